@@ -7,8 +7,8 @@ Reading
       number. The two exceptions lose nothing: `7.0` is a whole number, and `1` is a double.
     - Missing or null: SurveyName, MemberAmount -> None; IsRoutable -> False; SurveyWaveExclusions, AnswerIDs,
       AnswerValues, ParticipationStatusIDs -> (). Everything else must be there.
-    - AnswerValues: a list of strings (or whole numbers), a string, null; commas separate values in all forms,
-      blanks around a value and empty values are dropped.
+    - AnswerValues: a list of strings (or whole numbers), a string, null; commas separate values in all of
+      them, blanks around a value and empty values are dropped.
     - dateTime: ISO 8601 with `T` or a blank, 0 to 7 fractional digits (datetime holds 6, the last is cut), with
       a zone (aware) or without (naive), or `/Date(milliseconds+zone)/` (aware).
     - UTF-8 with or without a BOM, UTF-16 and UTF-32 with one. NaN, Infinity and lone surrogates are refused.
@@ -25,11 +25,11 @@ import math
 import re
 from datetime import UTC, datetime, timedelta, timezone
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast, get_args, get_origin
 
 import attrs
 from cattrs import BaseValidationError, Converter
-from cattrs.errors import ClassValidationError
+from cattrs.errors import AttributeValidationNote, ClassValidationError, IterableValidationError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from sampling_async._errors import DecodeError
@@ -50,6 +50,8 @@ from sampling_async._settings import PartnerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from attrs import AttrsInstance
 
 T = TypeVar("T")
 
@@ -97,13 +99,14 @@ def parse(body: bytes | str) -> Any:
     Raises:
         DecodeError: It is empty, HTML, not JSON, or JSON beyond what JSON allows (NaN, 5,000-digit numbers).
     """
-    head = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n" if isinstance(body, bytes) else "\ufeff \t\r\n")
-    if not head and not body.strip():
+    text = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    head = text[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not head and not text.strip():
         raise DecodeError("$", "expected JSON, found an empty body")
-    if head[:1] in {b"<", "<"}:
+    if head[:1] == b"<":
         raise DecodeError("$", "expected JSON, found HTML or XML (an answer of a proxy or a login page?)")
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as exc:
         rule = f"expected JSON, found a syntax error at character {exc.pos}"
     except UnicodeDecodeError as exc:
@@ -171,11 +174,9 @@ def _refuse_constant(_name: str) -> NoReturn:
 
 def _locate(error: Exception, at: str) -> tuple[str, str]:
     """Return the path and the rule of the first thing that is wrong."""
-    while isinstance(error, BaseValidationError):
+    while isinstance(error, ClassValidationError | IterableValidationError):
         inner, note = error.group_exceptions()[0][0]
-        if note is not None:
-            step = note.name if isinstance(error, ClassValidationError) else note.index
-            at += f".{wire_name(step)}" if isinstance(step, str) else f"[{step}]"
+        at += f".{wire_name(note.name)}" if isinstance(note, AttributeValidationNote) else f"[{note.index}]"
         error = inner
     if isinstance(error, KeyError):
         return at, "expected a value, but the field is missing"
@@ -208,16 +209,14 @@ def _record_hook(record: type[T], converter: Converter) -> Callable[[Any, Any], 
         ("Survey", "survey_wave_exclusions"): _or_empty(converter),
         ("SurveyWaveExclusion", "participation_status_ids"): _or_empty(converter),
     }
-    attributes = attrs.fields(attrs.resolve_types(record))  # type: ignore[type-var]
+    attributes = attrs.fields(attrs.resolve_types(cast("type[AttrsInstance]", record)))
     names = [wire_name(attribute.name) for attribute in attributes]
     drifted = [(name, _DRIFTED[name]) for name in names if name in _DRIFTED]
     plain = make_dict_structure_fn(
         record,
         converter,
         **{  # type: ignore[arg-type]
-            attribute.name: override(
-                rename=name, struct_hook=special.get((record.__name__, attribute.name))
-            )
+            attribute.name: override(rename=name, struct_hook=special.get((record.__name__, attribute.name)))
             for attribute, name in zip(attributes, names, strict=True)
         },
     )
@@ -241,7 +240,7 @@ def _record_writer(record: type[T], converter: Converter) -> Callable[[T], dict[
             attribute.name: override(
                 rename=wire_name(attribute.name), omit_if_default=attribute.name in _OMITTED_WHEN_NONE
             )
-            for attribute in attrs.fields(record)  # type: ignore[type-var]
+            for attribute in attrs.fields(cast("type[AttrsInstance]", record))
         },
     )
 
@@ -251,7 +250,7 @@ def _is_tuple(cls: Any) -> bool:
 
 
 def _tuple_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
-    items = list[get_args(cls)[0]]  # type: ignore[misc]
+    items: Any = list.__class_getitem__(get_args(cls)[0])
     hook = converter.get_structure_hook(items)
 
     def structure_tuple(value: Any, _: Any) -> tuple[Any, ...]:

@@ -44,6 +44,7 @@ class SamplingError(Exception):
         delivery: What is known about the call's effect, see `Delivery`. It covers all attempts: once one
             attempt may have been processed, a later one that was never sent does not make it `not_sent`.
         retry_after: Seconds the service asked to wait, where it did (429, 503), else None.
+        permanent: Whether asking again cannot help: a refused certificate, a body beyond the limits.
     """
 
     endpoint: Endpoint | None
@@ -51,9 +52,15 @@ class SamplingError(Exception):
     elapsed: float
     delivery: Delivery
     retry_after: float | None
+    permanent: bool
 
     def __init__(
-        self, message: str = "", *, endpoint: Endpoint | None = None, delivery: Delivery = "not_sent"
+        self,
+        message: str = "",
+        *,
+        endpoint: Endpoint | None = None,
+        delivery: Delivery = "not_sent",
+        permanent: bool = False,
     ) -> None:
         super().__init__(message)
         self.endpoint = endpoint
@@ -61,6 +68,7 @@ class SamplingError(Exception):
         self.elapsed = 0.0
         self.delivery = delivery
         self.retry_after = None
+        self.permanent = permanent
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -147,8 +155,9 @@ class DecodeError(SamplingError):
         *,
         endpoint: Endpoint | None = None,
         delivery: Delivery = "unknown",
+        permanent: bool = False,
     ) -> None:
-        super().__init__(f"{path}: {rule}", endpoint=endpoint, delivery=delivery)
+        super().__init__(endpoint=endpoint, delivery=delivery, permanent=permanent)
         self.args = (path, rule)  # what unpickling calls this with
         self.path = path
         self.rule = rule

@@ -12,7 +12,7 @@ from typing import Final
 from attrs import field, frozen
 
 
-def _hidden(_value: object) -> str:
+def hidden(_value: object) -> str:
     """Stand in for a value that may not be printed: a member code, an invite link, a secret."""
     return "<hidden>"
 
@@ -138,7 +138,7 @@ class Invite:
     wave_id: int
     quota_id: int
     partner_amount: float
-    url: str = field(repr=_hidden)
+    url: str = field(repr=hidden)
     loi: int
     ir: int
     member_amount: float | None = None
@@ -173,14 +173,14 @@ class Setting:
     @property
     def is_secret(self) -> bool:
         """Whether the value must not be shown: it is the key of the reference data interface."""
-        return _folded(self.name) == _folded(REFERENCE_DATA_KEY)
+        return folded(self.name) == folded(REFERENCE_DATA_KEY)
 
     def __repr__(self) -> str:
         value = "<hidden>" if self.is_secret and self.value else repr(self.value)
         return f"Setting(name={self.name!r}, description={self.description!r}, value={value})"
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """Return a setting's name without what drifts: case and blanks."""
     return "".join(name.split()).casefold()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from attrs import field, frozen
 
 from sampling_async._errors import IncompleteBulkError, SamplingError
-from sampling_async._models import Invite, _hidden
+from sampling_async._models import Invite, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class InviteOutcome:
         anomaly: What was odd about the answer, in words, else None.
     """
 
-    member_code: str = field(repr=_hidden)
+    member_code: str = field(repr=hidden)
     quota_id: int
     status: OutcomeStatus
     invite: Invite | None = None
@@ -56,9 +56,7 @@ class BulkInviteResult(Sequence[InviteOutcome]):
 
     __slots__ = ("_outcomes", "unrequested")
 
-    def __init__(
-        self, outcomes: Iterable[InviteOutcome], unrequested: Iterable[InviteOutcome] = ()
-    ) -> None:
+    def __init__(self, outcomes: Iterable[InviteOutcome], unrequested: Iterable[InviteOutcome] = ()) -> None:
         self._outcomes = tuple(outcomes)
         self.unrequested = tuple(unrequested)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 from urllib.parse import quote
 
 from sampling_async._errors import DecodeError
-from sampling_async._models import REFERENCE_DATA_KEY, Setting, _folded
+from sampling_async._models import REFERENCE_DATA_KEY, Setting, folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class PartnerSettings(Sequence[Setting]):
 
     def __init__(self, settings: Iterable[Setting]) -> None:
         self._settings = tuple(settings)
-        self._by_name = {_folded(setting.name): setting for setting in reversed(self._settings)}
+        self._by_name = {folded(setting.name): setting for setting in reversed(self._settings)}
 
     def __repr__(self) -> str:
         return f"PartnerSettings({list(self._settings)!r})"
@@ -65,7 +65,7 @@ class PartnerSettings(Sequence[Setting]):
 
     def get(self, name: str) -> Setting | None:
         """Return the setting of that name, or None."""
-        return self._by_name.get(_folded(name))
+        return self._by_name.get(folded(name))
 
     def value(self, name: str) -> str | None:
         """Return the value of the setting of that name; None when it is absent, null or empty."""

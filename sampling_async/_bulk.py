@@ -1,0 +1,262 @@
+"""The fan-out: quota IDs into chunks, chunks into parallel bulk invites, and one outcome for every ID."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, Collection, Iterable
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Final, Generic, Self, SupportsIndex, TypeAlias, TypeVar
+
+from attrs import evolve, frozen
+
+from sampling_async._errors import ClientClosedError, ForbiddenError, SamplingError, ServiceError
+from sampling_async._outcomes import InviteOutcome, OutcomeStatus
+from sampling_async._protocol import (
+    BulkAnswer,
+    Chunk,
+    InviteRequest,
+    bulk_invite,
+    member_code_of,
+    plan_chunks,
+    quota_id_of,
+)
+from sampling_async._scheduler import Gate, JobStream, Permit
+from sampling_async._session import Track
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from types import TracebackType
+
+    from sampling_async._calls import Caller
+    from sampling_async._errors import Delivery
+
+T = TypeVar("T")
+
+AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
+"""What can be given as input: iterable or async iterable."""
+
+_UNREQUESTED_KEPT: Final = 1000
+
+
+class ChunkSource:
+    """Cuts an input into chunks as they are drawn, and knows what it has taken and not given."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rest: Iterator[Chunk] = iter(())
+
+    async def of_member(
+        self, member_code: str, quota_ids: AnyIterable[SupportsIndex]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of one member; IDs repeated within a chunk are sent once."""
+        places: dict[int, int] = {}
+        # Visible to `rest` while it fills, so that no ID is lost if the input fails.
+        self._rest = (Chunk(member_code, taken) for taken in (places,) if taken)
+        try:
+            async for value in _aiter(quota_ids):
+                quota_id = quota_id_of(value)
+                places[quota_id] = places.get(quota_id, 0) + 1
+                if len(places) == self._size:
+                    chunk = Chunk(member_code, places.copy())
+                    places.clear()
+                    yield chunk
+        finally:
+            await _close(quota_ids)
+        if places:
+            chunk = Chunk(member_code, places.copy())
+            places.clear()
+            yield chunk
+
+    async def of_panel(self, requests: AnyIterable[InviteRequest]) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of many members; an ID repeated within a request is sent once."""
+        try:
+            async for request in _aiter(requests):
+                self._rest = plan_chunks(request, self._size)
+                for chunk in self._rest:
+                    yield chunk
+        finally:
+            await _close(requests)
+
+    def rest(self) -> Iterator[Chunk]:
+        """Return what was taken from the input and not yielded."""
+        return self._rest
+
+
+class _Stepwise(Generic[T]):
+    """Lets an iterable be read with `async for`. Not a generator: left suspended, that would need closing."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+
+def _aiter(items: AnyIterable[T]) -> AsyncIterator[T]:
+    return aiter(items) if isinstance(items, AsyncIterable) else _Stepwise(items)
+
+
+async def _close(items: object) -> None:
+    """Close the caller's async generator: left to the garbage collector, it would end in another task."""
+    aclose = getattr(items, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+@frozen
+class _Answered:
+    """A chunk that was run, and what its IDs came to."""
+
+    chunk: Chunk
+    answer: BulkAnswer
+
+    def outcomes(self) -> Iterator[InviteOutcome]:
+        """Yield an outcome for each place, repeated IDs included."""
+        outcomes = self.answer.outcomes
+        return chain.from_iterable(repeat(outcomes[id_], times) for id_, times in self.chunk.places.items())
+
+
+class OutcomeStream:
+    """The outcomes of a fan-out, as they finish: an async context manager and, inside it, an async iterator.
+
+    Memory is bounded by the client's `max_concurrency`, not by the input. Leaving the block early, or being
+    cancelled in it, stops what runs; what then was taken from the input and not handed over is in `left_over`,
+    so that outcomes seen plus `left_over` account for every quota ID taken.
+
+    An exception of the input, or an ID in it that is none, ends the iteration after the outcomes of all chunks
+    that were sent.
+
+    Attributes:
+        unrequested: The latest answers, at most 1000, under quota IDs that nobody asked for.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        gate: Gate,
+        panel_guid: str,
+        source: ChunkSource,
+        chunks: AsyncGenerator[Chunk, None],
+    ) -> None:
+        self.unrequested: deque[InviteOutcome] = deque(maxlen=_UNREQUESTED_KEPT)
+        self._caller = caller
+        self._panel_guid = panel_guid
+        self._source = source
+        self._jobs = JobStream(gate, chunks, self._invite, window=gate.limit)
+        self._current: Iterator[InviteOutcome] = iter(())
+        self._cut_off: list[tuple[Chunk, Delivery]] = []
+        self._stopped_by: SamplingError | None = None
+        self._left_over: tuple[InviteOutcome, ...] | None = None
+
+    @property
+    def left_over(self) -> tuple[InviteOutcome, ...]:
+        """After the block: outcomes of everything taken from the input that was not handed over.
+
+        What had finished is as it finished, what was in flight is `unknown` (`not_sent` if no byte had left),
+        the rest is `not_sent`.
+        """
+        if self._left_over is None:
+            jobs = self._jobs
+            finished = chain(self._current, *(answered.outcomes() for answered in jobs.untaken))
+            dropped = chain(
+                self._cut_off, ((chunk, "not_sent") for chunk in [*jobs.unstarted, *self._source.rest()])
+            )
+            self._left_over = (
+                *finished,
+                *chain.from_iterable(_interrupted(chunk, delivery).outcomes() for chunk, delivery in dropped),
+            )
+        return self._left_over
+
+    async def __aenter__(self) -> Self:
+        await self._jobs.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._jobs.__aexit__(exc_type, exc, traceback)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InviteOutcome:
+        while True:
+            for outcome in self._current:
+                return outcome
+            answered = await anext(self._jobs)
+            self.unrequested.extend(answered.answer.unrequested)
+            self._current = answered.outcomes()
+
+    async def collect(self) -> BulkAnswer:
+        """Return what all chunks came to, by quota ID."""
+        outcomes: dict[int, InviteOutcome] = {}
+        unrequested: list[InviteOutcome] = []
+        async for answered in self._jobs:
+            outcomes.update(answered.answer.outcomes)
+            unrequested.extend(answered.answer.unrequested)
+        return BulkAnswer(outcomes, tuple(unrequested))
+
+    async def _invite(self, chunk: Chunk, permit: Permit) -> _Answered:
+        if self._stopped_by is not None:
+            return _failed(chunk, self._stopped_by, "not_sent")
+        track = Track()
+        try:
+            call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
+            answer = await self._caller.run(call, permit, track)
+        except SamplingError as exc:
+            if isinstance(exc, ForbiddenError | ClientClosedError):
+                self._stopped_by = exc  # what is true of this chunk is true of all to come
+            return _failed(chunk, exc, exc.delivery)
+        except BaseException:
+            self._cut_off.append((chunk, track.delivery))
+            raise
+        return _Answered(chunk, _resent(answer) if track.ambiguous else answer)
+
+
+def _failed(chunk: Chunk, error: SamplingError, delivery: Delivery) -> _Answered:
+    code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
+    status: OutcomeStatus = "unknown" if delivery == "unknown" else "not_sent"
+    outcomes = {
+        quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)
+        for quota_id in chunk.places
+    }
+    return _Answered(chunk, BulkAnswer(outcomes))
+
+
+def _interrupted(chunk: Chunk, delivery: Delivery) -> _Answered:
+    error = SamplingError(
+        "the fan-out was left before this was answered", endpoint="bulk_invite", delivery=delivery
+    )
+    return _failed(chunk, error, delivery)
+
+
+def _resent(answer: BulkAnswer) -> BulkAnswer:
+    """Mark the outcomes of a request that was sent again after an attempt that may have worked."""
+    note = "sent again after an attempt that may have worked: an earlier invite may exist"
+    outcomes = {
+        quota_id: evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, note))))
+        for quota_id, outcome in answer.outcomes.items()
+    }
+    return evolve(answer, outcomes=outcomes)
+
+
+def source_of(
+    member_code: str, quota_ids: AnyIterable[SupportsIndex], size: int
+) -> tuple[ChunkSource, AsyncGenerator[Chunk, None]]:
+    """Return the source of one member's chunks.
+
+    A collection is checked whole before anything is sent, and a repeated ID in it is sent once. What can be
+    read only once is checked as it is drawn, and repeated IDs are sent once within a chunk.
+
+    Raises:
+        InvalidRequestError: The member code, or an ID of a collection, cannot be sent.
+    """
+    source = ChunkSource(size)
+    if isinstance(quota_ids, Collection):
+        return source, source.of_panel([InviteRequest(member_code, quota_ids)])
+    return source, source.of_member(member_code_of(member_code), quota_ids)

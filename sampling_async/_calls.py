@@ -1,0 +1,137 @@
+"""One call from beginning to end: attempts, each under a permit, with the waits between them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from sampling_async._errors import DecodeError, SamplingError, ServiceError
+from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked
+from sampling_async._protocol import disguised_refusal, refusal
+from sampling_async._scheduler import Gate, Permit
+from sampling_async._session import Session, Track
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sampling_async._protocol import Call, Reply
+
+T = TypeVar("T")
+
+_THREADED_BYTES: Final = 2**20
+"""Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
+
+logger: Final = logging.getLogger("sampling_async")
+
+
+class Caller:
+    """Makes calls under one gate, one retry policy and one retry budget.
+
+    Args:
+        session: Carries single attempts.
+        gate: The limit of the whole client, also held shut while the service asks to wait.
+        policy: Whether and when to ask again.
+        clock: Seconds, from any start.
+        sleep: Waits a number of seconds.
+        random: Draws from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        gate: Gate,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
+    ) -> None:
+        self._session = session
+        self._gate = gate
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        self.budget = RetryBudget(policy.budget, policy.deposit)
+
+    async def run(self, call: Call[T], permit: Permit | None = None, track: Track | None = None) -> T:
+        """Make a call, again where the policy allows, and return what its body says.
+
+        Args:
+            call: What to ask.
+            permit: Leave for the first attempt, where the caller holds it already.
+            track: Where to note what may have been sent, for a caller that is interrupted.
+
+        Raises:
+            SamplingError: The last failure, with what is known of all attempts.
+        """
+        permit = permit or Permit(self._gate)
+        track = track or Track()
+        started = self._clock()
+        failures: list[SamplingError] = []
+        while True:
+            error = await self._try(call, permit, track, started)
+            if not isinstance(error, SamplingError):
+                self.budget.deposit()
+                return error
+            failures.append(error)
+            self._complete(error, call, track, started)
+            if not (self._policy.allows(call.endpoint, failures) and self.budget.spend()):
+                break
+            with self._session.until_closed():
+                await self._sleep(self._policy.backoff(failures, self._random))
+        try:
+            raise failures[-1]
+        finally:
+            failures.clear()  # an error whose traceback holds itself lives until the next collection
+
+    async def _try(self, call: Call[T], permit: Permit, track: Track, started: float) -> T | SamplingError:
+        try:
+            with self._session.until_closed():
+                await permit.acquire()
+            reply = await self._session.attempt(call, track)
+        except SamplingError as exc:
+            self._log(call, track, started, type(exc).__name__)
+            return exc
+        finally:
+            permit.release()
+        self._log(call, track, started, reply.status)
+        refused = refusal(call, reply)
+        if refused is not None:
+            return refused
+        return await self._decoded(call, reply)
+
+    async def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
+        try:
+            if len(reply.body) < _THREADED_BYTES:
+                return call.read(reply.body)
+            return await anyio.to_thread.run_sync(call.read, reply.body, abandon_on_cancel=True)
+        except DecodeError as exc:
+            return disguised_refusal(call, reply) or exc
+
+    def _complete(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
+        """Say on the error what is known of the call so far, and obey what the service asks of the client."""
+        error.endpoint = call.endpoint
+        error.attempts = track.attempts
+        error.elapsed = self._clock() - started
+        if track.ambiguous and error.delivery == "not_sent":
+            error.delivery = "unknown"
+        track.ambiguous = track.ambiguous or may_have_worked(error)
+        track.sent = False
+        if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
+            self._gate.hold(error.retry_after)
+
+    def _log(self, call: Call[Any], track: Track, started: float, ended: object) -> None:
+        """Say what happened by the endpoint's name; URLs and member codes stay out of every log."""
+        logger.debug(
+            "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
+            call.method,
+            call.endpoint,
+            ended,
+            self._clock() - started,
+            track.attempts,
+            call.quota_ids,
+        )

@@ -1,0 +1,241 @@
+"""Running many jobs under one limit: bounded, fair, without surprises. Knows anyio and nothing of surveys.
+
+A `Gate` is the limit of a whole client. A `Permit` is leave for one attempt under it, taken before the work
+is spawned and given back when the attempt ends. A `JobStream` draws jobs, runs each in a task and hands the
+results over as they finish; it holds at most `window` jobs that were drawn and whose result was not taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Gate:
+    """A fair limit on what runs at once, adjustable at any time, that can be held shut for a while.
+
+    Waiters are served first come, first served. Each call of a client waits with one waiter at most, so a
+    large fan-out takes turns with the others and does not stand in front of them with its whole length.
+    """
+
+    def __init__(
+        self, limit: int, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[object]]
+    ) -> None:
+        self._limiter = anyio.CapacityLimiter(limit)
+        self._clock = clock
+        self._sleep = sleep
+        self._held_until = float("-inf")
+
+    @property
+    def limit(self) -> int:
+        """How many permits there are. Lowering it takes effect as running attempts end."""
+        return int(self._limiter.total_tokens)
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limiter.total_tokens = limit
+
+    @property
+    def running(self) -> int:
+        """How many permits are out."""
+        return int(self._limiter.borrowed_tokens)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a permit."""
+        return self._limiter.statistics().tasks_waiting
+
+    def hold(self, seconds: float) -> None:
+        """Give no new permits for so long; the longest hold counts."""
+        self._held_until = max(self._held_until, self._clock() + seconds)
+
+    async def acquire(self, permit: Permit) -> None:
+        """Wait for a permit, and for the end of a hold. Without the permit: it is not kept while held."""
+        while True:
+            await self._limiter.acquire_on_behalf_of(permit)
+            wait = self._held_until - self._clock()
+            if wait <= 0:
+                return
+            self._limiter.release_on_behalf_of(permit)
+            await self._sleep(wait)
+
+    def release(self, permit: Permit) -> None:
+        """Take a permit back."""
+        self._limiter.release_on_behalf_of(permit)
+
+
+class Permit:
+    """Leave to have one attempt in flight: acquired for each attempt, never held through a backoff."""
+
+    __slots__ = ("_gate", "_held")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._held = False
+
+    async def acquire(self) -> None:
+        """Wait for leave; returns at once if it is held already."""
+        if not self._held:
+            await self._gate.acquire(self)
+            self._held = True
+
+    def release(self) -> None:
+        """Give leave back, if it is held."""
+        if self._held:
+            self._held = False
+            self._gate.release(self)
+
+
+class _Background:
+    """A task group that ends with its block and never lets an ExceptionGroup out of it."""
+
+    def __init__(self) -> None:
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._work)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The group is not shown the exception of the block: it would come back inside an ExceptionGroup.
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    async def _work(self) -> None:
+        raise AssertionError  # pragma: no cover
+
+
+class JobStream(_Background, Generic[Job, Result]):
+    """Runs jobs as the gate allows and yields their results as they finish.
+
+    Use it as `async with JobStream(...) as stream: async for result in stream`. Leaving the block cancels
+    what runs and waits for its end. What then was drawn but has no result taken is in `unstarted` (jobs) and
+    `untaken` (results); a job cancelled in mid-run is its own `run`'s to account for.
+
+    An exception of `run`, or of the source of the jobs, stops the drawing; what runs is finished and handed
+    over, then the iteration raises it, bare.
+
+    Args:
+        gate: The limit; a permit is acquired before a job's task is spawned.
+        jobs: Where jobs are drawn from, one at a time, in a task of its own, which closes it at the end.
+        run: Runs one job. It owns the permit, which is given back at the latest when it returns.
+        window: How many jobs may be drawn without their result taken: the bound of the memory used.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        jobs: AsyncGenerator[Job, None],
+        run: Callable[[Job, Permit], Awaitable[Result]],
+        *,
+        window: int,
+    ) -> None:
+        super().__init__()
+        self.unstarted: list[Job] = []
+        self.untaken: deque[Result] = deque()
+        self._gate = gate
+        self._jobs = jobs
+        self._run = run
+        self._window = anyio.Semaphore(window)
+        self._news = anyio.Event()
+        self._failure: Exception | None = None
+        self._finished = False
+        self._drawing = anyio.CancelScope()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Result:
+        while not self.untaken:
+            if self._finished:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                raise StopAsyncIteration
+            await self._news.wait()
+        result = self.untaken.popleft()
+        self._window.release()
+        return result
+
+    async def _work(self) -> None:
+        """Spawn a task for each job; returns when all of them have ended."""
+        async with anyio.create_task_group() as running:
+            try:
+                with self._drawing:
+                    async with aclosing(self._jobs) as jobs:
+                        async for job in jobs:
+                            self.unstarted.append(job)
+                            await self._window.acquire()
+                            permit = Permit(self._gate)
+                            await permit.acquire()
+                            self.unstarted.pop()
+                            running.start_soon(self._run_one, job, permit)
+            except Exception as exc:  # noqa: BLE001  raised by __anext__, after the results
+                self._failure = self._failure or exc
+        self._finished = True
+        self._news.set()
+
+    async def _run_one(self, job: Job, permit: Permit) -> None:
+        try:
+            self.untaken.append(await self._run(job, permit))
+        except Exception as exc:  # noqa: BLE001  raised by __anext__, after the other results
+            self._failure = self._failure or exc
+            self._drawing.cancel()
+        finally:
+            permit.release()
+        self._news.set()
+        self._news = anyio.Event()
+
+
+class ReadAhead(_Background, Generic[Result]):
+    """Runs an async generator in a task of its own, one item ahead of who takes the items.
+
+    An exception of the generator is raised in its turn, bare.
+    """
+
+    def __init__(self, items: AsyncGenerator[Result, None]) -> None:
+        super().__init__()
+        self._items = items
+        self._send, self._receive = anyio.create_memory_object_stream[Result](0)
+        self._failure: Exception | None = None
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await super().__aexit__(exc_type, exc, traceback)
+        self._receive.close()
+
+    async def next(self) -> Result | None:
+        """Return the next item, or None after the last."""
+        try:
+            return await self._receive.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return None
+
+    async def _work(self) -> None:
+        with self._send:
+            try:
+                async with aclosing(self._items) as items:
+                    async for item in items:
+                        await self._send.send(item)
+            except Exception as exc:  # noqa: BLE001  raised by next, in its turn
+                self._failure = exc
