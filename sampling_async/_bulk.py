@@ -52,8 +52,9 @@ class ChunkSource:
         places: dict[int, int] = {}
         # Visible to `rest` while it fills, so that no ID is lost if the input fails.
         self._rest = (Chunk(member_code, taken) for taken in (places,) if taken)
+        source = _aiter(quota_ids)
         try:
-            async for value in _aiter(quota_ids):
+            async for value in source:
                 quota_id = quota_id_of(value)
                 places[quota_id] = places.get(quota_id, 0) + 1
                 if len(places) == self._size:
@@ -61,7 +62,7 @@ class ChunkSource:
                     places.clear()
                     yield chunk
         finally:
-            await _close(quota_ids)
+            await _close(source)
         if places:
             chunk = Chunk(member_code, places.copy())
             places.clear()
@@ -69,13 +70,14 @@ class ChunkSource:
 
     async def of_panel(self, requests: AnyIterable[InviteRequest]) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of many members; an ID repeated within a request is sent once."""
+        source = _aiter(requests)
         try:
-            async for request in _aiter(requests):
+            async for request in source:
                 self._rest = plan_chunks(request, self._size)
                 for chunk in self._rest:
                     yield chunk
         finally:
-            await _close(requests)
+            await _close(source)
 
     def rest(self) -> Iterator[Chunk]:
         """Return what was taken from the input and not yielded."""
@@ -101,9 +103,9 @@ def _aiter(items: AnyIterable[T]) -> AsyncIterator[T]:
     return aiter(items) if isinstance(items, AsyncIterable) else _Stepwise(items)
 
 
-async def _close(items: object) -> None:
+async def _close(source: object) -> None:
     """Close the caller's async generator: left to the garbage collector, it would end in another task."""
-    aclose = getattr(items, "aclose", None)
+    aclose = getattr(source, "aclose", None)
     if aclose is not None:
         await aclose()
 

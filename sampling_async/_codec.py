@@ -70,6 +70,7 @@ _RECORDS: Final = (
     RecontactMembers,
     Setting,
 )
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _OMITTED_WHEN_NONE: Final = {"survey_name", "member_amount"}
 _INT64_MAX: Final = 2**63 - 1
 _EXACT_FLOAT_MAX: Final = 2**53
@@ -100,8 +101,8 @@ def parse(body: bytes | str) -> Any:
         DecodeError: It is empty, HTML, not JSON, or JSON beyond what JSON allows (NaN, 5,000-digit numbers).
     """
     text = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    head = text[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not head and not text.strip():
+    head = text[:64].lstrip(_BLANK)
+    if not head and not text.strip(_BLANK):
         raise DecodeError("$", "expected JSON, found an empty body")
     if head[:1] == b"<":
         raise DecodeError("$", "expected JSON, found HTML or XML (an answer of a proxy or a login page?)")

@@ -11,7 +11,8 @@ import logging
 import re
 import ssl
 import zlib
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_address
@@ -36,7 +37,7 @@ from sampling_async._protocol import Call, Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 
     from sampling_async._errors import Endpoint
     from sampling_async._policy import Timeouts
@@ -267,9 +268,16 @@ class Session:
             extensions["trace"] = trace
         else:
             track.sent = True  # a transport we do not know does not tell
-        headers = self._headers if call.body is None else self._headers | {"Content-Type": "application/json"}
         url = self._base_url.copy_with(raw_path=f"{self._base_path}{call.target}".encode())
-        return httpx.Request(call.method, url, headers=headers, content=call.body, extensions=extensions)
+        if call.body is None:
+            return httpx.Request(call.method, url, headers=self._headers, extensions=extensions)
+        headers = {
+            "Host": url.netloc.decode(),
+            **self._headers,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(call.body)),
+        }
+        return httpx.Request(call.method, url, headers=headers, stream=_Body(call.body), extensions=extensions)
 
     @contextmanager
     def until_closed(self, seconds: float | None = None) -> Generator[anyio.CancelScope]:
@@ -365,6 +373,26 @@ class _Line:
             await self.client.aclose()
 
 
+class _Body(httpx.AsyncByteStream):
+    """A request's body. httpx's own is an async generator, which a cancelled call leaves for trio to scold."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _Parts(iter((self._content,)))
+
+
+class _Parts(AsyncIterator[bytes]):
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+
+    async def __anext__(self) -> bytes:
+        for part in self._parts:
+            return part
+        raise StopAsyncIteration
+
+
 class _KeyedTransport(httpx.AsyncBaseTransport):
     """Adds the key below everything of httpx that logs, redirects or puts requests into exceptions."""
 
@@ -413,17 +441,36 @@ async def _read_body(response: httpx.Response, wire: int, decoded: int) -> bytes
     inflater = _Inflater(decoded) if "gzip" in encoding else None
     parts: list[bytes] = []
     wire_size = size = 0
-    async for raw in response.aiter_raw():
-        wire_size += len(raw)
-        if wire_size > wire:
-            raise _too_large(wire, "on the wire")
-        parts.append(raw if inflater is None else inflater.feed(raw))
-        size += len(parts[-1])
-        if size > decoded:
-            raise _too_large(decoded, "decoded")
+    async with _whole(response) as stream:
+        async for raw in stream:
+            wire_size += len(raw)
+            if wire_size > wire:
+                raise _too_large(wire, "on the wire")
+            parts.append(raw if inflater is None else inflater.feed(raw))
+            size += len(parts[-1])
+            if size > decoded:
+                raise _too_large(decoded, "decoded")
     if inflater is not None:
         inflater.finish()
     return b"".join(parts)
+
+
+@asynccontextmanager
+async def _whole(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """Give the raw parts of a body, and run them to their end even where the block stops early.
+
+    httpx and httpcore read through nested async generators; one left in the middle is scolded by trio. Closing
+    the response first makes them end by themselves, without reading on.
+    """
+    stream = response.aiter_raw()
+    try:
+        yield stream
+    except DecodeError:
+        await response.aclose()
+        with suppress(Exception):
+            async for _ in stream:
+                pass
+        raise
 
 
 def _bounded(parts: list[bytes], decoded: int) -> bytes:

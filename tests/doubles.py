@@ -1,0 +1,120 @@
+"""Stand-ins that tests hand to the client: a clock, a service in memory, bodies of the contract."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio.lowlevel
+import httpx
+
+from sampling_async import SamplingClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PANEL = "aaaaaaaa-1111-2222-3333-444444444444"
+KEY = "bbbbbbbb-5555-6666-7777-888888888888"
+
+
+class FakeTime:
+    """A clock that moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await anyio.lowlevel.checkpoint()
+
+
+class MemoryPeak:
+    """Measures the most memory Python objects took in a block."""
+
+    peak = 0
+
+    def __enter__(self) -> Self:
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+class Service:
+    """A service in memory that answers what it was told to, in order, the last answer for ever."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.requests: list[httpx.Request] = []
+        self._answers = list(answers)
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        await anyio.lowlevel.checkpoint()
+        self.requests.append(request)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = answer(request)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+
+def client(handler: Callable[..., Any], time: FakeTime | None = None, **overrides: Any) -> SamplingClient:
+    """Return a client of a service in memory whose waits take no time."""
+    time = time or FakeTime()
+    options: dict[str, Any] = {
+        "panel_guid": PANEL,
+        "api_key": KEY,
+        "transport": httpx.MockTransport(handler),
+        "clock": time.clock,
+        "sleep": time.sleep,
+        "random": lambda: 1.0,
+    }
+    return SamplingClient("https://service.example", **options | overrides)
+
+
+def asked(request: httpx.Request) -> list[int]:
+    """Return the quota IDs of a bulk invite."""
+    return json.loads(request.content)["QuotaIDs"]
+
+
+def item(quota_id: int, code: int = 9, **changes: Any) -> dict[str, Any]:
+    """Return an item of a bulk answer; code 1 comes with its invite."""
+    result = {1: "SUCCESS", 9: "QUOTA_NOT_LIVE"}.get(code, "OTHER")
+    return {
+        "QuotaID": quota_id,
+        "Invite": invite(quota_id) if code == 1 else None,
+        "ResultCode": code,
+        "Result": result,
+    } | changes
+
+
+def invite(quota_id: int, **changes: Any) -> dict[str, Any]:
+    """Return an invite as it comes over the wire."""
+    return {
+        "SurveyID": 7,
+        "WaveID": 8,
+        "QuotaID": quota_id,
+        "MemberAmount": 0.0,
+        "PartnerAmount": 1.5,
+        "URL": f"https://survey.example/{quota_id}",
+        "LOI": 10,
+        "IR": 30,
+    } | changes
+
+
+def bulk(request: httpx.Request) -> dict[str, Any]:
+    """Answer a bulk invite rightly: even quotas invite, odd ones are not live."""
+    return {"Invites": [item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked(request)]}
+
+
+def page(*codes: str, more: bool = False) -> dict[str, Any]:
+    """Return a recontact page."""
+    return {"MaxResults": len(codes), "HasAdditionalMembers": more, "MemberCodes": list(codes)}

@@ -1,0 +1,428 @@
+"""The fan-out: one outcome for every ID, whatever happens."""
+
+from __future__ import annotations
+
+import anyio
+import doubles
+import httpx
+import pytest
+from anyio import wait_all_tasks_blocked
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async import (
+    BulkInviteResult,
+    ClientClosedError,
+    ForbiddenError,
+    InvalidRequestError,
+    InviteRequest,
+    RetryPolicy,
+    ServerError,
+    TransportError,
+    TransportTimeoutError,
+)
+
+pytestmark = pytest.mark.anyio
+ONCE = RetryPolicy(max_attempts=1)
+
+
+async def bulk(handler, quota_ids, **options) -> BulkInviteResult:
+    chunk_size = options.pop("chunk_size", 100)
+    async with doubles.client(handler, **options) as client:
+        return await client.bulk_invite("m", quota_ids, chunk_size=chunk_size)
+
+
+async def ids(*numbers: int):
+    for number in numbers:
+        yield number
+
+
+async def test_outcomes_come_in_the_callers_order():
+    quota_ids = [*range(350, 0, -1), 7, 7]
+    result = await bulk(doubles.Service(doubles.bulk), quota_ids)
+    assert [outcome.quota_id for outcome in result] == quota_ids
+    assert (len(result.invited), len(result.rejected)) == (175, 177)
+    assert result[0].invite.quota_id == 350
+
+
+async def test_requests_hold_at_most_100_ids_each_once():
+    service = doubles.Service(doubles.bulk)
+    await bulk(service, [*range(1, 251), 1, 250])
+    chunks = [doubles.asked(request) for request in service.requests]
+    assert sorted(map(len, chunks)) == [50, 100, 100]
+    assert sorted(sum(chunks, [])) == list(range(1, 251))
+
+
+async def test_nothing_asked_is_nothing_sent():
+    service = doubles.Service(doubles.bulk)
+    assert len(await bulk(service, [])) == 0
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "7", None, 2**63, 1.5])
+async def test_a_bad_id_is_refused_before_anything_is_sent(bad):
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.bulk_invite("m", [*range(1, 200), bad])
+        with pytest.raises(InvalidRequestError):
+            client.stream_bulk_invite("m", [*range(1, 200), bad])
+        with pytest.raises(InvalidRequestError):
+            client.stream_bulk_invite("..", ids(1))
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("size", [0, 101, True, 1.0, None])
+async def test_a_chunk_size_the_service_does_not_take_is_refused(size):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match="from 1 to 100"):
+            await client.bulk_invite("m", [1], chunk_size=size)
+
+
+async def test_requests_run_in_parallel_up_to_the_limit():
+    running = peak = 0
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await anyio.sleep(0.002)
+        running -= 1
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    result = await bulk(handler, range(1, 21), chunk_size=1, max_concurrency=4)
+    assert (len(result), peak) == (20, 4)
+
+
+def failing(chunk: int, failure) -> doubles.Service:
+    """Return a service that fails for the chunk which holds this quota ID."""
+
+    def answer(request: httpx.Request):
+        if chunk not in doubles.asked(request):
+            return doubles.bulk(request)
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    return doubles.Service(answer)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "error_class"),
+    [
+        (httpx.Response(500), "unknown", ServerError),
+        (httpx.Response(502, text="<html>"), "unknown", ServerError),
+        (httpx.Response(400, json={"ResultCode": 3, "Result": "R"}), "not_sent", Exception),
+        (httpx.ReadTimeout("late"), "unknown", TransportTimeoutError),
+        (httpx.ReadError("cut"), "unknown", TransportError),
+        (httpx.ConnectError("refused"), "not_sent", TransportError),
+        (httpx.Response(503), "not_sent", ServerError),
+        (httpx.Response(200, text="<html>"), "unknown", Exception),
+        (httpx.Response(302), "unknown", Exception),
+    ],
+)
+async def test_a_failed_chunk_keeps_the_other_results(failure, status, error_class):
+    result = await bulk(failing(15, failure), range(1, 31), chunk_size=10, retry=ONCE)
+    kinds = {outcome.quota_id: outcome.status for outcome in result}
+    assert {kinds[i] for i in range(11, 21)} == {status}
+    assert {kinds[i] for i in (*range(1, 11), *range(21, 31))} == {"invited", "rejected"}
+    assert all(isinstance(result[i].error, error_class) for i in range(10, 20))
+    assert result.resendable() == (tuple(range(11, 21)) if status == "not_sent" else ())
+
+
+async def test_the_outcome_of_a_refused_call_has_its_code():
+    result = await bulk(failing(1, httpx.Response(400, json={"ResultCode": 3, "Result": "R"})), [1])
+    assert (result[0].result_code, result[0].result, result[0].error.delivery) == (3, "R", "answered")
+
+
+async def test_a_bulk_invite_that_may_have_worked_is_not_sent_again():
+    for failure in (httpx.Response(500), httpx.ReadError("cut"), httpx.Response(200, text="")):
+        service = failing(1, failure)
+        assert (await bulk(service, [1])).unknown
+        assert len(service.requests) == 1
+
+
+async def test_a_bulk_invite_that_was_refused_unprocessed_is():
+    service = doubles.Service(httpx.Response(503), httpx.Response(429), doubles.bulk)
+    assert (await bulk(service, [2])).invited
+    assert len(service.requests) == 3
+
+
+async def test_ambiguous_retries_are_opt_in_and_marked():
+    service = doubles.Service(httpx.ReadError("cut"), doubles.bulk)
+    result = await bulk(service, [2, 3], retry=RetryPolicy(retry_ambiguous=True))
+    assert [outcome.status for outcome in result] == ["invited", "rejected"]
+    assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
+
+
+async def test_what_may_have_worked_once_stays_unknown():
+    service = doubles.Service(httpx.ReadError("cut"), httpx.ConnectError("refused"))
+    result = await bulk(service, [2], retry=RetryPolicy(retry_ambiguous=True))
+    assert (result[0].status, result[0].error.delivery) == ("unknown", "unknown")
+
+
+async def test_a_403_stops_new_chunks_and_the_rest_is_not_sent():
+    service = failing(15, httpx.Response(403))
+    result = await bulk(service, range(1, 1001), chunk_size=10, max_concurrency=2)
+    assert len(service.requests) < 6
+    assert len(result) == 1000
+    assert len(result.not_sent) >= 1000 - 50
+    assert {outcome.quota_id for outcome in result.not_sent} >= set(range(100, 1001))
+    assert all(isinstance(outcome.error, ForbiddenError) for outcome in result.not_sent)
+    assert "underscores_in_headers" in str(result[-1].error)
+    assert len(result.invited) + len(result.rejected) + len(result.not_sent) == 1000
+
+
+async def test_closing_the_client_ends_a_fan_out_with_outcomes():
+    async def handler(request: httpx.Request) -> httpx.Response:
+        if 1 not in doubles.asked(request):
+            await anyio.sleep_forever()
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    client = doubles.client(handler, max_concurrency=2)
+    statuses = []
+    async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
+        async for outcome in outcomes:
+            if not statuses:
+                await client.aclose()
+            statuses.append(outcome.status)
+    assert len(statuses) == 50
+    assert statuses.count("unknown") in {10, 20}
+    assert "not_sent" in statuses
+    assert isinstance(outcome.error, ClientClosedError)
+
+
+async def test_answers_nobody_asked_for_are_reported():
+    def answer(request: httpx.Request):
+        extra = doubles.item(10_000 + doubles.asked(request)[0], 1)
+        return {"Invites": [*doubles.bulk(request)["Invites"], extra]}
+
+    result = await bulk(doubles.Service(answer), range(1, 31), chunk_size=10)
+    assert sorted(outcome.quota_id for outcome in result.unrequested) == [10_001, 10_011, 10_021]
+    async with doubles.client(doubles.Service(answer)) as client:
+        async with client.stream_bulk_invite("m", ids(1, 2)) as outcomes:
+            assert len([outcome async for outcome in outcomes]) == 2
+        assert [outcome.quota_id for outcome in outcomes.unrequested] == [10_001]
+
+
+@pytest.mark.parametrize(
+    "source", [lambda: range(1, 250), lambda: iter(range(1, 250)), lambda: ids(*range(1, 250))]
+)
+async def test_a_stream_takes_any_iterable(source):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.stream_bulk_invite("m", source()) as outcomes:
+            seen = [outcome.quota_id async for outcome in outcomes]
+        assert sorted(seen) == list(range(1, 250))
+        assert outcomes.left_over == ()
+
+
+async def test_a_repeated_id_is_sent_once_and_answered_at_each_of_its_places():
+    for source in ([5, 5, 7, 5], iter([5, 5, 7, 5])):
+        service = doubles.Service(doubles.bulk)
+        async with doubles.client(service) as client, client.stream_bulk_invite("m", source) as outcomes:
+            assert sorted([outcome.quota_id async for outcome in outcomes]) == [5, 5, 5, 7]
+        assert doubles.asked(service.requests[0]) == [5, 7]
+
+
+async def test_a_collection_is_sent_once_across_chunks_too():
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        async with client.stream_bulk_invite("m", [*range(1, 101), 1]) as outcomes:
+            assert len([outcome async for outcome in outcomes]) == 101
+    assert len(service.requests) == 1
+
+
+async def test_a_panel_is_fanned_out_member_by_member():
+    service = doubles.Service(doubles.bulk)
+    requests = [InviteRequest(f"m{n}", range(1, 20 + n)) for n in range(5)]
+
+    async def later():
+        for request in requests:
+            yield request
+
+    for source in (requests, iter(requests), later()):
+        async with doubles.client(service) as client, client.fan_out(source, chunk_size=10) as outcomes:
+            seen = [(outcome.member_code, outcome.quota_id) async for outcome in outcomes]
+        assert sorted(seen) == sorted((r.member_code, quota_id) for r in requests for quota_id in r.quota_ids)
+
+
+def hanging(after: int):
+    """Answer the chunks up to this quota ID, and hang for the others."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        if doubles.asked(request)[0] > after:
+            await anyio.sleep_forever()
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    return handler
+
+
+@pytest.mark.parametrize("taken", [1, 10, 15])
+async def test_what_is_seen_and_what_is_left_over_account_for_every_id(taken):
+    async with doubles.client(hanging(30), max_concurrency=3) as client:
+        async with client.stream_bulk_invite("m", range(1, 101), chunk_size=10) as outcomes:
+            seen = [await anext(outcomes) for _ in range(taken)]
+            await wait_all_tasks_blocked()
+        left = outcomes.left_over
+        assert sorted(outcome.quota_id for outcome in (*seen, *left)) == list(range(1, 101))
+        assert {outcome.status for outcome in left if outcome.quota_id > 70} == {"not_sent"}
+        assert all(outcome.error for outcome in left if outcome.status in {"not_sent", "unknown"})
+        assert any(outcome.status == "unknown" for outcome in left)
+        assert (client._gate.running, client._gate.waiting) == (0, 0)
+        assert outcomes.left_over is left
+
+
+async def test_cancellation_leaves_the_same_account():
+    async with doubles.client(hanging(10), max_concurrency=2) as client:
+        seen = []
+        with anyio.move_on_after(0.02) as scope:
+            async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
+                async for outcome in outcomes:
+                    seen.append(outcome)
+        assert scope.cancelled_caught
+        assert sorted(o.quota_id for o in (*seen, *outcomes.left_over)) == list(range(1, 51))
+        assert len(seen) == 10
+
+
+async def test_an_early_break_from_a_generator_accounts_for_what_was_drawn():
+    drawn = []
+
+    async def source():
+        for number in range(1, 10_000):
+            drawn.append(number)
+            yield number
+
+    async with doubles.client(doubles.Service(doubles.bulk), max_concurrency=2) as client:
+        async with client.stream_bulk_invite("m", source(), chunk_size=7) as outcomes:
+            seen = [await anext(outcomes)]
+        assert sorted(o.quota_id for o in (*seen, *outcomes.left_over)) == drawn
+        assert len(drawn) < 100
+
+
+@pytest.mark.parametrize("bad", ["x", LookupError("input")])
+async def test_an_input_that_fails_is_raised_after_what_was_sent(bad):
+    def source():
+        yield from range(1, 25)
+        if isinstance(bad, Exception):
+            raise bad
+        yield bad
+
+    seen = []
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises((InvalidRequestError, LookupError)):
+            async with client.stream_bulk_invite("m", source(), chunk_size=10) as outcomes:
+                async for outcome in outcomes:
+                    seen.append(outcome.quota_id)
+    assert sorted(seen) == list(range(1, 21))
+    assert [(o.quota_id, o.status) for o in outcomes.left_over] == [(n, "not_sent") for n in range(21, 25)]
+
+
+async def test_a_bug_in_the_client_is_raised_bare_and_its_ids_are_accounted_for(monkeypatch):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        original = client._caller.run
+
+        async def run(call, permit, track):
+            if b"15" in call.body:
+                raise ZeroDivisionError
+            return await original(call, permit, track)
+
+        monkeypatch.setattr(client._caller, "run", run)
+        seen = []
+        with pytest.raises(ZeroDivisionError):
+            async with client.stream_bulk_invite("m", range(1, 31), chunk_size=10) as outcomes:
+                async for outcome in outcomes:
+                    seen.append(outcome.quota_id)
+        left = [outcome.quota_id for outcome in outcomes.left_over]
+        assert sorted(seen + left) == list(range(1, 31))
+
+
+async def test_a_call_inside_the_loop_gets_its_turn():
+    async with doubles.client(doubles.Service(doubles.bulk), max_concurrency=1) as client:
+        async with client.stream_bulk_invite("m", range(1, 31), chunk_size=10) as outcomes:
+            async for outcome in outcomes:
+                if outcome.quota_id % 10 == 0:
+                    assert len(await client.bulk_invite("other", [1])) == 1
+
+
+async def test_an_interactive_call_waits_for_one_freed_slot():
+    order = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        order.append("bulk" if request.method == "POST" else "settings")
+        await anyio.sleep(0.002)
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(handler, max_concurrency=1) as client:
+        async with client.stream_bulk_invite("m", iter(range(1, 10**7))) as outcomes:
+            await anext(outcomes)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.get_settings)
+                while "settings" not in order:
+                    before = len(order)
+                    await anext(outcomes)
+        assert before <= 4
+
+
+async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
+    class Source:
+        drawn = 0
+
+        async def __aiter__(self):
+            for number in range(1, 200_001):
+                self.drawn = number
+                yield number
+
+    source, taken, ahead = Source(), 0, 0
+    async with doubles.client(doubles.Service(doubles.bulk), max_concurrency=4) as client:
+        async with client.stream_bulk_invite("m", source) as outcomes:
+            async for _ in outcomes:
+                taken += 1
+                ahead = max(ahead, source.drawn - taken)
+                if taken == 20_000:
+                    break
+    assert ahead <= (4 + 2) * 100
+
+
+_answers = st.sampled_from(["right", "missing", "extra", "reversed", "empty", "500", "503", "cut", "refused", "null"])
+
+
+@given(st.lists(st.integers(1, 60), max_size=120), st.integers(1, 20), st.lists(_answers, min_size=1, max_size=8))
+def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_ids, chunk_size, plan):
+    """The invariant, against a ledger of the invites that were really made."""
+    ledger: set[int] = set()
+    script = iter(plan * 1000)
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        fault = next(script)
+        if fault == "refused":
+            raise httpx.ConnectError("refused")
+        if fault == "503":
+            return httpx.Response(503)
+        items = doubles.bulk(request)["Invites"]
+        ledger.update(item["QuotaID"] for item in items if item["ResultCode"] == 1)
+        match fault:
+            case "cut":
+                raise httpx.ReadError("cut")
+            case "500":
+                return httpx.Response(500)
+            case "missing":
+                items = items[1:]
+            case "extra":
+                items = [*items, doubles.item(1000, 1)]
+            case "reversed":
+                items = items[::-1]
+            case "empty":
+                items = []
+            case "null":
+                items = None
+        return httpx.Response(200, json={"Invites": items})
+
+    async def run() -> BulkInviteResult:
+        return await bulk(handler, quota_ids, chunk_size=chunk_size)
+
+    result = anyio.run(run)
+    assert [outcome.quota_id for outcome in result] == quota_ids
+    kinds = (result.invited, result.rejected, result.not_sent, result.unknown)
+    assert sum(map(len, kinds)) == len(quota_ids)
+    assert all(outcome.quota_id in ledger for outcome in result.invited)
+    assert not any(outcome.quota_id in ledger for outcome in (*result.rejected, *result.not_sent))

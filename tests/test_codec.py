@@ -1,0 +1,361 @@
+"""Bytes to models and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import inventories
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async import (
+    DecodeError,
+    Invite,
+    PartnerSettings,
+    Price,
+    QuestionAndAnswers,
+    Quotas,
+    RecontactMembers,
+    Setting,
+    Survey,
+    from_json,
+    to_json,
+)
+from sampling_async._codec import wire_name
+
+INVITE = {
+    "SurveyID": 1,
+    "WaveID": 2,
+    "QuotaID": 3,
+    "MemberAmount": 0,
+    "PartnerAmount": 0.5,
+    "URL": "https://s.example/?a=1",
+    "LOI": 7,
+    "IR": 0,
+}
+
+
+def decode(cls: type, value: Any) -> Any:
+    return from_json(cls, json.dumps(value))
+
+
+def refusal(cls: type, value: Any) -> DecodeError:
+    with pytest.raises(DecodeError) as caught:
+        decode(cls, value)
+    return caught.value
+
+
+def condition(**changes: Any) -> QuestionAndAnswers:
+    return decode(QuestionAndAnswers, {"QuestionID": 1} | changes)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name"),
+    [
+        ("sub_quota_id", "SubQuotaID"),
+        ("answer_ids", "AnswerIDs"),
+        ("participation_status_ids", "ParticipationStatusIDs"),
+        ("questions_and_answers", "QuestionsAndAnswers"),
+        ("loi", "LOI"),
+        ("ir", "IR"),
+        ("url", "URL"),
+        ("is_survey_recontact", "IsSurveyRecontact"),
+    ],
+)
+def test_names_are_pascal_case_with_acronyms(attribute, name):
+    assert wire_name(attribute) == name
+
+
+def test_an_inventory_decodes_whole():
+    inventory = decode(Quotas, inventories.quotas())
+    survey = inventory.surveys[0]
+    assert (inventory.country_id, survey.survey_name, survey.loi, survey.ir) == (9, "Coffee", 15, 0)
+    assert survey.price == Price(amount=1.7, currency_id=1)
+    assert survey.survey_wave_exclusions[0].participation_status_ids == (1, 9)
+    row = survey.quotas[0].layers[0].sub_quotas[0].questions_and_answers[0]
+    assert row == QuestionAndAnswers(1001538, (), ("18-34",), is_routable=False)
+
+
+def test_a_zone_makes_a_date_aware_and_none_leaves_it_naive():
+    inventory = decode(Quotas, inventories.quotas())
+    assert inventory.cache_expires == datetime(2020, 1, 31, 21, 19, 30, 361630, UTC)
+    assert inventory.surveys[0].scheduled_completion_date == datetime(2020, 1, 31, 1, 21, 8)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("field", ["SurveyName", "SurveyWaveExclusions"])
+@pytest.mark.parametrize("how", ["missing", "null"])
+def test_what_older_surveys_lack_may_be_missing(field, how):
+    body = inventories.survey(**{field: None})
+    if how == "missing":
+        del body[field]
+    survey = decode(Survey, body)
+    assert (survey.survey_name is None) == (field == "SurveyName")
+    assert (survey.survey_wave_exclusions == ()) == (field == "SurveyWaveExclusions")
+
+
+@pytest.mark.parametrize("body", [{}, {"IsRoutable": None, "AnswerIDs": None, "AnswerValues": None}])
+def test_what_older_conditions_lack_may_be_missing(body):
+    assert condition(**body) == QuestionAndAnswers(1, (), (), is_routable=False)
+
+
+@pytest.mark.parametrize(
+    ("wire", "values"),
+    [
+        (["45-54", "18-44"], ("45-54", "18-44")),
+        ("45-54,18-44", ("45-54", "18-44")),
+        (["018, 90", "91"], ("018", "90", "91")),
+        ("90210", ("90210",)),
+        ([501, 502], ("501", "502")),
+        ("", ()),
+        (" , ", ()),
+        ([], ()),
+        (None, ()),
+    ],
+)
+def test_answer_values_are_read_in_every_form_they_take(wire, values):
+    assert condition(AnswerValues=wire).answer_values == values
+
+
+@pytest.mark.parametrize(
+    ("wire", "path"),
+    [
+        (7, "$.AnswerValues"),
+        ({}, "$.AnswerValues"),
+        ([None], "$.AnswerValues"),
+        ([True], "$.AnswerValues"),
+        ([["a"]], "$.AnswerValues"),
+    ],
+)
+def test_answer_values_of_other_kinds_are_refused(wire, path):
+    assert refusal(QuestionAndAnswers, {"QuestionID": 1, "AnswerValues": wire}).path == path
+
+
+def test_drifted_spellings_are_read():
+    body = INVITE | {"SurveyId": 1, "WaveId": 2, "QuotaId": 3}
+    for name in ("SurveyID", "WaveID", "QuotaID"):
+        del body[name]
+    invite = decode(Invite, body)
+    assert (invite.survey_id, invite.wave_id, invite.quota_id) == (1, 2, 3)
+
+
+def test_the_contracts_spelling_counts_over_a_drifted_one():
+    assert decode(Invite, INVITE | {"QuotaId": 9}).quota_id == 3
+
+
+@pytest.mark.parametrize("value", [1, 1.0, 1e2])
+def test_whole_doubles_and_ints_stand_for_each_other(value):
+    assert decode(Price, {"Amount": value, "CurrencyID": value}) == Price(float(value), int(value))
+
+
+@pytest.mark.parametrize("value", ["7", 7.9, True, None, [], {}, 2**63, 1e300, 2.0**53 + 2])
+def test_a_whole_number_is_never_guessed(value):
+    error = refusal(Price, {"Amount": 1, "CurrencyID": value})
+    assert (error.path, "whole number" in error.rule) == ("$.CurrencyID", True)
+
+
+@pytest.mark.parametrize("value", ["1.5", False, None, [], 2**70])
+def test_a_double_is_never_guessed(value):
+    assert refusal(Price, {"Amount": value, "CurrencyID": 1}).path == "$.Amount"
+
+
+def test_a_number_too_large_for_a_double_is_refused():
+    with pytest.raises(DecodeError, match=r"\$\.Amount: expected a number, found a number too large"):
+        from_json(Price, b'{"Amount": 1e400, "CurrencyID": 1}')
+
+
+@pytest.mark.parametrize("value", ["false", 0, 1, None])
+def test_a_boolean_is_never_guessed(value):
+    body = {"MaxResults": 1, "HasAdditionalMembers": value, "MemberCodes": []}
+    assert refusal(RecontactMembers, body).path == "$.HasAdditionalMembers"
+
+
+@pytest.mark.parametrize("value", [None, 123, True, ["a"], "\ud800"])
+def test_a_text_is_never_guessed(value):
+    body = {"MaxResults": 1, "HasAdditionalMembers": False, "MemberCodes": ["a", value]}
+    assert refusal(RecontactMembers, body).path == "$.MemberCodes[1]"
+
+
+def test_text_beyond_ascii_is_kept():
+    body = {"MaxResults": 1, "HasAdditionalMembers": False, "MemberCodes": ["é", "漢"]}
+    assert decode(RecontactMembers, body).member_codes == ("é", "漢")
+
+
+@pytest.mark.parametrize(
+    ("wire", "value"),
+    [
+        ("2020-01-31T21:19:30", datetime(2020, 1, 31, 21, 19, 30)),  # noqa: DTZ001
+        ("2020-01-31T21:19:30.", datetime(2020, 1, 31, 21, 19, 30)),  # noqa: DTZ001
+        ("2020-01-31T21:19:30.5", datetime(2020, 1, 31, 21, 19, 30, 500000)),  # noqa: DTZ001
+        ("2019-03-03 18:42:34.000", datetime(2019, 3, 3, 18, 42, 34)),  # noqa: DTZ001
+        ("2018-10-22 19:58:42.99 +00:00", datetime(2018, 10, 22, 19, 58, 42, 990000, UTC)),
+        ("2020-01-31T21:19:30.3616309Z", datetime(2020, 1, 31, 21, 19, 30, 361630, UTC)),
+        (
+            "2020-01-31T21:19:30-0530",
+            datetime(2020, 1, 31, 21, 19, 30, tzinfo=timezone(-timedelta(hours=5.5))),
+        ),
+        ("/Date(1456826400000)/", datetime(2016, 3, 1, 10, tzinfo=UTC)),
+        ("/Date(1456826400000-0800)/", datetime(2016, 3, 1, 2, tzinfo=timezone(-timedelta(hours=8)))),
+        ("/Date(-1)/", datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
+        ("0001-01-01T00:00:00", datetime.min),
+        ("9999-12-31T23:59:59.9999999", datetime.max),
+    ],
+)
+def test_every_form_of_date_seen_is_read(wire, value):
+    read = decode(Quotas, inventories.quotas(CacheExpires=wire)).cache_expires
+    assert (read, read.utcoffset()) == (value, value.utcoffset())
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        "",
+        "2020-01-31",
+        "2020-02-30T00:00:00",
+        "2020-01-31T21:19:30.12345678",
+        "2020-01-31T21:19:30+99:00",
+        "20২0-01-31T21:19:30",
+        "/Date(999999999999999999)/",
+        "/Date(253402300799999+1400)/",
+        "yesterday",
+        1456826400000,
+        None,
+    ],
+)
+def test_what_is_no_date_is_refused(wire):
+    assert refusal(Quotas, inventories.quotas(CacheExpires=wire)).path == "$.CacheExpires"
+
+
+def edited(*path: Any, value: Any = "gone") -> dict[str, Any]:
+    body: Any = inventories.quotas(inventories.survey(), inventories.survey())
+    place = body
+    for step in path[:-1]:
+        place = place[step]
+    if value == "gone":
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (edited("Surveys", 1, "Quotas", 0, "QuotaID", value="x"), "$.Surveys[1].Quotas[0].QuotaID"),
+        (edited("Surveys", 1, "Quotas", 0, "QuotaID"), "$.Surveys[1].Quotas[0].QuotaID"),
+        (edited("Surveys", 1, "Quotas", 0, "Layers", value=None), "$.Surveys[1].Quotas[0].Layers"),
+        (edited("Surveys", 0, value=3), "$.Surveys[0]"),
+        (edited("Surveys", value={}), "$.Surveys"),
+        (edited("Surveys"), "$.Surveys"),
+        (edited("Surveys", 0, "DeviceTypeIDs", 1, value=1.5), "$.Surveys[0].DeviceTypeIDs[1]"),
+        ([], "$"),
+        (None, "$"),
+        ("text", "$"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_its_wire_path(body, path):
+    error = refusal(Quotas, body)
+    assert error.path == path
+    assert str(error) == f"{path}: {error.rule}"
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        (b"", "an empty body"),
+        (b" \r\n", "an empty body"),
+        (b"\xef\xbb\xbf", "an empty body"),
+        (b"<!DOCTYPE html><title>Sign in</title>", "HTML"),
+        (b"\n <html>", "HTML"),
+        (b'{"a": ', "a syntax error at character 6"),
+        (b"Service Unavailable", "a syntax error at character 0"),
+        (b'"caf\xe9"', "other bytes at byte 4"),
+        (b"[" * 100_000, "too many nested levels"),
+        (b'{"Amount": NaN}', "finite numbers"),
+        (b'{"Amount": -Infinity}', "finite numbers"),
+        (b'{"Amount": ' + b"9" * 5000 + b"}", "finite numbers"),
+    ],
+)
+def test_what_is_no_json_is_named_and_not_repeated(body, rule):
+    with pytest.raises(DecodeError) as caught:
+        from_json(Price, body)
+    assert caught.value.path == "$"
+    assert rule in caught.value.rule
+    assert caught.value.__context__ is None  # the parser's own error would hold the body
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_is_no_obstacle(encoding):
+    body = json.dumps({"Amount": 1, "CurrencyID": 2}).encode(encoding)
+    assert from_json(Price, body) == Price(1.0, 2)
+
+
+def test_settings_are_a_top_level_array():
+    body = [{"Name": "Max Surveys To Fetch", "Description": "d ", "Value": None}]
+    settings = decode(PartnerSettings, body)
+    assert list(settings) == [Setting("Max Surveys To Fetch", "d ", None)]
+    assert json.loads(to_json(settings)) == body
+    assert refusal(PartnerSettings, [{"Name": "a"}]).path == "$[0].Description"
+
+
+def test_records_are_written_in_the_contracts_words():
+    body = inventories.quotas()
+    written = json.loads(to_json(decode(Quotas, body)))
+    for survey in body["Surveys"]:
+        del survey["SurveyTopic"], survey["IsTqsSurvey"]
+    body["CacheExpires"] = "2020-01-31T21:19:30.361630Z"
+    assert written == body
+
+
+def test_what_was_missing_is_not_written():
+    body = {name: value for name, value in INVITE.items() if name != "MemberAmount"}
+    assert json.loads(to_json(decode(Invite, body))) == body
+    assert json.loads(to_json([decode(Invite, body)])) == [body]
+
+
+@given(inventories.documents)
+def test_what_is_written_reads_back_equal(body):
+    inventory = decode(Quotas, body)
+    assert from_json(Quotas, to_json(inventory)) == inventory
+
+
+_anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for step, inner in steps for place in places(inner, (*path, step)))]
+
+
+@given(st.data())
+def test_one_mutation_gives_a_value_or_a_decode_error(data):
+    """Whatever is changed in a right body, nothing else comes out."""
+    body = {"root": copy.deepcopy(data.draw(inventories.documents))}
+    *path, last = data.draw(st.sampled_from(places(body)[1:]))
+    place: Any = body
+    for step in path:
+        place = place[step]
+    if data.draw(st.booleans()):
+        place[last] = data.draw(_anything)
+    else:
+        del place[last]
+    try:
+        assert isinstance(decode(Quotas, body.get("root")), Quotas)
+    except DecodeError as error:
+        assert error.path.startswith("$")
+
+
+@given(st.binary() | st.text())
+def test_any_bytes_give_a_value_or_a_decode_error(body):
+    for cls in (Quotas, RecontactMembers, PartnerSettings):
+        try:
+            assert isinstance(from_json(cls, body), cls)
+        except DecodeError:
+            pass

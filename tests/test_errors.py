@@ -1,0 +1,65 @@
+"""The error tree."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import sampling_async
+from sampling_async import (
+    BadRequestError,
+    BulkInviteResult,
+    DecodeError,
+    IncompleteBulkError,
+    InvalidRequestError,
+    InviteOutcome,
+    PagingError,
+    SamplingError,
+    TransportError,
+)
+
+ERRORS = [
+    error
+    for name in sampling_async.__all__
+    if isinstance(error := getattr(sampling_async, name), type) and issubclass(error, Exception)
+]
+
+
+@pytest.mark.parametrize("error_class", ERRORS)
+def test_every_error_is_one_of_ours_and_survives_pickling(error_class):
+    error = error_class("words")
+    error.attempts, error.elapsed, error.retry_after, error.endpoint = 2, 1.5, 3.0, "get_quotas"
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(error, SamplingError)
+    assert (type(copy), str(copy), vars(copy)) == (error_class, str(error), vars(error))
+
+
+def test_an_invalid_request_is_a_value_error():
+    assert issubclass(InvalidRequestError, ValueError)
+
+
+def test_an_error_names_its_endpoint():
+    assert str(TransportError("cut", endpoint="bulk_invite")) == "bulk_invite: cut"
+    assert str(TransportError("cut")) == "cut"
+    assert str(DecodeError("$.a", "wrong", endpoint="get_quotas")) == "get_quotas: $.a: wrong"
+
+
+def test_what_is_known_of_an_error_survives_pickling():
+    error = BadRequestError("no", status=400, result="X", result_code=3, body_excerpt="{}")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.status, copy.result, copy.result_code, copy.body_excerpt) == (400, "X", 3, "{}")
+    assert pickle.loads(pickle.dumps(PagingError("stuck", cursor="m1"))).cursor == "m1"
+
+
+def test_a_cursor_is_not_in_the_text():
+    assert "m1" not in repr(PagingError("stuck", cursor="m1"))
+
+
+def test_an_incomplete_bulk_carries_its_result_through_pickling():
+    result = BulkInviteResult([InviteOutcome("m", 1, "not_sent", error=TransportError("refused"))])
+    with pytest.raises(IncompleteBulkError, match="of 1 quota IDs 1 were not sent and 0 have") as caught:
+        result.raise_for_incomplete()
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert copy.bulk_result[0].quota_id == 1
+    assert str(copy) == str(caught.value)

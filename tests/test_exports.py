@@ -1,0 +1,40 @@
+"""What can be imported is what is documented."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sampling_async
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
+
+
+def test_all_is_sorted_and_all_that_is_visible():
+    visible = {name for name in vars(sampling_async) if not name.startswith("_")} - {"simulator"}
+    assert visible == set(PUBLIC)
+    assert sampling_async.__all__ == sorted(sampling_async.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_export_is_documented(name):
+    thing = getattr(sampling_async, name)
+    assert inspect.getdoc(thing), name
+    assert f"`{name}" in README, f"{name} is not in the README"
+    for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
+        if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            assert inspect.getdoc(member), f"{name}.{attribute}"
+
+
+def test_the_client_brings_no_tool_along():
+    code = (
+        "import sys, sampling_async; "
+        "print({'starlette', 'uvicorn', 'typer', 'rich', 'trio', 'msgspec'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

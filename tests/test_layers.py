@@ -1,0 +1,100 @@
+"""The layers of the package: imports go one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sampling_async
+
+ROOT = Path(sampling_async.__file__).parent
+
+# Each module, and what it may import of this package: itself nothing above it.
+LAYERS = {
+    "_version": set(),
+    "_errors": {"_outcomes"},  # for a type only
+    "_models": set(),
+    "_settings": {"_errors", "_models"},
+    "_outcomes": {"_errors", "_models"},
+    "_codec": {"_errors", "_models", "_settings"},
+    "_protocol": {"_codec", "_errors", "_models", "_outcomes", "_settings"},
+    "_policy": {"_errors", "_models"},
+    "_scheduler": set(),
+    "_session": {"_errors", "_policy", "_protocol", "_version"},
+    "_calls": {"_errors", "_policy", "_protocol", "_scheduler", "_session"},
+    "_bulk": {"_calls", "_errors", "_outcomes", "_protocol", "_scheduler", "_session"},
+    "_client": {
+        "_bulk",
+        "_calls",
+        "_errors",
+        "_models",
+        "_outcomes",
+        "_policy",
+        "_protocol",
+        "_scheduler",
+        "_session",
+        "_settings",
+    },
+}
+TOOLS = {"_cli", "_demo", "simulator"}
+THIRD_PARTY = {"httpx": {"_session"}, "cattrs": {"_codec"}}
+
+
+def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
+    """Return the modules a file imports, those for type checking only left out on request."""
+    tree = ast.parse(path.read_text())
+    if at_run_time:
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE" in ast.dump(node.test))]
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def ours(names: set[str]) -> set[str]:
+    parts = [name.split(".") for name in names]
+    known = set(LAYERS) | TOOLS
+    return {part[1] for part in parts if part[0] == "sampling_async" and len(part) > 1 and part[1] in known}
+
+
+def test_every_module_has_its_layer():
+    modules = {path.stem for path in ROOT.glob("_*.py")} - {"__init__", "__main__"}
+    assert modules - TOOLS == set(LAYERS)
+
+
+@pytest.mark.parametrize("module", LAYERS)
+def test_imports_go_one_way(module):
+    assert ours(imported(ROOT / f"{module}.py")) <= LAYERS[module]
+
+
+def test_there_is_no_circle_at_run_time():
+    order: list[str] = []
+    while len(order) < len(LAYERS):
+        ready = [
+            module
+            for module in LAYERS
+            if module not in order
+            and ours(imported(ROOT / f"{module}.py", at_run_time=True)) <= set(order)
+        ]
+        assert ready, f"a circle among {set(LAYERS) - set(order)}"
+        order += ready
+
+
+@pytest.mark.parametrize(("library", "modules"), THIRD_PARTY.items())
+def test_each_library_has_one_module_that_knows_it(library, modules):
+    users = {
+        module
+        for module in LAYERS
+        if library in {name.split(".")[0] for name in imported(ROOT / f"{module}.py", at_run_time=True)}
+    }
+    assert users == modules
+
+
+def test_the_client_imports_no_tool():
+    for module in LAYERS:
+        assert not ours(imported(ROOT / f"{module}.py")) & TOOLS

@@ -1,0 +1,35 @@
+"""The records."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from sampling_async import Invite, Price, RecontactMembers, ResultCode, Setting
+
+
+def test_records_are_frozen_and_slotted():
+    price = Price(1.0, 2)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        price.amount = 2.0
+    assert not hasattr(price, "__dict__")
+
+
+def test_no_repr_shows_what_identifies_a_member():
+    invite = Invite(1, 2, 3, 0.5, "https://s.example/?mc=member-1", 5, 6)
+    page = RecontactMembers(2, has_additional_members=False, member_codes=("member-1", "member-2"))
+    assert "member-1" not in repr(invite) + repr(page)
+    assert "<2 hidden>" in repr(page)
+
+
+@pytest.mark.parametrize("name", ["Reference Data API Auth Key", "reference data api  auth key"])
+def test_the_reference_data_key_is_hidden(name):
+    assert "s3cret" not in repr(Setting(name, "d", "s3cret"))
+    assert "value=None" in repr(Setting(name, "d", None))
+    assert "'v'" in repr(Setting("Panel GUID", "d", "v"))
+
+
+def test_result_codes_are_open():
+    assert ResultCode.QUOTA_NOT_LIVE == 9
+    assert ResultCode.name_of(9) == "QUOTA_NOT_LIVE"
+    assert ResultCode.name_of(999) is None

@@ -1,0 +1,540 @@
+"""One attempt on the wire: the key, the origin, limits, what is known of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import gc
+import gzip
+import json
+import logging
+import os
+import pickle
+import socket
+import ssl
+import time
+import traceback
+import zlib
+from uuid import UUID
+
+import anyio
+import anyio.lowlevel
+import doubles
+import httpx
+import pytest
+import trustme
+import wire
+
+from sampling_async import (
+    BodyLimits,
+    ClientClosedError,
+    DecodeError,
+    InvalidRequestError,
+    RetryPolicy,
+    SamplingClient,
+    Timeouts,
+    TransportError,
+    TransportTimeoutError,
+)
+from sampling_async._session import Secret, base_url_of, guid_of
+
+pytestmark = pytest.mark.anyio
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def client_of(url: str, **options) -> SamplingClient:
+    return SamplingClient(url, **{"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": ONCE} | options)
+
+
+# --- What may be configured
+
+
+@pytest.mark.parametrize("value", ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", None, 7])
+@pytest.mark.parametrize("name", ["api_key", "panel_guid"])
+def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} is a Guid") as caught:
+        client_of("https://service.example", **{name: value})
+    assert doubles.KEY not in str(caught.value)
+
+
+def test_a_uuid_is_a_guid():
+    assert guid_of(UUID(doubles.KEY), "api_key") == doubles.KEY
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://service.example",
+        "https://service.example:8443/prefix/",
+        "http://localhost:8080",
+        "http://panel.localhost",
+        "http://127.0.0.9",
+        "http://[::1]:1",
+    ],
+)
+def test_https_is_for_all_and_http_for_loopback(url):
+    assert base_url_of(url, allow_http=False).host
+
+
+def test_http_elsewhere_has_to_be_allowed():
+    with pytest.raises(InvalidRequestError, match="must be https"):
+        base_url_of("http://service.example", allow_http=False)
+    assert base_url_of("http://10.0.0.1", allow_http=True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "service.example",
+        "ftp://service.example",
+        "https://",
+        "https://user:hunter2@service.example",
+        "https://service.example/?a=hunter2",
+        "https://service.example/#hunter2",
+        "https://service.example/hunter2/../x",
+        "https://service.example:hunter2",
+        None,
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+    with pytest.raises(InvalidRequestError, match="base_url") as caught:
+        base_url_of(url, allow_http=True)
+    assert "hunter2" not in str(caught.value)
+
+
+# --- The key
+
+
+def test_a_secret_shows_nowhere():
+    secret = Secret("s3cret")
+    assert "s3cret" not in f"{secret!r} {secret} {dir(secret)}"
+    assert not hasattr(secret, "__dict__")
+    for copies in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            copies(secret)
+
+
+async def test_the_key_goes_to_the_configured_origin_only():
+    seen = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.host, request.headers.get("API_AUTH_KEY")))
+        return httpx.Response(200)
+
+    async with doubles.client(handler) as client:
+        session = client._session
+        async with session._open_line() as line:
+            for url in ("https://service.example/a", "https://service.example:444/", "http://service.example/"):
+                await line.client.get(url)
+            await line.client.get("https://other.example/")
+    key = doubles.KEY
+    assert [value for _, value in seen] == [key, None, None, None]
+
+
+async def test_redirects_are_not_followed_and_cookies_not_kept():
+    service = doubles.Service(
+        lambda _: httpx.Response(302, headers={"Location": "https://evil.example/", "Set-Cookie": "a=1"}),
+        [],
+    )
+    async with doubles.client(service) as client:
+        with pytest.raises(Exception, match="answered 302"):
+            await client.get_settings()
+        await client.get_settings()
+    assert [request.url.host for request in service.requests] == ["service.example"] * 2
+    assert "cookie" not in service.requests[1].headers
+
+
+def everything_shown(error: BaseException, client: SamplingClient) -> str:
+    trace = traceback.TracebackException.from_exception(error, capture_locals=True)
+    parts = ["".join(trace.format()), repr(error), str(vars(error)), repr(client), str(vars(client))]
+    chain, seen = error, []
+    while chain is not None:
+        seen.append(repr(getattr(chain, "request", None)))
+        chain = chain.__cause__ or chain.__context__
+    with contextlib.suppress(Exception):
+        parts.append(str(pickle.dumps(error)))
+    return "\n".join(parts + seen)
+
+
+def script_of(fault: str):
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        match fault:
+            case "reset":
+                connection.reset()
+            case "close":
+                pass
+            case "silence":
+                connection.read_request()
+            case "garbage":
+                connection.send(b"SSH-2.0-OpenSSH\r\n")
+            case "html":
+                connection.send(wire.answer(b"<html>", "502 Bad Gateway"))
+            case "cut":
+                connection.send(wire.answer(b"{" + b" " * 50)[:-20])
+            case "unreadable":
+                connection.send(wire.answer(b"{}"))
+
+    return script
+
+
+@pytest.mark.parametrize("fault", ["reset", "close", "silence", "garbage", "html", "cut", "unreadable"])
+async def test_no_failure_shows_the_key_or_the_member(fault, caplog):
+    caplog.set_level(logging.DEBUG)
+    with wire.serve(script_of(fault)) as url:
+        async with client_of(url, timeouts=Timeouts(read=0.05)) as client:
+            with pytest.raises(Exception) as caught:  # noqa: PT011  each fault has its own
+                await client.generate_invite("member-canary", 5)
+            shown = everything_shown(caught.value, client)
+    assert doubles.KEY not in shown + caplog.text
+    assert "member-canary" not in caplog.text + str(caught.value)
+    assert caught.value.__context__ is None
+    assert (caught.value.delivery, caught.value.endpoint) == ("unknown", "generate_invite")
+
+
+async def test_a_cancelled_call_shows_no_key():
+    with wire.serve(script_of("silence")) as url:
+        async with client_of(url) as client:
+            caught = None
+            with anyio.move_on_after(0.05):
+                try:
+                    await client.get_settings()
+                except BaseException as exc:
+                    caught = exc
+                    raise
+            shown = everything_shown(caught, client)
+            assert not [line for line in shown.splitlines() if doubles.KEY in line]
+
+
+async def test_lines_of_httpx_about_us_do_not_reach_the_log(caplog):
+    caplog.set_level(logging.DEBUG)
+    service = doubles.Service(doubles.invite(5))
+    async with doubles.client(service) as client:
+        await client.generate_invite("member-canary", 5)
+    names = {record.name for record in caplog.records}
+    assert "httpx" not in names
+    assert "generate_invite" in caplog.text
+    assert "member-canary" not in caplog.text
+
+
+async def test_lines_of_httpx_about_others_do(caplog):
+    caplog.set_level(logging.INFO)
+    async with (
+        doubles.client(doubles.Service([])) as client,
+        httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as theirs,
+    ):
+        await client.get_settings()
+        await theirs.get("https://theirs.example/page")
+    assert "https://theirs.example/page" in caplog.text
+    assert "service.example" not in caplog.text
+
+
+# --- Failures, and what is known of them
+
+
+async def failure(url: str, **options) -> Exception:
+    async with client_of(url, **options) as client:
+        with pytest.raises((TransportError, DecodeError)) as caught:
+            await client.get_settings()
+    return caught.value
+
+
+async def test_a_refused_connection_was_never_sent():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    error = await failure(f"http://127.0.0.1:{port}")
+    assert (type(error), error.delivery, error.permanent) == (TransportError, "not_sent", False)
+
+
+async def test_a_host_that_does_not_exist_was_never_sent():
+    assert (await failure("http://nowhere.localhost:1")).delivery == "not_sent"
+
+
+async def test_a_connection_that_does_not_open_was_never_sent():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        fillers = []
+        for _ in range(8):  # once the queue is full, the kernel drops what comes
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+            fillers.append(filler)
+        error = await failure(f"http://127.0.0.1:{full.getsockname()[1]}", timeouts=Timeouts(connect=0.1, read=0.1))
+        for filler in fillers:
+            filler.close()
+    assert (type(error), error.delivery) == (TransportTimeoutError, "not_sent")
+
+
+@pytest.mark.parametrize("names", [["other.example"], ["localhost"]])
+async def test_a_certificate_that_is_refused_is_final(names, monkeypatch):
+    authority, stranger = trustme.CA(), trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (stranger if names == ["localhost"] else authority).issue_cert(*names).configure_cert(server)
+    with authority.cert_pem.tempfile() as trusted, wire.serve(script_of("close"), tls=server) as url:
+        monkeypatch.setenv("SSL_CERT_FILE", trusted)
+        error = await failure(url, retry=RetryPolicy())
+    assert (error.delivery, error.permanent, error.attempts) == ("not_sent", True, 1)
+    assert "certificate was refused" in str(error)
+
+
+async def test_https_works(monkeypatch):
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server)
+    script = wire.serve_each(lambda _: wire.answer(b"[]"))
+    with authority.cert_pem.tempfile() as trusted, wire.serve(script, tls=server) as url:
+        monkeypatch.setenv("SSL_CERT_FILE", trusted)
+        async with client_of(url) as client:
+            assert len(await client.get_settings()) == 0
+
+
+@pytest.mark.parametrize("fault", ["reset", "close", "garbage", "cut"])
+async def test_a_cut_answer_leaves_the_effect_unknown(fault):
+    with wire.serve(script_of(fault)) as url:
+        error = await failure(url)
+    assert (type(error), error.delivery) == (TransportError, "unknown")
+
+
+async def test_silence_ends_at_the_read_limit():
+    with wire.serve(script_of("silence")) as url:
+        error = await failure(url, timeouts=Timeouts(read=0.02))
+    assert (type(error), error.delivery) == (TransportTimeoutError, "unknown")
+
+
+async def test_a_slow_drip_ends_at_the_wall_limit():
+    def drip(connection: wire.Connection) -> None:
+        connection.read_request()
+        for byte in wire.answer(b"[" + b" " * 1000 + b"]"):
+            connection.send(bytes([byte]))
+            time.sleep(0.005)
+
+    with wire.serve(drip) as url:
+        error = await failure(url, timeouts=Timeouts(wall=0.1))
+    assert (type(error), error.delivery) == (TransportTimeoutError, "unknown")
+    assert "wall limit of 0.1 s" in str(error)
+
+
+async def test_whatever_a_transport_raises_is_ours():
+    async def handler(request: httpx.Request) -> httpx.Response:
+        raise RuntimeError("a bug with member-canary in it")
+
+    async with doubles.client(handler, retry=ONCE) as client:
+        with pytest.raises(TransportError, match=r"the connection failed \(RuntimeError\)$") as caught:
+            await client.get_settings()
+    assert caught.value.delivery == "unknown"
+
+
+# --- Bodies
+
+
+async def read(response: httpx.Response | bytes, **limits) -> object:
+    if isinstance(response, httpx.Response):
+        async with doubles.client(lambda _: response, retry=ONCE, limits=BodyLimits(**limits)) as client:
+            return await client.get_settings()
+    with wire.serve(wire.serve_each(lambda _: response)) as url:
+        async with client_of(url, limits=BodyLimits(**limits)) as client:
+            return await client.get_settings()
+
+
+SETTINGS = json.dumps([{"Name": "n", "Description": "", "Value": "v" * 500}]).encode()
+
+
+def zipped(body: bytes) -> bytes:
+    return wire.answer(gzip.compress(body), "200 OK", "Content-Encoding: gzip")
+
+
+async def test_a_gzip_body_is_read():
+    assert len(await read(zipped(SETTINGS))) == 1
+
+
+async def test_gzip_is_the_encoding_we_accept():
+    service = doubles.Service([])
+    async with doubles.client(service) as client:
+        await client.get_settings()
+    assert service.requests[0].headers["Accept-Encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        (wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"), "a cut one"),
+        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"), "found other bytes"),
+        (
+            wire.answer(gzip.compress(SETTINGS) + b"tail", "200 OK", "Content-Encoding: gzip"),
+            "found other bytes",
+        ),
+        (wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"), "no content encoding but"),
+        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip, gzip"), "no content encoding but"),
+    ],
+)
+async def test_a_broken_encoding_is_refused(answer, rule):
+    with pytest.raises(DecodeError, match=rule):
+        await read(answer)
+
+
+async def test_bodies_are_bounded_on_the_wire_and_decoded():
+    with pytest.raises(DecodeError, match="larger than 100 bytes on the wire"):
+        await read(wire.answer(SETTINGS), wire=100)
+    with pytest.raises(DecodeError, match="larger than 300 bytes decoded"):
+        await read(zipped(SETTINGS), decoded=300)
+    with pytest.raises(DecodeError, match="larger than 300 bytes decoded") as caught:
+        await read(httpx.Response(200, content=SETTINGS), decoded=300)
+    assert caught.value.permanent
+
+
+async def test_a_bomb_is_never_unpacked():
+    bomb = gzip.compress(b" " * 50_000_000)
+    tracked = doubles.MemoryPeak()
+    with tracked, pytest.raises(DecodeError, match="larger than 1048576 bytes decoded"):
+        await read(wire.answer(bomb, "200 OK", "Content-Encoding: gzip"), decoded=2**20)
+    assert tracked.peak < 8 * 2**20
+
+
+async def test_quotas_have_a_bound_of_their_own():
+    assert BodyLimits(quotas=7).of("get_quotas") == (7, 7)
+    assert BodyLimits(wire=1, decoded=2).of("get_settings") == (1, 2)
+
+
+# --- Cancellation and closing
+
+
+async def _call_cancelled_after(ticks: int, client: SamplingClient) -> bool:
+    """Cancel a call after so many ticks of the event loop; return whether it had finished before."""
+    finished = False
+
+    async def call() -> None:
+        nonlocal finished
+        await client.bulk_invite("m", [1, 2])
+        finished = True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        for _ in range(ticks):
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    return finished
+
+
+async def _task_cancelled_after(ticks: int, client: SamplingClient) -> bool:
+    """Do the same with asyncio's own cancellation."""
+    task = asyncio.ensure_future(client.bulk_invite("m", [1, 2]))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    finished = task.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return finished
+
+
+async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
+    """Cancel at every tick; after each, the next call works and nothing is held."""
+    client = client_of(url, max_concurrency=1)
+    ticks, finished = 0, False
+    while not finished:
+        if not warm:
+            await client.aclose()
+            client = client_of(url, max_concurrency=1)
+        finished = await cancelled_after(ticks, client)
+        result = await client.bulk_invite("m", [1, 2])
+        assert len(result.rejected) == 2, (ticks, result[0].error)
+        assert (client._gate.running, client._gate.waiting, client._session._scopes) == (0, 0, set())
+        ticks += 1
+    assert ticks > 5
+    await client.aclose()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_client_works_after_a_cancel_at_any_tick(warm):
+    """httpx's pool loses a slot for good when a call is cancelled as its connection opens."""
+    with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
+        await _sweep(_call_cancelled_after, url, warm=warm)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_client_works_after_its_task_was_cancelled_at_any_tick(warm):
+    with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
+        await _sweep(_task_cancelled_after, url, warm=warm)
+
+
+async def test_churn_of_short_deadlines_leaks_nothing():
+    def slow(request: bytes) -> bytes:
+        time.sleep(0.001)
+        return wire.bulk_answer(request)
+
+    with wire.serve(wire.serve_each(slow)) as url:
+        async with client_of(url, max_concurrency=2) as client:
+            await client.bulk_invite("m", [1])
+            gc.collect()
+            before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+            async def hasty(seconds: float) -> None:
+                with anyio.move_on_after(seconds):
+                    await client.bulk_invite("m", range(1, 200))
+
+            for step in range(40):
+                async with anyio.create_task_group() as tasks:
+                    for seconds in (0.0002 * step, 0.0005, 0.0001 * step):
+                        tasks.start_soon(hasty, seconds)
+            result = await client.bulk_invite("m", range(1, 500))
+            assert len(result.rejected) == 499
+            assert (client._gate.running, client._gate.waiting) == (0, 0)
+            gc.collect()
+            if before:
+                # Both ends are of this process: at most one more connection open than at the start.
+                assert len(os.listdir("/proc/self/fd")) <= before + 2 * 2
+
+
+async def test_a_closed_client_refuses():
+    client = doubles.client(doubles.Service([]))
+    await client.aclose()
+    await client.aclose()
+    with pytest.raises(ClientClosedError, match="is closed") as caught:
+        await client.get_settings()
+    assert caught.value.delivery == "not_sent"
+
+
+async def test_closing_ends_what_runs():
+    errors = []
+
+    async def call() -> None:
+        with pytest.raises(ClientClosedError) as caught:
+            await client.get_settings()
+        errors.append(caught.value)
+
+    with wire.serve(script_of("silence")) as url:
+        client = client_of(url, max_concurrency=1, retry=RetryPolicy())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await anyio.sleep(0.05)
+            tasks.start_soon(call)  # waits for the one permit
+            await anyio.sleep(0.01)
+            async with anyio.create_task_group() as closing:
+                closing.start_soon(client.aclose)
+                closing.start_soon(client.aclose)
+    assert sorted(error.delivery for error in errors) == ["not_sent", "unknown"]
+
+
+async def test_closing_ends_a_backoff():
+    async def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    client = doubles.client(handler, sleep=lambda _: anyio.sleep_forever())
+    async with anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            with pytest.raises(ClientClosedError):
+                await client.get_settings()
+
+        tasks.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        await client.aclose()
+
+
+def test_a_client_belongs_to_one_event_loop():
+    client = doubles.client(doubles.Service([]))
+    anyio.run(client.get_settings)
+    with pytest.raises(InvalidRequestError, match="another event loop"):
+        anyio.run(client.get_settings)

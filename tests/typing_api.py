@@ -1,0 +1,68 @@
+"""How the public API looks to a type checker. Read by mypy and pyright, never run."""
+
+from collections.abc import AsyncIterator
+from typing import assert_type
+
+from sampling_async import (
+    BulkInviteResult,
+    Invite,
+    InviteOutcome,
+    InviteRequest,
+    OutcomeStream,
+    PartnerSettings,
+    Quotas,
+    RecontactMembers,
+    SamplingClient,
+    SamplingError,
+    Setting,
+    from_json,
+    to_json,
+)
+
+
+async def quota_ids() -> AsyncIterator[int]:
+    yield 1
+
+
+async def requests() -> AsyncIterator[InviteRequest]:
+    yield InviteRequest("m", [1, 2])
+
+
+async def use(client: SamplingClient) -> None:
+    """Use each public call, and say what it gives."""
+    assert_type(await client.get_quotas(include_routables=False), Quotas)
+    assert_type(await client.generate_invite("m", 1), Invite)
+    assert_type(await client.get_settings(), PartnerSettings)
+    result = await client.bulk_invite("m", [1, 2])
+    assert_type(result, BulkInviteResult)
+    assert_type(result[0], InviteOutcome)
+    assert_type(result[0:1], tuple[InviteOutcome, ...])
+    assert_type(result.resendable(), tuple[int, ...])
+    if result[0].status == "invited":
+        assert_type(result[0].invite, Invite | None)
+    assert_type(result[0].error, SamplingError | None)
+    for source in ([1, 2], range(5), {1, 2}, (n for n in (1, 2))):
+        async with client.stream_bulk_invite("m", source) as outcomes:
+            assert_type(outcomes, OutcomeStream)
+    async with client.stream_bulk_invite("m", quota_ids()) as outcomes:
+        async for outcome in outcomes:
+            assert_type(outcome, InviteOutcome)
+    async with client.fan_out(requests()) as outcomes:
+        assert_type(outcomes.left_over, tuple[InviteOutcome, ...])
+    async with client.fan_out([InviteRequest("m", range(3))]) as outcomes:
+        assert_type(await anext(outcomes), InviteOutcome)
+    async for code in client.recontact_members(1, max_results=5, after="m"):
+        assert_type(code, str)
+    async for page in client.recontact_pages(1):
+        assert_type(page, RecontactMembers)
+    async with client.stream_recontact_members(1) as codes:
+        assert_type(await anext(codes), str)
+        assert_type(codes.last_taken, str | None)
+
+
+def read(body: bytes) -> None:
+    """Read and write records."""
+    settings = from_json(PartnerSettings, body)
+    assert_type(settings[0], Setting)
+    assert_type(settings.max_surveys_to_fetch, int | None)
+    assert_type(to_json(from_json(Quotas, body)), bytes)

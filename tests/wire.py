@@ -1,0 +1,117 @@
+"""A server of scripted sockets, for what only a real connection can show."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+
+class Connection:
+    """The server's end of one connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = b""
+
+    def read_request(self) -> bytes | None:
+        """Read one whole request; None at the end of the connection."""
+        try:
+            while b"\r\n\r\n" not in self._buffer:
+                if not (data := self.sock.recv(65536)):
+                    return None
+                self._buffer += data
+            head, _, rest = self._buffer.partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            size = int(length[1]) if length else 0
+            while len(rest) < size:
+                if not (data := self.sock.recv(65536)):
+                    return None
+                rest += data
+        except OSError:
+            return None
+        self._buffer = rest[size:]
+        return head + b"\r\n\r\n" + rest[:size]
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def reset(self) -> None:
+        """Drop the connection with RST."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    """Return a whole HTTP answer."""
+    lines = [f"HTTP/1.1 {status}", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def bulk_answer(request: bytes) -> bytes:
+    """Return a right answer to a bulk invite: no quota is live."""
+    quota_ids = json.loads(request.partition(b"\r\n\r\n")[2])["QuotaIDs"]
+    items = [{"QuotaID": i, "Invite": None, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE"} for i in quota_ids]
+    return answer(json.dumps({"Invites": items}).encode())
+
+
+@contextmanager
+def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Run `script` for each connection, in a thread of its own; gives the base address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_sockets: set[socket.socket] = set()
+    threads: list[threading.Thread] = []
+
+    def run(sock: socket.socket) -> None:
+        try:
+            with tls.wrap_socket(sock, server_side=True) if tls else sock as wrapped:
+                open_sockets.add(wrapped)
+                script(Connection(wrapped))
+        except OSError:
+            pass  # the client went away, or the test ended
+        finally:
+            sock.close()
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            open_sockets.add(sock)
+            threads.append(threading.Thread(target=run, args=(sock,), daemon=True))
+            threads[-1].start()
+
+    acceptor = threading.Thread(target=accept, daemon=True)
+    acceptor.start()
+    try:
+        yield f"{'https' if tls else 'http'}://localhost:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for sock in open_sockets:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        acceptor.join()
+        for thread in threads:
+            thread.join()
+
+
+def serve_each(reply: Callable[[bytes], bytes]) -> Callable[[Connection], None]:
+    """Return a script that answers every request of a connection with `reply(request)`."""
+
+    def script(connection: Connection) -> None:
+        while (request := connection.read_request()) is not None:
+            connection.send(reply(request))
+
+    return script
