@@ -4,6 +4,7 @@ Everything a user needs is here, flat; the modules behind it are private. The si
 `sampling_async.simulator`.
 """
 
+from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
 from sampling_async._client import RecontactStream, SamplingClient
 from sampling_async._codec import from_json, to_json
@@ -39,7 +40,6 @@ from sampling_async._models import (
 from sampling_async._outcomes import BulkInviteResult, InviteOutcome
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import InviteRequest
-from sampling_async._session import BodyLimits
 from sampling_async._settings import MemberURL, PartnerSettings
 from sampling_async._version import __version__
 

@@ -12,7 +12,6 @@ from attrs import evolve, frozen
 from sampling_async._errors import ClientClosedError, ForbiddenError, SamplingError, ServiceError
 from sampling_async._outcomes import InviteOutcome, OutcomeStatus
 from sampling_async._protocol import (
-    BulkAnswer,
     Chunk,
     InviteRequest,
     bulk_invite,
@@ -20,6 +19,7 @@ from sampling_async._protocol import (
     plan_chunks,
     quota_id_of,
 )
+from sampling_async._replies import BulkAnswer
 from sampling_async._scheduler import Gate, JobStream, Permit
 from sampling_async._session import Track
 

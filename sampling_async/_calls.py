@@ -10,14 +10,15 @@ import anyio.to_thread
 
 from sampling_async._errors import DecodeError, SamplingError, ServiceError
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked
-from sampling_async._protocol import disguised_refusal, refusal
+from sampling_async._replies import disguised_refusal, refusal
 from sampling_async._scheduler import Gate, Permit
 from sampling_async._session import Session, Track
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from sampling_async._protocol import Call, Reply
+    from sampling_async._protocol import Call
+    from sampling_async._replies import Reply
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ class Caller:
         finally:
             permit.release()
         self._log(call, track, started, reply.status)
-        refused = refusal(call, reply)
+        refused = refusal(reply, private=call.private)
         if refused is not None:
             return refused
         return await self._decoded(call, reply)
@@ -110,7 +111,7 @@ class Caller:
                 return call.read(reply.body)
             return await anyio.to_thread.run_sync(call.read, reply.body, abandon_on_cancel=True)
         except DecodeError as exc:
-            return disguised_refusal(call, reply) or exc
+            return disguised_refusal(reply, private=call.private) or exc
 
     def _complete(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Say on the error what is known of the call so far, and obey what the service asks of the client."""

@@ -1,4 +1,4 @@
-"""One attempt on the wire: the only module that imports httpx.
+"""One attempt on the wire; with `_bodies`, the only module that imports httpx.
 
 It hides what an HTTP library gets wrong for this service: the key goes to the configured origin and into
 nothing that prints, bodies are bounded while they are read, an attempt has a wall limit, a failure says whether
@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_address
@@ -22,51 +20,31 @@ from uuid import UUID
 import anyio
 import anyio.lowlevel
 import httpx
-from attrs import define, field, frozen
+from attrs import define, field
 
+from sampling_async._bodies import BodyLimits, RequestBody, read_body
 from sampling_async._errors import (
     ClientClosedError,
-    DecodeError,
     Delivery,
     InvalidRequestError,
     SamplingError,
     TransportError,
     TransportTimeoutError,
 )
-from sampling_async._protocol import Call, Reply
+from sampling_async._replies import Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
-    from sampling_async._errors import Endpoint
     from sampling_async._policy import Timeouts
+    from sampling_async._protocol import Call
 
-_MIB: Final = 2**20
 _GUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _KEY_HEADER: Final = "API_AUTH_KEY"
 _KEEPALIVE_SECONDS: Final = 4.0  # below the 5 s after which common servers close, so that we never race them
 _POOL_SECONDS: Final = 2.0
 _CLOSING_SECONDS: Final = 5.0
-
-
-@frozen(kw_only=True)
-class BodyLimits:
-    """Bounds of an answer's body, in bytes: a 200 KB gzip body can hold hundreds of megabytes.
-
-    Attributes:
-        wire: As it comes over the wire.
-        decoded: After its content encoding is undone.
-        quotas: Both of these for Get Quotas, whose inventories are large.
-    """
-
-    wire: int = 16 * _MIB
-    decoded: int = 64 * _MIB
-    quotas: int = 512 * _MIB
-
-    def of(self, endpoint: Endpoint) -> tuple[int, int]:
-        """Return the bounds on the wire and decoded."""
-        return (self.quotas, self.quotas) if endpoint == "get_quotas" else (self.wire, self.decoded)
 
 
 @define
@@ -243,7 +221,7 @@ class Session:
         finally:
             _ours.reset(quiet)
         try:
-            body = await _read_body(response, *self._limits.of(call.endpoint))
+            body = await read_body(response, *self._limits.of(call.endpoint))
         finally:
             await response.aclose()
         return Reply(
@@ -277,7 +255,9 @@ class Session:
             "Content-Type": "application/json",
             "Content-Length": str(len(call.body)),
         }
-        return httpx.Request(call.method, url, headers=headers, stream=_Body(call.body), extensions=extensions)
+        return httpx.Request(
+            call.method, url, headers=headers, stream=RequestBody(call.body), extensions=extensions
+        )
 
     @contextmanager
     def until_closed(self, seconds: float | None = None) -> Generator[anyio.CancelScope]:
@@ -373,26 +353,6 @@ class _Line:
             await self.client.aclose()
 
 
-class _Body(httpx.AsyncByteStream):
-    """A request's body. httpx's own is an async generator, which a cancelled call leaves for trio to scold."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _Parts(iter((self._content,)))
-
-
-class _Parts(AsyncIterator[bytes]):
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts = parts
-
-    async def __anext__(self) -> bytes:
-        for part in self._parts:
-            return part
-        raise StopAsyncIteration
-
-
 class _KeyedTransport(httpx.AsyncBaseTransport):
     """Adds the key below everything of httpx that logs, redirects or puts requests into exceptions."""
 
@@ -429,85 +389,6 @@ _ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)
 def _not_ours(_record: logging.LogRecord) -> bool:
     """Keep httpx's lines about our requests, which spell out URLs with member codes, out of its log."""
     return not _ours.get()
-
-
-async def _read_body(response: httpx.Response, wire: int, decoded: int) -> bytes:
-    """Read a body within its limits, undoing gzip, the one encoding that we accept."""
-    if response.is_stream_consumed:  # made from memory, by a mock
-        return _bounded([response.content], decoded)
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"identity", "gzip", "x-gzip", ""}:
-        raise DecodeError("$", "expected no content encoding but gzip", permanent=True)
-    inflater = _Inflater(decoded) if "gzip" in encoding else None
-    parts: list[bytes] = []
-    wire_size = size = 0
-    async with _whole(response) as stream:
-        async for raw in stream:
-            wire_size += len(raw)
-            if wire_size > wire:
-                raise _too_large(wire, "on the wire")
-            parts.append(raw if inflater is None else inflater.feed(raw))
-            size += len(parts[-1])
-            if size > decoded:
-                raise _too_large(decoded, "decoded")
-    if inflater is not None:
-        inflater.finish()
-    return b"".join(parts)
-
-
-@asynccontextmanager
-async def _whole(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes]]:
-    """Give the raw parts of a body, and run them to their end even where the block stops early.
-
-    httpx and httpcore read through nested async generators; one left in the middle is scolded by trio. Closing
-    the response first makes them end by themselves, without reading on.
-    """
-    stream = response.aiter_raw()
-    try:
-        yield stream
-    except DecodeError:
-        await response.aclose()
-        with suppress(Exception):
-            async for _ in stream:
-                pass
-        raise
-
-
-def _bounded(parts: list[bytes], decoded: int) -> bytes:
-    body = b"".join(parts)
-    if len(body) > decoded:
-        raise _too_large(decoded, "decoded")
-    return body
-
-
-def _too_large(limit: int, where: str) -> DecodeError:
-    return DecodeError(
-        "$",
-        f"the body is larger than {limit} bytes {where}; raise it with limits=BodyLimits(...)",
-        permanent=True,
-    )
-
-
-class _Inflater:
-    """Undoes gzip piece by piece, never making more than the limit at once."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._zlib = zlib.decompressobj(wbits=31)
-
-    def feed(self, raw: bytes) -> bytes:
-        try:
-            piece = self._zlib.decompress(raw, self._limit + 1)
-        except zlib.error:
-            piece = None
-        if piece is None or self._zlib.unused_data:
-            raise DecodeError("$", "expected a gzip body, found other bytes")
-        return piece
-
-    def finish(self) -> None:
-        """Check that the stream is whole: a cut one can have the right length on the wire."""
-        if not self._zlib.eof:
-            raise DecodeError("$", "expected a whole gzip body, found a cut one")
 
 
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)

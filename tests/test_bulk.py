@@ -50,7 +50,7 @@ async def test_requests_hold_at_most_100_ids_each_once():
     await bulk(service, [*range(1, 251), 1, 250])
     chunks = [doubles.asked(request) for request in service.requests]
     assert sorted(map(len, chunks)) == [50, 100, 100]
-    assert sorted(sum(chunks, [])) == list(range(1, 251))
+    assert sorted(quota_id for chunk in chunks for quota_id in chunk) == list(range(1, 251))
 
 
 async def test_nothing_asked_is_nothing_sent():
@@ -184,11 +184,12 @@ async def test_closing_the_client_ends_a_fan_out_with_outcomes():
     async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
         async for outcome in outcomes:
             if not statuses:
+                await wait_all_tasks_blocked()
                 await client.aclose()
             statuses.append(outcome.status)
     assert len(statuses) == 50
-    assert statuses.count("unknown") in {10, 20}
-    assert "not_sent" in statuses
+    assert statuses.count("unknown") == 20
+    assert statuses.count("not_sent") == 20
     assert isinstance(outcome.error, ClientClosedError)
 
 
@@ -206,13 +207,20 @@ async def test_answers_nobody_asked_for_are_reported():
 
 
 @pytest.mark.parametrize(
-    "source", [lambda: range(1, 250), lambda: iter(range(1, 250)), lambda: ids(*range(1, 250))]
+    "source",
+    [
+        lambda: range(1, 250),
+        lambda: iter(range(1, 250)),
+        lambda: ids(*range(1, 250)),
+        lambda: ids(*range(1, 201)),
+    ],
 )
 async def test_a_stream_takes_any_iterable(source):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         async with client.stream_bulk_invite("m", source()) as outcomes:
             seen = [outcome.quota_id async for outcome in outcomes]
-        assert sorted(seen) == list(range(1, 250))
+        assert sorted(seen) == list(range(1, len(seen) + 1))
+        assert len(seen) in {200, 249}
         assert outcomes.left_over == ()
 
 
@@ -383,10 +391,14 @@ async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
     assert ahead <= (4 + 2) * 100
 
 
-_answers = st.sampled_from(["right", "missing", "extra", "reversed", "empty", "500", "503", "cut", "refused", "null"])
+_answers = st.sampled_from(
+    ["right", "missing", "extra", "reversed", "empty", "500", "503", "cut", "refused", "null"]
+)
 
 
-@given(st.lists(st.integers(1, 60), max_size=120), st.integers(1, 20), st.lists(_answers, min_size=1, max_size=8))
+@given(
+    st.lists(st.integers(1, 60), max_size=120), st.integers(1, 20), st.lists(_answers, min_size=1, max_size=8)
+)
 def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_ids, chunk_size, plan):
     """The invariant, against a ledger of the invites that were really made."""
     ledger: set[int] = set()

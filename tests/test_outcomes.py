@@ -44,9 +44,7 @@ def test_a_complete_result_raises_nothing():
 
 
 def test_the_repr_counts_and_shows_no_member(result):
-    assert repr(result) == (
-        "<BulkInviteResult invited=1 rejected=1 not_sent=2 unknown=1 unrequested=1>"
-    )
+    assert repr(result) == ("<BulkInviteResult invited=1 rejected=1 not_sent=2 unknown=1 unrequested=1>")
     assert "member-1" not in repr(OUTCOMES)
 
 

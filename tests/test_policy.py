@@ -57,7 +57,11 @@ def test_what_may_have_been_processed_is_repeated_for_reads_only(error):
 
 @pytest.mark.parametrize(
     "error",
-    [*map(status, (302, 400, 403, 404, 405, 409, 410, 413, 414, 415, 501, 505)), CERTIFICATE, ClientClosedError()],
+    [
+        *map(status, (302, 400, 403, 404, 405, 409, 410, 413, 414, 415, 501, 505)),
+        CERTIFICATE,
+        ClientClosedError(),
+    ],
 )
 def test_what_will_not_pass_is_not_repeated(error):
     assert allowed(error, retry_ambiguous=True) == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from urllib.parse import unquote
 
 import doubles
@@ -11,18 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async import (
-    BadRequestError,
-    DecodeError,
-    ForbiddenError,
     InvalidRequestError,
     InviteRequest,
     PagingError,
     RecontactMembers,
-    ServerError,
-    UnexpectedStatusError,
 )
 from sampling_async import _protocol as protocol
-from sampling_async._protocol import Cursor, Reply, plan_chunks, reconcile, retry_after
+from sampling_async._protocol import Cursor, plan_chunks
 
 PANEL = doubles.PANEL
 SAMPLES = f"/IPExternalSamplingService/ExternalSample/{PANEL}"
@@ -108,218 +102,6 @@ def test_whatever_is_an_index_is_a_quota_id():
 
     assert protocol.quota_id_of(Number()) == 7
     assert type(protocol.quota_id_of(Number())) is int
-
-
-# --- Replies
-
-CALL = protocol.bulk_invite(PANEL, "member-1", [1])
-
-
-def refused(status: int, body: bytes = b"", **headers: str):
-    return protocol.refusal(CALL, Reply(status, body, **headers))
-
-
-def test_a_200_is_no_refusal():
-    assert refused(200, b"{}") is None
-
-
-@pytest.mark.parametrize(
-    ("status", "error_class", "delivery"),
-    [
-        (400, BadRequestError, "answered"),
-        (403, ForbiddenError, "answered"),
-        (404, UnexpectedStatusError, "answered"),
-        (429, UnexpectedStatusError, "answered"),
-        (503, ServerError, "answered"),
-        (500, ServerError, "unknown"),
-        (502, ServerError, "unknown"),
-        (504, ServerError, "unknown"),
-        (302, UnexpectedStatusError, "unknown"),
-        (204, UnexpectedStatusError, "unknown"),
-    ],
-)
-def test_each_status_has_its_error_and_says_what_it_proves(status, error_class, delivery):
-    error = refused(status)
-    assert (type(error), error.delivery, error.status) == (error_class, delivery, status)
-    assert (error.result, error.result_code, error.endpoint) == (None, None, "bulk_invite")
-
-
-def test_an_error_body_is_read_by_content():
-    error = refused(400, b'\xef\xbb\xbf{"Result": "PANEL_DOES_NOT_EXIST", "ResultCode": 3}')
-    assert (error.result, error.result_code) == ("PANEL_DOES_NOT_EXIST", 3)
-    assert str(error) == "bulk_invite: the service answered 400 3 PANEL_DOES_NOT_EXIST"
-
-
-def test_a_code_without_a_name_gets_the_one_we_know():
-    assert str(refused(400, b'{"ResultCode": 10}')).endswith("400 10 NO_QUOTA_ID")
-    assert str(refused(400, b'{"ResultCode": 999, "Result": 5}')).endswith("400 999")
-
-
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"<html>", b"{", b'{"ResultCode": "3"}', b"\xff"])
-def test_any_error_body_will_do(body):
-    error = refused(400, body)
-    assert (error.result, error.result_code) == (None, None)
-
-
-def test_a_server_fault_inside_a_400_proves_nothing():
-    assert refused(400, b'{"ResultCode": 36}').delivery == "unknown"
-
-
-def test_a_403_names_the_proxy_that_drops_headers():
-    assert "underscores_in_headers" in str(refused(403))
-
-
-def test_an_excerpt_is_printable_and_without_the_member():
-    body = b"\x00<p>/p/member-1/Invites\r\n\xff</p>" + b"x" * 5000
-    excerpt = refused(500, body).body_excerpt
-    assert excerpt.startswith("<p>/p/<hidden>/Invites \ufffd</p>")
-    assert len(excerpt) == 200
-    assert "member-1" not in str(refused(500, body))
-
-
-def test_an_error_body_under_a_200_is_recognised():
-    reply = Reply(200, b'{"Result": "QUOTA_NOT_LIVE", "ResultCode": 9}')
-    error = protocol.disguised_refusal(CALL, reply)
-    assert (type(error), error.result_code, error.delivery) == (UnexpectedStatusError, 9, "unknown")
-    assert protocol.disguised_refusal(CALL, Reply(200, b"{}")) is None
-
-
-DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
-
-
-@pytest.mark.parametrize(
-    ("header", "date", "seconds"),
-    [
-        (None, None, None),
-        ("5", None, 5.0),
-        ("0", None, 0.0),
-        ("1.5", None, 1.5),
-        ("-1", None, None),
-        ("NaN", None, None),
-        ("inf", None, None),
-        ("1e9", None, 1e9),
-        ("soon", None, None),
-        ("Fri, 20 Nov 2026 12:00:30 GMT", DATE, 30.0),
-        ("Fri, 20 Nov 2026 11:00:00 GMT", DATE, 0.0),
-        ("Fri, 20 Nov 2026 12:00:30 GMT", None, None),
-        ("Fri, 20 Nov 2026 12:00:30 GMT", "rubbish", None),
-        ("Fri, 20 Nov 2026 12:00:30 -0000", DATE, None),
-    ],
-)
-def test_retry_after_is_obeyed_where_it_makes_sense(header, date, seconds):
-    assert retry_after(Reply(503, b"", header, date)) == seconds
-
-
-def test_a_single_invite_must_be_for_the_quota_asked():
-    call = protocol.generate_invite(PANEL, "m", 5)
-    assert call.read(json.dumps(doubles.invite(5)).encode()).quota_id == 5
-    with pytest.raises(DecodeError, match="not our answer"):
-        call.read(json.dumps(doubles.invite(6)).encode())
-
-
-# --- Reconciliation
-
-
-def one(*items: object, asked: tuple[int, ...] = (5,)):
-    return reconcile("m", asked, items).outcomes[5]
-
-
-def test_code_1_with_an_invite_is_invited():
-    outcome = one(doubles.item(5, 1))
-    assert (outcome.status, outcome.invite.quota_id, outcome.result) == ("invited", 5, "SUCCESS")
-    assert (outcome.error, outcome.anomaly) == (None, None)
-
-
-def test_another_code_is_rejected():
-    outcome = one(doubles.item(5, 9))
-    assert (outcome.status, outcome.result_code, outcome.result) == ("rejected", 9, "QUOTA_NOT_LIVE")
-
-
-def test_a_rejection_needs_no_invite_field_and_no_name():
-    assert one({"QuotaID": 5, "ResultCode": 9}).status == "rejected"
-    assert one({"QuotaId": 5, "ResultCode": 9, "Result": 7}).result is None
-
-
-@pytest.mark.parametrize(
-    ("item", "path"),
-    [
-        (doubles.item(5, 1, Invite=None), "$.Invites[0].Invite"),
-        (doubles.item(5, 9, Invite=doubles.invite(5)), "$.Invites[0].Invite"),
-        (doubles.item(5, 1, Invite=doubles.invite(5, URL=None)), "$.Invites[0].Invite.URL"),
-        (doubles.item(5, 1, Invite="yes"), "$.Invites[0].Invite"),
-        (doubles.item(5, ResultCode="9"), "$.Invites[0].ResultCode"),
-        (doubles.item(5, ResultCode=None), "$.Invites[0].ResultCode"),
-    ],
-)
-def test_a_contradiction_is_unknown_and_says_where(item, path):
-    outcome = one(item)
-    assert (outcome.status, outcome.invite, outcome.error.path) == ("unknown", None, path)
-    assert outcome.anomaly == outcome.error.rule
-
-
-@pytest.mark.parametrize("items", [(), (None,), ({},), ("x",), ({"QuotaID": "5", "ResultCode": 9},)])
-def test_no_item_is_unknown(items):
-    outcome = one(*items)
-    assert (outcome.status, outcome.error.path) == ("unknown", "$.Invites")
-
-
-def test_an_invite_for_another_quota_is_kept_and_marked():
-    outcome = one(doubles.item(5, 1, Invite=doubles.invite(6)))
-    assert (outcome.status, outcome.invite.quota_id, outcome.anomaly) == (
-        "invited",
-        6,
-        "the invite names quota 6",
-    )
-
-
-def test_answers_nobody_asked_for_are_reported():
-    answer = reconcile("m", [5], [doubles.item(6, 1), doubles.item(5)])
-    assert [outcome.quota_id for outcome in answer.unrequested] == [6]
-    assert list(answer.outcomes) == [5]
-
-
-def test_the_same_answer_twice_counts_once():
-    outcome = one(doubles.item(5, 1), doubles.item(5, 1))
-    assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, alike")
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        (doubles.item(5, 1), doubles.item(5, 9)),
-        (doubles.item(5, 1), doubles.item(5, 1, Invite=doubles.invite(5, URL="https://other.example"))),
-        (doubles.item(5, 1, Invite=None), doubles.item(5, 1, Invite=None)),
-    ],
-)
-def test_two_answers_that_differ_are_unknown(pair):
-    for items in (pair, pair[::-1]):
-        outcome = one(*items)
-        assert (outcome.status, outcome.invite) == ("unknown", None)
-        assert "two that differ" in outcome.anomaly
-
-
-_items = st.builds(
-    doubles.item,
-    st.integers(1, 8),
-    st.sampled_from([1, 9, 10, None, "1"]),
-) | st.sampled_from([None, {}, [], {"QuotaID": 3, "ResultCode": 1, "Invite": {}}])
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, unique=True), st.lists(_items, max_size=12))
-def test_every_id_asked_has_one_outcome_whatever_comes(asked, items):
-    answer = reconcile("m", asked, items)
-    assert list(answer.outcomes) == asked
-    for quota_id, outcome in answer.outcomes.items():
-        assert outcome.quota_id == quota_id
-        assert (outcome.status == "invited") == (outcome.invite is not None)
-        assert (outcome.status == "unknown") == (outcome.error is not None)
-    assert not {outcome.quota_id for outcome in answer.unrequested} & set(asked)
-
-
-@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"Invites": null}', b'{"Invites": {}}', b"null", b""])
-def test_a_body_without_a_list_of_items_is_unreadable(body):
-    with pytest.raises(DecodeError):
-        CALL.read(body)
 
 
 # --- Chunks

@@ -9,13 +9,13 @@ import gc
 import gzip
 import json
 import logging
-import os
 import pickle
 import socket
 import ssl
 import time
 import traceback
 import zlib
+from pathlib import Path
 from uuid import UUID
 
 import anyio
@@ -50,7 +50,9 @@ def client_of(url: str, **options) -> SamplingClient:
 # --- What may be configured
 
 
-@pytest.mark.parametrize("value", ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", None, 7])
+@pytest.mark.parametrize(
+    "value", ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", None, 7]
+)
 @pytest.mark.parametrize("name", ["api_key", "panel_guid"])
 def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):
     with pytest.raises(InvalidRequestError, match=f"{name} is a Guid") as caught:
@@ -260,7 +262,9 @@ async def test_a_connection_that_does_not_open_was_never_sent():
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
             fillers.append(filler)
-        error = await failure(f"http://127.0.0.1:{full.getsockname()[1]}", timeouts=Timeouts(connect=0.1, read=0.1))
+        error = await failure(
+            f"http://127.0.0.1:{full.getsockname()[1]}", timeouts=Timeouts(connect=0.1, read=0.1)
+        )
         for filler in fillers:
             filler.close()
     assert (type(error), error.delivery) == (TransportTimeoutError, "not_sent")
@@ -364,7 +368,10 @@ async def test_gzip_is_the_encoding_we_accept():
             wire.answer(gzip.compress(SETTINGS) + b"tail", "200 OK", "Content-Encoding: gzip"),
             "found other bytes",
         ),
-        (wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"), "no content encoding but"),
+        (
+            wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"),
+            "no content encoding but",
+        ),
         (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip, gzip"), "no content encoding but"),
     ],
 )
@@ -381,6 +388,20 @@ async def test_bodies_are_bounded_on_the_wire_and_decoded():
     with pytest.raises(DecodeError, match="larger than 300 bytes decoded") as caught:
         await read(httpx.Response(200, content=SETTINGS), decoded=300)
     assert caught.value.permanent
+
+
+async def test_what_follows_a_refused_part_is_not_read_on():
+    chunks = b"".join(b"3c\r\n" + b" " * 60 + b"\r\n" for _ in range(9)) + b"0\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with pytest.raises(DecodeError, match="larger than 50 bytes on the wire"):
+        await read(head + chunks, wire=50)
+
+
+async def test_a_pool_that_times_out_was_never_sent():
+    async with doubles.client(doubles.Service(httpx.PoolTimeout("full")), retry=ONCE) as client:
+        with pytest.raises(TransportTimeoutError) as caught:
+            await client.get_settings()
+    assert caught.value.delivery == "not_sent"
 
 
 async def test_a_bomb_is_never_unpacked():
@@ -447,7 +468,7 @@ async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_client_works_after_a_cancel_at_any_tick(warm):
-    """httpx's pool loses a slot for good when a call is cancelled as its connection opens."""
+    """The pool of httpx loses a slot for good when a call is cancelled as its connection opens."""
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await _sweep(_call_cancelled_after, url, warm=warm)
 
@@ -459,6 +480,12 @@ async def test_a_client_works_after_its_task_was_cancelled_at_any_tick(warm):
         await _sweep(_task_cancelled_after, url, warm=warm)
 
 
+def _descriptors() -> int:
+    """Return how many are open; 0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
 async def test_churn_of_short_deadlines_leaks_nothing():
     def slow(request: bytes) -> bytes:
         time.sleep(0.001)
@@ -468,7 +495,7 @@ async def test_churn_of_short_deadlines_leaks_nothing():
         async with client_of(url, max_concurrency=2) as client:
             await client.bulk_invite("m", [1])
             gc.collect()
-            before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+            before = _descriptors()
 
             async def hasty(seconds: float) -> None:
                 with anyio.move_on_after(seconds):
@@ -484,7 +511,7 @@ async def test_churn_of_short_deadlines_leaks_nothing():
             gc.collect()
             if before:
                 # Both ends are of this process: at most one more connection open than at the start.
-                assert len(os.listdir("/proc/self/fd")) <= before + 2 * 2
+                assert _descriptors() <= before + 2 * 2
 
 
 async def test_a_closed_client_refuses():

@@ -83,7 +83,7 @@ def test_the_reference_data_key_can_be_had_and_is_never_shown():
 
 
 def test_they_are_a_sequence_and_a_value():
-    read = settings(**{"a": "1", "b": "2"})
+    read = settings(a="1", b="2")
     assert [s.name for s in read] == [s.name for s in read[0:2]] == ["a", "b"]
     copy = pickle.loads(pickle.dumps(read))
     assert (copy, hash(copy), len(copy)) == (read, hash(read), 2)

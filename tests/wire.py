@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -98,10 +98,8 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         for sock in open_sockets:
-            try:
+            with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
         acceptor.join()
         for thread in threads:
             thread.join()

@@ -1,0 +1,63 @@
+"""The project's checks: `nox` runs lint, types and tests; the others are named with `-s`."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install the package with all extras, and dependency groups of pyproject.toml."""
+    session.install("-e", ".[all]", *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Hold the rules and the format."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types with mypy (strict) and pyright, on the package and on a typing test."""
+    install(session, "types")
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments after `--` go to pytest."""
+    install(session, "tests")
+    session.run("python", "-W", "error", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Measure branch coverage; the core must be covered whole."""
+    install(session, "tests")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-q", *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    core = ",".join(
+        f"sampling_async/_{module}.py"
+        for module in ("bulk", "calls", "client", "codec", "policy", "protocol", "scheduler", "session")
+    )
+    session.run("coverage", "report", f"--include={core}", "--fail-under=100")
+    session.run("coverage", "report")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure throughput, memory and import time; arguments after `--` go to the throughput benchmark."""
+    install(session, "bench")
+    session.run("python", "benchmarks/bulk_throughput.py", *session.posargs)
+    session.run("python", "benchmarks/stream_memory.py")
+    session.run("python", "benchmarks/import_time.py")

@@ -1,0 +1,263 @@
+"""The client's own promises: construction, the five calls, recontact paging."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+from contextlib import aclosing
+from uuid import UUID
+
+import anyio.lowlevel
+import doubles
+import httpx
+import inventories
+import pytest
+import respx
+from anyio import wait_all_tasks_blocked
+
+from sampling_async import (
+    InvalidRequestError,
+    PagingError,
+    SamplingClient,
+    ServerError,
+    Timeouts,
+)
+
+pytestmark = pytest.mark.anyio
+BASE = "https://service.example/prefix"
+SAMPLES = f"{BASE}/IPExternalSamplingService/ExternalSample/{doubles.PANEL}"
+
+
+# --- Construction
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, None])
+def test_a_limit_that_is_none_is_refused(value):
+    with pytest.raises(InvalidRequestError, match="max_concurrency"):
+        doubles.client(doubles.Service([]), max_concurrency=value)
+
+
+def test_a_client_is_made_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SAMPLING_BASE_URL", "https://service.example")
+    monkeypatch.setenv("SAMPLING_PANEL_GUID", doubles.PANEL)
+    monkeypatch.setenv("SAMPLING_API_KEY", doubles.KEY)
+    assert "service.example" in repr(SamplingClient.from_env())
+    client = SamplingClient.from_env(base_url="https://other.example", max_concurrency=3)
+    assert repr(client) == "<SamplingClient other.example: 0 of 3 running, 0 waiting>"
+
+
+@pytest.mark.parametrize("name", ["BASE_URL", "PANEL_GUID", "API_KEY"])
+def test_what_is_missing_in_the_environment_is_named(monkeypatch, name):
+    monkeypatch.setenv("SAMPLING_BASE_URL", "https://service.example")
+    monkeypatch.setenv("SAMPLING_PANEL_GUID", doubles.PANEL)
+    monkeypatch.setenv("SAMPLING_API_KEY", doubles.KEY)
+    monkeypatch.delenv(f"SAMPLING_{name}")
+    with pytest.raises(InvalidRequestError, match=f"SAMPLING_{name}"):
+        SamplingClient.from_env()
+
+
+async def test_the_client_shows_neither_key_nor_panel_and_is_not_pickled():
+    client = doubles.client(doubles.Service([]))
+    assert doubles.KEY not in f"{client!r} {vars(client)}"
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(client)
+    await client.aclose()
+    assert "closed" in repr(client)
+
+
+# --- The five requests, as a server sees them
+
+
+@pytest.fixture
+async def client():
+    async with SamplingClient(f"{BASE}/", panel_guid=UUID(doubles.PANEL), api_key=doubles.KEY) as client:
+        yield client
+
+
+def sent(route: respx.Route) -> httpx.Request:
+    assert route.call_count == 1
+    request = route.calls.last.request
+    assert request.headers["API_AUTH_KEY"] == doubles.KEY
+    assert request.headers["User-Agent"].startswith("sampling-async/")
+    assert request.headers["Host"] == "service.example"
+    return request
+
+
+@pytest.mark.parametrize(("flag", "wire"), [(True, "true"), (False, "false")])
+async def test_get_quotas(client, flag, wire):
+    with respx.mock:
+        route = respx.get(f"{SAMPLES}/Quotas?includeRoutables={wire}").respond(json=inventories.quotas())
+        quotas = await client.get_quotas(include_routables=flag)
+    assert quotas.surveys[0].quotas[0].quota_id == 21
+    assert sent(route).content == b""
+
+
+async def test_bulk_invite(client):
+    with respx.mock:
+        route = respx.post(f"{SAMPLES}/m%2F1/Invites").respond(json={"Invites": [doubles.item(5, 1)]})
+        result = await client.bulk_invite("m/1", [5])
+    assert (result[0].status, result[0].member_code) == ("invited", "m/1")
+    request = sent(route)
+    assert json.loads(request.content) == {"QuotaIDs": [5]}
+    assert request.headers["Content-Type"] == "application/json"
+    assert request.headers["Content-Length"] == str(len(request.content))
+
+
+async def test_generate_invite(client):
+    with respx.mock:
+        body = doubles.invite(5) | {"SurveyId": 7}
+        del body["SurveyID"]
+        route = respx.get(f"{SAMPLES}/m%201/Invite/5").respond(json=body)
+        invite = await client.generate_invite("m 1", 5)
+    assert (invite.survey_id, invite.url) == (7, "https://survey.example/5")
+    sent(route)
+
+
+async def test_get_settings(client):
+    with respx.mock:
+        url = f"{BASE}/IntegratedPanelService/api/Settings?partnerGUID={doubles.PANEL}"
+        route = respx.get(url).respond(json=[{"Name": "Qualified URL", "Description": "", "Value": "u"}])
+        settings = await client.get_settings()
+    assert settings.qualified_url == "u"
+    sent(route)
+
+
+async def test_recontact_members(client):
+    with respx.mock:
+        url = f"{SAMPLES}/Recontact/5/MemberCodes?maxResults=2&lastMemberCodeReceived=m%261"
+        route = respx.get(url).respond(json=doubles.page("m2"))
+        codes = [code async for code in client.recontact_members(5, max_results=2, after="m&1")]
+    assert codes == ["m2"]
+    sent(route)
+
+
+async def test_plain_text_labels_do_not_matter(client):
+    with respx.mock:
+        content = json.dumps(doubles.invite(5)).encode()
+        respx.get(f"{SAMPLES}/m/Invite/5").respond(content=content, content_type="application/plaintext")
+        assert (await client.generate_invite("m", 5)).quota_id == 5
+
+
+async def test_limits_reach_the_transport():
+    service = doubles.Service([])
+    async with doubles.client(service, timeouts=Timeouts(connect=1, write=2, read=3)) as client:
+        await client.get_settings()
+    timeout = service.requests[0].extensions["timeout"]
+    assert (timeout["connect"], timeout["write"], timeout["read"]) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("ids", "read"), [(1, 15.5), (100, 65)])
+async def test_the_read_limit_of_a_bulk_invite_grows_with_its_ids(ids, read):
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        await client.bulk_invite("m", range(1, ids + 1))
+    assert service.requests[0].extensions["timeout"]["read"] == read
+
+
+# --- Recontact paging
+
+
+def listing(*codes: str, size: int = 2):
+    """Serve a recontact list page by page."""
+
+    def answer(request: httpx.Request):
+        after = request.url.params.get("lastMemberCodeReceived")
+        start = codes.index(after) + 1 if after else 0
+        part = codes[start : start + size]
+        return doubles.page(*part, more=start + size < len(codes))
+
+    return doubles.Service(answer)
+
+
+async def test_pages_are_read_as_they_are_taken():
+    service = listing("a", "b", "c", "d", "e")
+    async with doubles.client(service) as client:
+        async with aclosing(client.recontact_members(5)) as codes:
+            assert [await anext(codes), await anext(codes)] == ["a", "b"]
+            assert len(service.requests) == 1
+            assert [code async for code in codes] == ["c", "d", "e"]
+        pages = [page.member_codes async for page in client.recontact_pages(5, after="b")]
+    assert pages == [("c", "d"), ("e",)]
+
+
+async def test_breaking_off_is_safe_and_resumed_after_the_last_code():
+    service = listing("a", "b", "c", "d", "e")
+    async with doubles.client(service) as client:
+        seen = []
+        async with aclosing(client.recontact_members(5)) as codes:
+            async for code in codes:
+                seen.append(code)
+                if len(seen) == 3:
+                    break
+        seen += [code async for code in client.recontact_members(5, after=seen[-1])]
+    assert seen == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio scolds any generator that is left unclosed
+async def test_breaking_off_without_closing_is_safe_too():
+    async with doubles.client(listing("a", "b", "c", "d", "e")) as client:
+        async for _ in client.recontact_members(5):
+            break
+        gc.collect()
+        await anyio.lowlevel.checkpoint()
+        assert client._gate.running == 0
+
+
+async def test_only_the_failed_page_is_read_again():
+    pages = [doubles.page("a", "b", more=True), httpx.Response(500), doubles.page("c")]
+    service = doubles.Service(*pages)
+    async with doubles.client(service) as client:
+        assert [code async for code in client.recontact_members(5)] == ["a", "b", "c"]
+    cursors = [request.url.params.get("lastMemberCodeReceived") for request in service.requests]
+    assert cursors == [None, "b", "b"]
+
+
+async def test_a_list_that_does_not_advance_ends_in_an_error_with_the_cursor():
+    service = doubles.Service(doubles.page("a", "b", more=True), doubles.page(more=True))
+    async with doubles.client(service) as client:
+        seen = []
+        with pytest.raises(PagingError) as caught:
+            async for code in client.recontact_members(5):
+                seen.append(code)
+    assert (seen, caught.value.cursor) == (["a", "b"], "b")
+
+
+@pytest.mark.parametrize("options", [{"max_results": 0}, {"max_results": True}, {"after": ""}, {"after": ".."}])
+async def test_paging_arguments_are_checked(options):
+    async with doubles.client(doubles.Service(doubles.page())) as client:
+        with pytest.raises(InvalidRequestError):
+            await anext(client.recontact_members(5, **options))
+
+
+async def test_a_stream_reads_the_next_page_ahead():
+    service = listing(*"abcdefgh")
+    async with doubles.client(service) as client:
+        async with client.stream_recontact_members(5) as codes:
+            assert codes.last_taken is None
+            assert await anext(codes) == "a"
+            await wait_all_tasks_blocked()
+            assert len(service.requests) == 2
+            assert [code async for code in codes] == list("bcdefgh")
+            assert codes.last_taken == "h"
+
+
+async def test_a_stream_can_be_left_and_resumed():
+    async with doubles.client(listing(*"abcdefgh")) as client:
+        with pytest.raises(ZeroDivisionError):
+            async with client.stream_recontact_members(5) as codes:
+                assert [await anext(codes) for _ in range(3)] == ["a", "b", "c"]
+                raise ZeroDivisionError
+        async with client.stream_recontact_members(5, after=codes.last_taken) as codes:
+            assert [code async for code in codes] == list("defgh")
+        assert client._gate.running == 0
+
+
+async def test_a_stream_raises_after_the_codes_before_it():
+    service = doubles.Service(doubles.page("a", more=True), httpx.Response(500))
+    async with doubles.client(service) as client:
+        async with client.stream_recontact_members(5) as codes:
+            assert await anext(codes) == "a"
+            with pytest.raises(ServerError) as caught:
+                await anext(codes)
+    assert caught.value.attempts == 3

@@ -1,0 +1,148 @@
+"""The ledger, and what it says of a client's report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+import pytest
+
+from sampling_async import Invite, InviteOutcome
+from sampling_async.simulator import SimulatedMember, Simulator
+
+if TYPE_CHECKING:
+    from sampling_async.simulator import LedgerEntry
+
+pytestmark = pytest.mark.anyio
+
+
+def outcome(
+    status: Literal["invited", "rejected", "not_sent", "unknown"],
+    entry: LedgerEntry | None = None,
+    *,
+    member_code: str = "nobody",
+    quota_id: int = 5,
+    url: str | None = None,
+) -> InviteOutcome:
+    if entry is not None:
+        member_code, quota_id = entry.member_code, entry.quota_id
+        url = url or entry.url
+    invite = Invite(1, 1, quota_id, 1.0, url or "", 1, 1) if status == "invited" else None
+    return InviteOutcome(member_code, quota_id, status, invite)
+
+
+async def with_invites(members: int = 12, **arguments: int) -> Simulator:
+    """Return a simulator that has asked all quotas for some members."""
+    sim = Simulator(surveys=10, members=members, **arguments)
+    ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
+    headers = {"API_AUTH_KEY": sim.api_key}
+    async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url, headers=headers) as client:
+        for member_code in sim.members:
+            path = f"/IPExternalSamplingService/ExternalSample/{sim.panel_guid}/{member_code}/Invites"
+            await client.post(path, json={"QuotaIDs": ids})
+    assert len(sim.ledger.invites) > 3
+    return sim
+
+
+async def test_the_ledger_holds_invites_and_requests():
+    sim = await with_invites()
+    ledger, first = sim.ledger, sim.ledger.invites[0]
+    assert first.sequence_number == 0
+    assert first.panel_guid == sim.panel_guid
+    assert first.request_number == ledger.requests[0].number == 0
+    assert first.quota_id in ledger.requests[0].quota_ids
+    assert ledger.requests[0].member_code == "m000001"
+    assert {(r.endpoint, r.status, r.is_processed) for r in ledger.requests} == {("bulk_invite", 200, True)}
+    assert list(ledger.invites) == list(ledger.invites[:])
+    assert ledger.invites[-1].sequence_number == len(ledger.invites) - 1
+    assert len({entry.url for entry in ledger.invites}) == len(ledger.invites)
+    assert repr(ledger) == f"<Ledger invites={len(ledger.invites)} requests=12>"
+    assert repr(ledger.invites) == f"<{len(ledger.invites)} invites>"
+    with pytest.raises(IndexError):
+        ledger.invites[len(ledger.invites)]
+
+
+async def test_counts_by_pair_follow_the_invites():
+    sim = await with_invites()
+    first = sim.ledger.invites[0]
+    assert sim.ledger.by_pair() == Counter((e.member_code, e.quota_id) for e in sim.ledger.invites)
+    assert sim.ledger.count(first.member_code, first.quota_id) == 1
+    assert sim.ledger.count("nobody", first.quota_id) == 0
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(True, 12), (5, 5), (False, 0), (0, 0)])
+async def test_the_latest_requests_are_kept_and_all_are_counted(keep: int, kept: int):
+    sim = await with_invites(keep_requests=keep)
+    assert [record.number for record in sim.ledger.requests] == list(range(12 - kept, 12))
+    assert sim.ledger.request_count == 12
+
+
+async def test_a_true_report_is_ok():
+    sim = await with_invites()
+    told = [outcome("invited", entry) for entry in sim.ledger.invites]
+    told += [outcome("rejected"), outcome("not_sent")]
+    verdict = sim.ledger.check(told)
+    assert verdict.ok
+    assert (verdict.lies, verdict.unread, verdict.unexplained, verdict.lost) == ((), (), (), ())
+    assert str(verdict) == "ok: 0 lies, 0 unexplained, 0 unread, 0 lost"
+
+
+async def test_an_invite_that_was_never_made_is_a_lie():
+    sim = await with_invites()
+    first, second, *rest = sim.ledger.invites
+    told = [outcome("invited", entry) for entry in rest]
+    made_up = outcome("invited", first, url="https://entry.example/never")
+    foreign = outcome("invited", second, url=first.url)
+    nothing = outcome("invited", url=first.url)
+    verdict = sim.ledger.check([*told, made_up, foreign, nothing])
+    assert [lie.outcome for lie in verdict.lies] == [made_up, foreign, nothing]
+    assert verdict.unexplained == (first, second)
+    assert not verdict.ok
+    assert "NOT ok: 3 lies, 2 unexplained" in str(verdict)
+
+
+@pytest.mark.parametrize("status", ["rejected", "not_sent"])
+async def test_denying_an_invite_is_a_lie(status: Literal["rejected", "not_sent"]):
+    sim = await with_invites()
+    first, *rest = sim.ledger.invites
+    told = [outcome("invited", entry) for entry in rest]
+    denial = outcome(status, first)
+    assert [lie.outcome for lie in sim.ledger.check([*told, denial]).lies] == [denial]
+    # The same words are true beside an outcome that has the invite, or one that admits it may exist.
+    assert sim.ledger.check([*told, denial, outcome("invited", first)]).ok
+    admitted = sim.ledger.check([*told, denial, outcome("unknown", first)])
+    assert admitted.ok
+    assert admitted.unread == (first,)
+
+
+async def test_silence_about_an_invite_leaves_it_unexplained():
+    sim = await with_invites()
+    first, *rest = sim.ledger.invites
+    verdict = sim.ledger.check(outcome("invited", entry) for entry in rest)
+    assert verdict.unexplained == (first,)
+    assert not verdict.ok
+    assert f"invite 0 to quota {first.quota_id} unexplained" in str(verdict)
+
+
+async def test_an_unknown_outcome_without_an_invite_is_lost_and_no_fault():
+    sim = await with_invites()
+    told = [outcome("invited", entry) for entry in sim.ledger.invites]
+    unknown = outcome("unknown")
+    verdict = sim.ledger.check([*told, unknown])
+    assert verdict.ok
+    assert verdict.lost == (unknown,)
+
+
+async def test_panels_that_share_member_codes_are_checked_one_by_one():
+    sim = await with_invites()
+    other = sim.add_panel(members=[SimulatedMember("m000001")])
+    told = [outcome("invited", entry) for entry in sim.ledger.invites]
+    assert sim.ledger.check(told, panel_guid=sim.panel_guid).ok
+    assert len(sim.ledger.check(told, panel_guid=other.panel_guid).lies) == len(told)
+
+
+def test_an_outcome_of_no_known_status_is_refused():
+    told = InviteOutcome("m000001", 5, "perhaps")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="perhaps"):
+        Simulator(surveys=1, members=1).ledger.check([told])
