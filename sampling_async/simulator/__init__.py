@@ -1,0 +1,92 @@
+"""A sampling service to test and demonstrate against: seeded, stateful, with faults and a ledger.
+
+    from sampling_async.simulator import Fault, Simulator
+
+    sim = Simulator(seed=7, surveys=50, members=200)
+    sim.faults.add(Fault.status(503, retry_after=1).on("bulk_invite", every=10))
+    async with sim.client() as client:
+        ...
+    assert sim.ledger.check(outcomes).ok
+
+It needs the extra `simulator`: `pip install 'sampling-async[simulator]'`. Names are loaded when they are first
+used, so that the pytest plugin in this package costs nothing where it is not used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sampling_async.simulator._faults import Fault, FaultPlan
+    from sampling_async.simulator._generator import generate_inventory
+    from sampling_async.simulator._latency import Latency
+    from sampling_async.simulator._ledger import Ledger
+    from sampling_async.simulator._members import (
+        Participation,
+        ProfileAnswer,
+        SimulatedMember,
+        generate_members,
+    )
+    from sampling_async.simulator._panels import SimulatedPanel
+    from sampling_async.simulator._questions import AGE_BANDS
+    from sampling_async.simulator._records import LedgerEntry, RequestRecord
+    from sampling_async.simulator._simulator import Simulator
+    from sampling_async.simulator._transport import SimulatorTransport
+    from sampling_async.simulator._verdict import Lie, Verdict
+
+__all__ = [
+    "AGE_BANDS",
+    "Fault",
+    "FaultPlan",
+    "Latency",
+    "Ledger",
+    "LedgerEntry",
+    "Lie",
+    "Participation",
+    "ProfileAnswer",
+    "RequestRecord",
+    "SimulatedMember",
+    "SimulatedPanel",
+    "Simulator",
+    "SimulatorTransport",
+    "Verdict",
+    "generate_inventory",
+    "generate_members",
+]
+
+_HOMES: Final = {
+    "AGE_BANDS": "_questions",
+    "Fault": "_faults",
+    "FaultPlan": "_faults",
+    "Latency": "_latency",
+    "Ledger": "_ledger",
+    "LedgerEntry": "_records",
+    "Lie": "_verdict",
+    "Participation": "_members",
+    "ProfileAnswer": "_members",
+    "RequestRecord": "_records",
+    "SimulatedMember": "_members",
+    "SimulatedPanel": "_panels",
+    "Simulator": "_simulator",
+    "SimulatorTransport": "_transport",
+    "Verdict": "_verdict",
+    "generate_inventory": "_generator",
+    "generate_members": "_members",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "starlette":
+            raise
+        raise ImportError("starlette is missing: pip install 'sampling-async[simulator]'") from exc
+
+
+def __dir__() -> list[str]:
+    return __all__

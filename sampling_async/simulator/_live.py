@@ -1,0 +1,202 @@
+"""The inventory as it stands: the counts that move with every invite, and what Get Quotas says of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from sampling_async._codec import unstructure
+from sampling_async._models import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async.simulator._eligibility import QuotaTargets, first_open
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sampling_async.simulator._eligibility import Fit
+
+_TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Travel", "New Products")
+
+
+class LiveSurvey:
+    """A survey with its quotas and the completes that remain to it."""
+
+    __slots__ = ("bodies", "position", "quotas", "remaining", "survey")
+
+    def __init__(self, survey: Survey, position: int) -> None:
+        self.survey = survey
+        self.position = position
+        self.remaining = survey.estimated_completes_remaining
+        self.quotas = tuple(LiveQuota(quota, self) for quota in survey.quotas)
+        self.bodies: dict[bool, bytes | None] = {}
+
+    def now(self) -> Survey | None:
+        """Return the survey with its open quotas and their counts; None when no quota is open."""
+        if self.remaining <= 0:
+            return None
+        quotas = tuple(quota.now() for quota in self.quotas if quota.is_live and quota.remaining > 0)
+        if not quotas:
+            return None
+        return attrs.evolve(self.survey, estimated_completes_remaining=self.remaining, quotas=quotas)
+
+    def body(self, *, include_routables: bool) -> bytes | None:
+        """Return the survey as Get Quotas shows it, or None; kept until a count moves."""
+        if include_routables not in self.bodies:
+            survey = self.now()
+            self.bodies[include_routables] = (
+                _survey_body(survey, include_routables=include_routables) if survey else None
+            )
+        return self.bodies[include_routables]
+
+
+class LiveQuota:
+    """A quota with its counts: completes remaining, and completes so far of every sub-quota."""
+
+    __slots__ = ("_targets", "completes", "is_live", "position", "quota", "remaining", "survey")
+
+    def __init__(self, quota: Quota, survey: LiveSurvey) -> None:
+        self.quota = quota
+        self.survey = survey
+        self.position = 0
+        self.is_live = True
+        self.remaining = quota.estimated_completes_remaining
+        self.completes = [[part.current_completes for part in layer.sub_quotas] for layer in quota.layers]
+        self._targets: QuotaTargets | None = None
+
+    @property
+    def targets(self) -> QuotaTargets:
+        """Whom the quota is for, made ready on first use."""
+        if self._targets is None:
+            self._targets = QuotaTargets(self.quota)
+        return self._targets
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the quota, or its survey as a whole, needs no more completes."""
+        return self.remaining <= 0 or self.survey.remaining <= 0
+
+    def places(self, fits: Sequence[Fit]) -> list[int] | None:
+        """Return the sub-quota a member takes in each layer; None when one of them would have to be full."""
+        places: list[int] = []
+        for fit, completes, layer in zip(fits, self.completes, self.quota.layers, strict=True):
+            place = first_open(fit, completes, layer.sub_quotas)
+            if place is None:
+                return None
+            places.append(place)
+        return places
+
+    def take(self, places: Sequence[int]) -> None:
+        """Count one invite as a complete, in the quota, its survey and a sub-quota of every layer."""
+        self.remaining -= 1
+        self.survey.remaining -= 1
+        for completes, place in zip(self.completes, places, strict=True):
+            completes[place] += 1
+
+    def now(self) -> Quota:
+        """Return the quota with its present counts."""
+        layers = zip(self.quota.layers, self.completes, strict=True)
+        return attrs.evolve(
+            self.quota,
+            estimated_completes_remaining=self.remaining,
+            layers=tuple(_layer_now(layer, completes) for layer, completes in layers),
+        )
+
+
+class LiveInventory:
+    """All surveys and quotas of the service, closed ones included."""
+
+    def __init__(self, inventory: Quotas) -> None:
+        self._inventory = inventory
+        self._surveys = tuple(LiveSurvey(survey, i) for i, survey in enumerate(inventory.surveys))
+        self._bodies: dict[bool, bytes] = {}
+        self._quotas: dict[int, LiveQuota] = {}
+        for quota in (quota for survey in self._surveys for quota in survey.quotas):
+            quota.position = len(self._quotas)
+            if self._quotas.setdefault(quota.quota.quota_id, quota) is not quota:
+                raise ValueError(f"quota ID {quota.quota.quota_id} occurs twice; IDs must be unique")
+
+    def __len__(self) -> int:
+        return len(self._quotas)
+
+    def __iter__(self) -> Iterator[LiveQuota]:
+        return iter(self._quotas.values())
+
+    def get(self, quota_id: int) -> LiveQuota | None:
+        """Return the quota of that ID, or None."""
+        return self._quotas.get(quota_id)
+
+    def named(self, quota_id: int) -> LiveQuota:
+        """Return the quota of that ID.
+
+        Raises:
+            KeyError: There is none.
+        """
+        quota = self._quotas.get(quota_id)
+        if quota is None:
+            raise KeyError(f"no quota {quota_id} in the inventory; sim.inventory lists the open ones")
+        return quota
+
+    def moved(self, quota: LiveQuota) -> None:
+        """Forget the bodies that show a quota whose counts or state have changed."""
+        quota.survey.bodies.clear()
+        self._bodies.clear()
+
+    def now(self) -> Quotas:
+        """Return what Get Quotas would return: surveys with open quotas, and their present counts."""
+        surveys = (survey.now() for survey in self._surveys)
+        return attrs.evolve(self._inventory, surveys=tuple(survey for survey in surveys if survey))
+
+    def body(self, *, include_routables: bool) -> bytes:
+        """Return the body of Get Quotas: the same object as long as nothing has changed."""
+        if include_routables not in self._bodies:
+            surveys = (survey.body(include_routables=include_routables) for survey in self._surveys)
+            self._bodies[include_routables] = b'{"Surveys":[%b],"CountryID":%d,"CacheExpires":"%b"}' % (
+                b",".join(survey for survey in surveys if survey),
+                self._inventory.country_id,
+                _ticks(self._inventory.cache_expires).encode(),
+            )
+        return self._bodies[include_routables]
+
+
+def _layer_now(layer: Layer, completes: Sequence[int]) -> Layer:
+    return Layer(
+        layer.layer_id,
+        tuple(
+            SubQuota(part.sub_quota_id, count, part.max_target_completes, part.questions_and_answers)
+            for part, count in zip(layer.sub_quotas, completes, strict=True)
+        ),
+    )
+
+
+def _survey_body(survey: Survey, *, include_routables: bool) -> bytes:
+    fields: dict[str, Any] = unstructure(survey)
+    if not include_routables:
+        _drop_routables(fields)
+    fields["ScheduledCompletionDate"] = _milliseconds(survey.scheduled_completion_date)
+    # Fields that real bodies have beyond the contract.
+    fields["SurveyTopic"] = _TOPICS[survey.survey_id % len(_TOPICS)]
+    fields["IsTqsSurvey"] = survey.survey_id % 20 == 0
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _drop_routables(survey: dict[str, Any]) -> None:
+    for quota in survey["Quotas"]:
+        for layer in quota["Layers"]:
+            for part in layer["SubQuotas"]:
+                questions = part["QuestionsAndAnswers"]
+                part["QuestionsAndAnswers"] = [each for each in questions if not each["IsRoutable"]]
+
+
+def _ticks(moment: datetime) -> str:
+    """Write a dateTime the way of the field: seven fractional digits, and Z unless it has no zone."""
+    zone = "Z" if moment.tzinfo else ""
+    moment = moment.astimezone(UTC) if moment.tzinfo else moment
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06}6{zone}"
+
+
+def _milliseconds(moment: datetime) -> str:
+    """Write a dateTime with no more fractional digits than needed, as real bodies do."""
+    text = moment.isoformat()
+    return text.rstrip("0") if moment.microsecond and not moment.tzinfo else text

@@ -1,0 +1,136 @@
+"""The simulator over real sockets: uvicorn, with connections that can be cut."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+try:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ModuleNotFoundError as exc:
+    raise ImportError("uvicorn is missing: pip install 'sampling-async[simulator]'") from exc
+
+from sampling_async.simulator._transport import with_connection
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Generator
+
+    from starlette.types import ASGIApp, Receive
+
+    from sampling_async.simulator._transport import Sleep
+
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class _CuttableProtocol(H11Protocol):
+    """uvicorn's protocol, which lets the application drop its connection."""
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        app: Any = self.app
+
+        async def connected(scope: Any, receive: Any, send: Any) -> None:
+            await app(with_connection(scope, _SocketConnection(self.transport, receive)), receive, send)
+
+        self.app = connected
+
+
+class _SocketConnection:
+    def __init__(self, transport: asyncio.Transport, receive: Receive) -> None:
+        self._transport = transport
+        self._receive = receive
+
+    async def pause(self, seconds: float, sleep: Sleep) -> None:
+        await sleep(seconds)
+
+    async def cut(self, *, reset: bool) -> None:
+        """Close the socket, and wait until the server has seen it: else it would answer 500."""
+        if reset:
+            accepted: socket.socket = self._transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._transport.abort()
+        else:
+            self._transport.close()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@contextmanager
+def served(app: ASGIApp, *, port: int) -> Generator[str]:
+    """Serve an application from a thread on 127.0.0.1; gives the base URL.
+
+    On leaving, requests still being answered have a second to end.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    with _listening("127.0.0.1", port) as listener:
+        server = _Server(_config(app, log_level="critical"))
+        thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
+        thread.start()
+        try:
+            _await_listening(server, thread)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def run(app: ASGIApp, *, host: str, port: int) -> None:
+    """Serve an application in this thread until a signal ends it."""
+    # uvicorn shuts down in order and then raises the interrupt again.
+    with _listening(host, port) as listener, suppress(KeyboardInterrupt):
+        _Server(_config(app, log_level="warning")).run([listener])
+
+
+def _await_listening(server: _Server, thread: threading.Thread) -> None:
+    while not server.listens.wait(0.1):
+        if not thread.is_alive():
+            raise OSError("the simulator's server ended before it listened")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off for sockets that name the protocol only; with it, answers take 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_CuttableProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level=log_level,
+        backlog=2048,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=1,
+    )

@@ -1,0 +1,265 @@
+"""The service itself: the five endpoints, without HTTP, time and faults.
+
+A quota ID asked for a member is answered with the first code that applies:
+
+    12 NO_MEMBER_FOUND          the panel has no such member
+    10 NO_QUOTA_ID              there is no such quota
+     9 QUOTA_NOT_LIVE           the quota was closed
+    28 QUOTA_FULL               it, or its survey, needs no more completes
+    38 SURVEY_TAKEN             the member holds an invite of this survey and wave: for this quota, asked again,
+                                as for any other, since a member can be targeted to one quota of a survey only
+    31 DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
+    17 NO_RECONTACT_GID         a recontact survey, and the member is not on the quota's list
+    30 EXCLUDED_SURVEY_TAKEN    a past participation is among the survey's wave exclusions
+    16 MEMBER_DOES_NOT_MATCH_QUOTA
+    41 SUB_QUOTA_FULL           the member matches, but the sub-quota of some layer is full
+     1 SUCCESS
+
+Every invite counts as a complete at once, so quotas and sub-quotas fill as invites are given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from attrs import field, frozen
+
+from sampling_async._errors import Endpoint
+from sampling_async._models import Invite, RecontactMembers
+from sampling_async.simulator._answers import PLAINTEXT, Answer, BulkItem, refusal
+from sampling_async.simulator._panels import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async._models import Survey
+    from sampling_async.simulator._ledger import Ledger
+    from sampling_async.simulator._live import LiveInventory, LiveQuota
+    from sampling_async.simulator._members import SimulatedMember
+    from sampling_async.simulator._panels import MemberState, PanelState
+
+SUCCESS: Final = 1
+PANEL_DOES_NOT_EXIST: Final = 3
+SURVEY_NOT_FOR_RECONTACT: Final = 6
+QUOTA_NOT_LIVE: Final = 9
+NO_QUOTA_ID: Final = 10
+NO_MEMBER_FOUND: Final = 12
+MEMBER_DOES_NOT_MATCH_QUOTA: Final = 16
+NO_RECONTACT_GID: Final = 17
+NO_PANEL_GUID: Final = 18
+PANEL_INVALID_ES_REQUEST: Final = 20
+QUOTA_FULL: Final = 28
+EXCLUDED_SURVEY_TAKEN: Final = 30
+DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Final = 31
+SURVEY_TAKEN: Final = 38
+SUB_QUOTA_FULL: Final = 41
+
+BULK_LIMIT: Final = 100
+"""Quota IDs a bulk invite may hold."""
+
+
+@frozen
+class Call:
+    """A request as the service sees it.
+
+    `quota_ids` is None where they could not be read: no JSON, no list of whole numbers, no number in the path.
+    """
+
+    endpoint: Endpoint
+    panel_guid: str | None
+    api_key: str | None
+    member_code: str | None = None
+    quota_ids: tuple[int, ...] | None = ()
+    query: Mapping[str, str] = field(factory=dict[str, str])
+    request_number: int = 0
+
+
+class Service:
+    """The state behind the endpoints; every change of it happens under one lock.
+
+    The lock is for simulators that are served: their requests are answered in another thread than the test's.
+    """
+
+    def __init__(self, inventory: LiveInventory, ledger: Ledger, *, recontact_page_size: int) -> None:
+        self._inventory = inventory
+        self._ledger = ledger
+        self._recontact_page_size = recontact_page_size
+        self._panels: dict[str, PanelState] = {}
+        self._keys: dict[str, PanelState] = {}
+        self.lock = Lock()
+
+    def register(self, panel: PanelState) -> None:
+        """Let a panel in."""
+        self._panels[panel.panel.panel_guid.lower()] = panel
+        self._keys[panel.panel.api_key.lower()] = panel
+
+    def panel(self, panel_guid: str) -> PanelState:
+        """Return a registered panel.
+
+        Raises:
+            KeyError: There is none of that Guid.
+        """
+        return self._panels[panel_guid.lower()]
+
+    def answer(self, call: Call) -> Answer:
+        """Answer a call: check its key and panel, then do what it asks."""
+        holder = self._keys.get((call.api_key or "").lower())
+        if holder is None:
+            return Answer(b'{"Message":"Authorization has been denied for this request."}', 403)
+        if not call.panel_guid:
+            return refusal(NO_PANEL_GUID)
+        panel = self._panels.get(call.panel_guid.strip("{}").lower())
+        if panel is None:
+            return refusal(PANEL_DOES_NOT_EXIST)
+        if panel is not holder:
+            return Answer(b'{"Message":"The key belongs to another panel."}', 403)
+        with self.lock:
+            return self._endpoint(panel, call)
+
+    def _endpoint(self, panel: PanelState, call: Call) -> Answer:
+        match call.endpoint:
+            case "get_quotas":
+                return self._get_quotas(call)
+            case "bulk_invite":
+                return self._bulk_invite(panel, call)
+            case "generate_invite":
+                return self._generate_invite(panel, call)
+            case "get_settings":
+                return Answer(settings_of(panel.panel.panel_guid))
+            case "recontact_members":
+                return self._recontact_members(panel, call)
+
+    def _get_quotas(self, call: Call) -> Answer:
+        wanted = call.query.get("includeRoutables", "true").strip().lower()
+        if wanted not in {"true", "false"}:
+            return refusal(PANEL_INVALID_ES_REQUEST)
+        return Answer(self._inventory.body(include_routables=wanted == "true"))
+
+    def _bulk_invite(self, panel: PanelState, call: Call) -> Answer:
+        quota_ids = call.quota_ids
+        if quota_ids is None or len(quota_ids) > BULK_LIMIT:
+            return refusal(PANEL_INVALID_ES_REQUEST)
+        if not quota_ids:
+            return refusal(NO_QUOTA_ID)
+        state = panel.state(call.member_code or "")
+        if state is None:
+            return Answer([BulkItem(quota_id, NO_MEMBER_FOUND) for quota_id in quota_ids])
+        return Answer([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
+
+    def _generate_invite(self, panel: PanelState, call: Call) -> Answer:
+        state = panel.state(call.member_code or "")
+        if not call.quota_ids:
+            code, invite = NO_QUOTA_ID, None
+        elif state is None:
+            code, invite = NO_MEMBER_FOUND, None
+        else:
+            _, code, invite = self._invite(panel, state, call.quota_ids[0], call)
+        if invite is not None:
+            return Answer(invite)
+        return refusal(code, content_type=PLAINTEXT)  # JSON all the same: so labelled by this endpoint only
+
+    def _recontact_members(self, panel: PanelState, call: Call) -> Answer:
+        quota = self._inventory.get(call.quota_ids[0]) if call.quota_ids else None
+        if quota is None:
+            return refusal(NO_QUOTA_ID)
+        codes = panel.recontact_codes(quota.quota.quota_id)
+        if codes is None:
+            return refusal(SURVEY_NOT_FOR_RECONTACT)
+        asked = call.query.get("maxResults", str(self._recontact_page_size))
+        if not (asked.isascii() and asked.isdecimal() and len(asked) < 10 and int(asked)):  # noqa: PLR2004  32 bits
+            return refusal(PANEL_INVALID_ES_REQUEST)
+        last = call.query.get("lastMemberCodeReceived")
+        start = bisect_right(codes, last) if last is not None else 0
+        page = codes[start : start + int(asked)]
+        return Answer(RecontactMembers(len(page), start + len(page) < len(codes), page))
+
+    def code(self, panel: PanelState, member_code: str, quota_id: int) -> int:
+        """Return the code a request would get now, without making an invite."""
+        with self.lock:
+            state = panel.state(member_code)
+            quota = self._inventory.get(quota_id)
+            if state is None:
+                return NO_MEMBER_FOUND
+            return NO_QUOTA_ID if quota is None else self._code(panel, state, quota)
+
+    def _code(self, panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
+        if not quota.is_live:
+            return QUOTA_NOT_LIVE
+        if quota.is_full:
+            return QUOTA_FULL
+        if quota.survey.position in state.taken:
+            return SURVEY_TAKEN
+        code = state.settled[quota.position] or _settle(panel, state, quota)
+        if code == SUCCESS and quota.places(state.fits[quota.position]) is None:
+            return SUB_QUOTA_FULL
+        return code
+
+    def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: Call) -> BulkItem:
+        """Invite a member to a quota, if the code is SUCCESS."""
+        quota = self._inventory.get(quota_id)
+        if quota is None:
+            return BulkItem(quota_id, NO_QUOTA_ID)
+        code = self._code(panel, state, quota)
+        if code != SUCCESS:
+            return BulkItem(quota_id, code)
+        quota.take(quota.places(state.fits[quota.position]) or ())
+        self._inventory.moved(quota)
+        state.taken.add(quota.survey.position)
+        url = self._ledger.record_invite(
+            quota,
+            panel_guid=panel.panel.panel_guid,
+            member_code=state.member.member_code,
+            endpoint=call.endpoint,
+            request_number=call.request_number,
+        )
+        return BulkItem(quota_id, SUCCESS, _invite_to(quota.survey.survey, quota_id, url))
+
+
+def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
+    """Work out the code that does not change with the counts, and remember it."""
+    member, survey = state.member, quota.survey.survey
+    fits = quota.targets.fit(member.profile)
+    if member.device_type_id not in survey.device_type_ids:
+        code = DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
+    elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
+        code = NO_RECONTACT_GID
+    elif _is_excluded(member, survey):
+        code = EXCLUDED_SURVEY_TAKEN
+    elif fits is None:
+        code = MEMBER_DOES_NOT_MATCH_QUOTA
+    else:
+        code = SUCCESS
+        state.fits[quota.position] = fits
+    state.settled[quota.position] = code
+    return code
+
+
+def _is_excluded(member: SimulatedMember, survey: Survey) -> bool:
+    return any(
+        past.survey_id == exclusion.survey_id
+        and exclusion.wave_id in {0, past.wave_id}
+        and past.status_id in exclusion.participation_status_ids
+        for exclusion in survey.survey_wave_exclusions
+        for past in member.participations
+    )
+
+
+def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
+    return Invite(
+        survey_id=survey.survey_id,
+        wave_id=survey.wave_id,
+        quota_id=quota_id,
+        partner_amount=survey.price.amount,
+        url=url,
+        loi=survey.loi,
+        ir=survey.ir,
+        member_amount=0.0,
+    )
+
+
+def recontact_quota_ids(inventory: Iterable[LiveQuota]) -> tuple[int, ...]:
+    """Return the quotas of recontact surveys."""
+    return tuple(quota.quota.quota_id for quota in inventory if quota.survey.survey.is_survey_recontact)
