@@ -81,16 +81,20 @@ async def test_a_chunk_size_the_service_does_not_take_is_refused(size):
 
 async def test_requests_run_in_parallel_up_to_the_limit():
     running = peak = 0
+    all_four = anyio.Event()
 
     async def handler(request: httpx.Request) -> httpx.Response:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        await anyio.sleep(0.002)
+        if running == 4:
+            all_four.set()
+        await all_four.wait()
         running -= 1
         return httpx.Response(200, json=doubles.bulk(request))
 
-    result = await bulk(handler, range(1, 21), chunk_size=1, max_concurrency=4)
+    with anyio.fail_after(5):
+        result = await bulk(handler, range(1, 21), chunk_size=1, max_concurrency=4)
     assert (len(result), peak) == (20, 4)
 
 
@@ -212,7 +216,7 @@ async def test_answers_nobody_asked_for_are_reported():
         lambda: range(1, 250),
         lambda: iter(range(1, 250)),
         lambda: ids(*range(1, 250)),
-        lambda: ids(*range(1, 201)),
+        lambda: ids(*range(1, 201)),  # ends with a full chunk
     ],
 )
 async def test_a_stream_takes_any_iterable(source):

@@ -132,12 +132,15 @@ async def test_no_more_is_drawn_than_the_window_holds():
 
 async def test_no_more_run_at_once_than_the_gate_lets_through():
     running = peak = 0
+    all_three = anyio.Event()
 
     async def run(job: int, permit: Permit) -> int:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        await anyio.sleep(0.001)
+        if running == 3:
+            all_three.set()
+        await all_three.wait()
         running -= 1
         return job
 

@@ -544,16 +544,17 @@ async def test_closing_ends_what_runs():
     assert sorted(error.delivery for error in errors) == ["not_sent", "unknown"]
 
 
-async def test_closing_ends_a_backoff():
-    async def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    client = doubles.client(handler, sleep=lambda _: anyio.sleep_forever())
+@pytest.mark.parametrize(
+    ("failure", "delivery"), [(httpx.ConnectError("refused"), "not_sent"), (httpx.ReadError("cut"), "unknown")]
+)
+async def test_closing_ends_a_backoff(failure, delivery):
+    client = doubles.client(doubles.Service(failure), sleep=lambda _: anyio.sleep_forever())
     async with anyio.create_task_group() as tasks:
 
         async def call() -> None:
-            with pytest.raises(ClientClosedError):
+            with pytest.raises(ClientClosedError) as caught:
                 await client.get_settings()
+            assert caught.value.delivery == delivery
 
         tasks.start_soon(call)
         await anyio.wait_all_tasks_blocked()
