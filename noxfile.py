@@ -57,7 +57,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure throughput, memory and import time; arguments after `--` go to the throughput benchmark."""
-    install(session, "bench")
+    install(session)
     session.run("python", "benchmarks/bulk_throughput.py", *session.posargs)
     session.run("python", "benchmarks/stream_memory.py")
     session.run("python", "benchmarks/import_time.py")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
 
-_GUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _KEY_HEADER: Final = "API_AUTH_KEY"
 _KEEPALIVE_SECONDS: Final = 4.0  # below the 5 s after which common servers close, so that we never race them
 _POOL_SECONDS: Final = 2.0
@@ -89,7 +89,7 @@ def guid_of(value: str | UUID, name: str) -> str:
         InvalidRequestError: It is not one. The text does not repeat the value: it may be a key.
     """
     text = str(value) if isinstance(value, str | UUID) else ""
-    if not _GUID.fullmatch(text):
+    if not re.fullmatch(_GUID, text):
         raise InvalidRequestError(
             f"{name} is a Guid of 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
         )

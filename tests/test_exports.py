@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 
 
 def test_all_is_sorted_and_all_that_is_visible():
-    visible = {name for name in vars(sampling_async) if not name.startswith("_")} - {"simulator"}
+    # Pytest rewrites what belongs to a plugin, and leaves names with an @ behind.
+    visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
+    visible -= {"simulator"}
     assert visible == set(PUBLIC)
     assert sampling_async.__all__ == sorted(sampling_async.__all__)
 
@@ -25,7 +28,7 @@ def test_all_is_sorted_and_all_that_is_visible():
 def test_every_export_is_documented(name):
     thing = getattr(sampling_async, name)
     assert inspect.getdoc(thing), name
-    assert f"`{name}" in README, f"{name} is not in the README"
+    assert re.search(rf"\b{name}\b", README), f"{name} is not in the README"
     for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
         if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
             assert inspect.getdoc(member), f"{name}.{attribute}"

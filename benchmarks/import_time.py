@@ -1,0 +1,49 @@
+"""What `import sampling_async` costs, beside the libraries it stands on, interleaved in fresh processes.
+
+python benchmarks/import_time.py [--runs 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+SUBJECTS = {"libraries": "httpx, cattrs, anyio", "package": "sampling_async"}
+
+
+def cpu_milliseconds(modules: str, byte_code: str) -> float:
+    """Return the CPU time of an import in a fresh interpreter that keeps its byte code in a folder."""
+    code = f"import time; t = time.process_time(); import {modules}; print(time.process_time() - t)"
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": byte_code}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return float(done.stdout) * 1000
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15)
+    runs = parser.parse_args().runs
+    times: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    with tempfile.TemporaryDirectory() as byte_code:
+        for counted in range(-1, runs):  # the first round writes the byte code
+            for name, modules in SUBJECTS.items():
+                measured = cpu_milliseconds(modules, byte_code)
+                if counted >= 0:
+                    times[name].append(measured)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, modules in SUBJECTS.items():
+        spread = f"{min(times[name]):.0f} to {max(times[name]):.0f}"
+        print(f"import {modules:22} {medians[name]:6.1f} ms CPU (median of {runs}; {spread})")
+    print(f"ratio {medians['package'] / medians['libraries']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
