@@ -74,7 +74,7 @@ class Caller:
         started = self._clock()
         failures: list[SamplingError] = []
         while True:
-            error = await self._try(call, permit, track, started)
+            error = await self._try(call, permit, track)
             if not isinstance(error, SamplingError):
                 self.budget.deposit()
                 return error
@@ -89,17 +89,18 @@ class Caller:
         finally:
             failures.clear()  # an error whose traceback holds itself lives until the next collection
 
-    async def _try(self, call: Call[T], permit: Permit, track: Track, started: float) -> T | SamplingError:
+    async def _try(self, call: Call[T], permit: Permit, track: Track) -> T | SamplingError:
+        with self._session.until_closed():
+            await permit.acquire()
+        began = self._clock()
         try:
-            with self._session.until_closed():
-                await permit.acquire()
             reply = await self._session.attempt(call, track)
         except SamplingError as exc:
-            self._log(call, track, started, type(exc).__name__)
+            self._log(call, track, began, type(exc).__name__)
             return exc
         finally:
             permit.release()
-        self._log(call, track, started, reply.status)
+        self._log(call, track, began, reply.status)
         refused = refusal(reply, private=call.private)
         if refused is not None:
             return refused
@@ -125,14 +126,14 @@ class Caller:
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
             self._gate.hold(error.retry_after)
 
-    def _log(self, call: Call[Any], track: Track, started: float, ended: object) -> None:
-        """Say what happened by the endpoint's name; URLs and member codes stay out of every log."""
+    def _log(self, call: Call[Any], track: Track, began: float, ended: object) -> None:
+        """Say how an attempt ended, by the endpoint's name; URLs and member codes stay out of every log."""
         logger.debug(
             "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
             call.method,
             call.endpoint,
             ended,
-            self._clock() - started,
+            self._clock() - began,
             track.attempts,
             call.quota_ids,
         )

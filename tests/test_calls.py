@@ -176,7 +176,7 @@ async def test_the_log_names_endpoints(caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "sampling_async"]
     assert lines == [
         "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs",
-        "GET generate_invite: 200 after 0.250 s, attempt 2, 1 quota IDs",
+        "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs",
     ]
 
 

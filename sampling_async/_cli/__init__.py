@@ -1,0 +1,34 @@
+"""The command line, `sampling-async`: quotas, invites, recontact lists and settings; a simulator and a demo.
+
+Tables on a terminal, JSON lines in the contract's own names where the output is piped. Progress, summaries and
+errors go to stderr. Address and panel come from SAMPLING_BASE_URL and SAMPLING_PANEL_GUID or from options; the
+key comes from SAMPLING_API_KEY or a hidden prompt, never from an argument, where `ps` and the shell's history
+would show it.
+
+Exit codes:
+    0: All is done; every quota ID was answered.
+    1: Incomplete: some quota IDs ended `not_sent` or `unknown`, the reader of the output went away, or, in the
+        demo, client and ledger disagree.
+    2: Usage: an argument, the address, the panel or the key is missing or cannot be sent.
+    3: The service refused (4xx); nothing of the call was done.
+    4: Transport or server failure: no answer, 5xx, an answer that cannot be read.
+    130: Interrupted by Ctrl-C; what was left over has been printed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_NEEDED = {"rich", "typer"}
+
+
+def main() -> None:
+    """Run the command line; say in one line what to install where typer and rich are missing."""
+    try:
+        from sampling_async._cli._commands import app  # noqa: PLC0415  the extra may not be installed
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
+        raise SystemExit(2) from None
+    app(prog_name="sampling-async")

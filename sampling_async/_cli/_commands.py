@@ -1,0 +1,306 @@
+"""The commands: what they take, and which call answers them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from functools import partial
+from pathlib import Path  # noqa: TC003  typer reads the annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sampling_async import (
+    InvalidRequestError,
+    InviteOutcome,
+    OutcomeStream,
+    SamplingClient,
+    __version__,
+)
+from sampling_async._cli import _quota_ids, _simulation
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import Connection, calls_service, ended_by_failure, fail
+from sampling_async._cli._tally import INCOMPLETE, Tally
+
+if TYPE_CHECKING:
+    from sampling_async import RecontactStream
+
+_EXIT_CODES: Final = """\
+[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never \
+an argument; where it is not set and a person is there, it is asked for unseen.
+
+[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown - 2 usage - 3 the \
+service refused (4xx) - 4 transport or server failure - 130 interrupted.
+
+[bold]Try it:[/bold] sampling-async demo
+"""
+
+app: Final = typer.Typer(
+    help="The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
+    "lines where piped.",
+    epilog=_EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")]
+MemberCode = Annotated[str, typer.Argument(help="The member, by your own code.", show_default=False)]
+QuotaID = Annotated[int, typer.Argument(help="A quota ID from `quotas`.", min=1, show_default=False)]
+
+
+def _example(*commands: str) -> str:
+    return "[bold]Example:[/bold]\n\n" + "\n\n".join(f"  {command}" for command in commands)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
+    if wanted:
+        typer.echo(f"sampling-async {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def sampling_async(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Hold what is common to all commands."""
+
+
+@app.command(
+    epilog=_example(
+        "sampling-async quotas",
+        "sampling-async quotas --no-routables | jq '.Quotas\\[].QuotaID'",
+    )
+)
+@calls_service
+def quotas(
+    connection: Connection,
+    *,
+    routables: Annotated[
+        bool,
+        typer.Option(
+            "--routables/--no-routables", help="Conditions on routable questions too.", show_default=False
+        ),
+    ] = True,
+    survey: Annotated[
+        int | None,
+        typer.Option(help="This survey only, with its quotas.", min=1, metavar="ID", show_default=False),
+    ] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Show the open inventory: surveys and their quotas."""
+    inventory = connection.call(lambda client: client.get_quotas(include_routables=routables))
+    surveys = [each for each in inventory.surveys if survey in {None, each.survey_id}]
+    if survey is not None and not surveys:
+        fail(f"survey {survey} has no open quotas", INCOMPLETE)
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_all(surveys))
+        return
+    screen = show.screen()
+    screen.print(show.quotas_table(surveys))
+    if survey is None:
+        screen.print(show.inventory_caption(inventory))
+    for each in surveys if survey is not None else ():
+        screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
+        screen.print(show.quota_table(each.quotas))
+
+
+@app.command(epilog=_example("sampling-async settings", "sampling-async settings | jq -r .Name"))
+@calls_service
+def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
+    """Show the panel's settings; the reference data key is masked."""
+    found = connection.call(lambda client: client.get_settings())
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_all(map(show.masked, found)))
+    else:
+        show.screen().print(show.settings_table(found))
+
+
+@app.command(epilog=_example("sampling-async invite MEMBER-1 1100042"))
+@calls_service
+def invite(
+    connection: Connection, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
+) -> None:
+    """Ask an invite of one member to one quota."""
+    made = connection.call(lambda client: client.generate_invite(member_code, quota_id))
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_all([made]))
+    else:
+        show.screen().print(show.invite_grid(made))
+
+
+@app.command(
+    "bulk-invite",
+    epilog=_example(
+        "sampling-async bulk-invite MEMBER-1 1100042 1100043",
+        "sampling-async quotas | jq '.Quotas\\[].QuotaID' | sampling-async bulk-invite MEMBER-1",
+        "sampling-async bulk-invite MEMBER-1 --file quota-ids.txt > outcomes.jsonl",
+    ),
+)
+@calls_service
+def bulk_invite(
+    connection: Connection,
+    member_code: MemberCode,
+    quota_ids: Annotated[
+        list[str] | None, typer.Argument(help="Quota IDs; - for stdin.", show_default=False)
+    ] = None,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read the quota IDs from a file.",
+            exists=True,
+            dir_okay=False,
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
+
+    Quota IDs are arguments, a file, or stdin, separated by blanks, commas or
+    newlines. Every ID gets one outcome, also when interrupted. A summary
+    closes on stderr.
+    """
+    asked = ended_by_failure(lambda: _asked(quota_ids or [], file))
+    tally = Tally()
+    shown = _OutcomePrinter(tally, as_lines=show.as_lines(as_json), total=_length(asked))
+
+    async def work(client: SamplingClient) -> None:
+        await shown.follow(client.stream_bulk_invite(member_code, asked))
+
+    connection.call(work)
+    raise typer.Exit(tally.exit_code())
+
+
+def _asked(quota_ids: list[str], file: Path | None) -> Any:
+    """Return the quota IDs of whichever source was given: a list, or a stream."""
+    if quota_ids and quota_ids != ["-"]:
+        if file is not None:
+            raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
+        return _quota_ids.parsed(quota_ids)
+    if file is not None:
+        return _quota_ids.quota_ids_of(partial(_quota_ids.file_source, file))
+    if not quota_ids and _quota_ids.stdin_is_terminal():
+        raise InvalidRequestError("give quota IDs as arguments, with --file, or piped into stdin")
+    return _quota_ids.quota_ids_of(_quota_ids.stdin_source)
+
+
+def _length(asked: Any) -> int | None:
+    return None if isinstance(asked, AsyncIterable) else len(asked)
+
+
+class _OutcomePrinter:
+    """Shows the outcomes of a stream as they finish, what is left over however it ends, and the summary."""
+
+    def __init__(self, tally: Tally, *, as_lines: bool, total: int | None) -> None:
+        self._tally = tally
+        self._total = total
+        self._progress = show.progress_bar(total_known=total is not None)
+        self._page = None if as_lines else show.OutcomePage(self._progress)
+        self._reader_is_gone = False
+
+    async def follow(self, stream: OutcomeStream) -> None:
+        """Show every outcome, also of those left over if this is interrupted or the input fails."""
+        finished = False
+        try:
+            with self._progress:
+                await self._show_all(stream)
+            finished = True
+        finally:
+            if finished or self._tally.total:
+                show.print_summary(self._tally)
+
+    async def _show_all(self, stream: OutcomeStream) -> None:
+        task = self._progress.add_task("Inviting", total=self._total)
+        try:
+            async with stream:
+                async for outcome in stream:
+                    self._add(outcome)
+                    self._progress.advance(task)
+        finally:
+            for outcome in stream.left_over:
+                self._add(outcome)
+            if self._page is not None:
+                self._page.flush()
+            self._tally.unrequested = len(stream.unrequested)
+
+    def _add(self, outcome: InviteOutcome) -> None:
+        self._tally.add(outcome)
+        if self._page is not None:
+            self._page.add(outcome)
+        elif not self._reader_is_gone:
+            self._write(outcome)
+
+    def _write(self, outcome: InviteOutcome) -> None:
+        try:
+            show.emit_json(show.outcome_json(outcome))
+        except BrokenPipeError:
+            self._reader_is_gone = True  # what is left over is counted all the same
+            raise
+
+
+@app.command(
+    epilog=_example(
+        "sampling-async recontact 1100042 > members.txt",
+        'sampling-async recontact 1100042 --after "$(tail -n 1 members.txt)" >> members.txt',
+    )
+)
+@calls_service
+def recontact(
+    connection: Connection,
+    quota_id: QuotaID,
+    *,
+    max_results: Annotated[
+        int | None,
+        typer.Option(
+            help="Member codes a page. Default: the service's.", min=1, metavar="N", show_default=False
+        ),
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(help="Resume after this member code.", metavar="MEMBER_CODE", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many member codes.", min=1, metavar="N", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of plain text.")] = False,
+) -> None:
+    """List the members wanted back for a recontact quota, one a line."""
+
+    async def work(client: SamplingClient) -> None:
+        async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:
+            await _follow_codes(codes, limit, as_json=as_json)
+
+    connection.call(work)
+
+
+async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: bool) -> None:
+    count = 0
+    try:
+        async for code in codes:
+            if as_json:
+                show.emit_json({"MemberCode": code})
+            else:
+                show.emit(code.encode())
+            count += 1
+            if count == limit:
+                return
+    except BaseException as exc:
+        if count and not isinstance(exc, BrokenPipeError):
+            typer.echo(f"{count:,} member codes printed; resume with --after <the last code printed>", err=True)
+        raise
+
+
+app.command(
+    epilog=_example(
+        "sampling-async simulate", "sampling-async simulate --port 0 --latency-base 0.05 --workers 4"
+    )
+)(_simulation.simulate)
+app.command(epilog=_example("sampling-async demo", "sampling-async demo --faults"))(_simulation.demo)

@@ -1,0 +1,210 @@
+"""What all commands that call the service share: their options, the client, and how a failure ends them."""
+
+from __future__ import annotations
+
+import getpass
+import inspect
+import logging
+import os
+import sys
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import anyio
+import typer
+from attrs import fields, frozen
+
+from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, SamplingError, Timeouts
+from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+T = TypeVar("T")
+
+KEY_VARIABLE: Final = "SAMPLING_API_KEY"
+_PANEL_HELP: Final = "Connection"
+
+
+def _option(help_text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=_PANEL_HELP, **more)
+
+
+_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "base_url": (
+        Annotated[
+            str | None,
+            _option("The service's address.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
+        ],
+        None,
+    ),
+    "panel": (
+        Annotated[
+            str | None,
+            _option(
+                "The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False
+            ),
+        ],
+        None,
+    ),
+    "max_concurrency": (Annotated[int, _option("Requests in flight at once, at most.", min=1, metavar="N")], 8),
+    "timeout": (
+        Annotated[
+            float | None,
+            _option(
+                "Seconds to wait for an answer. Default: by endpoint.",
+                min=0.001,
+                metavar="SECONDS",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "attempts": (
+        Annotated[int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")],
+        3,
+    ),
+    "allow_http": (
+        Annotated[bool, _option("Let the key travel in the clear (plain http).", "--allow-http")],
+        False,
+    ),
+    "debug": (Annotated[bool, _option("Log every attempt on stderr.", "--debug")], False),
+}
+
+
+@frozen(kw_only=True)
+class Connection:
+    """What the options of a command say about how to call the service. The names are those of `_OPTIONS`."""
+
+    base_url: str | None
+    panel: str | None
+    max_concurrency: int
+    timeout: float | None
+    attempts: int
+    allow_http: bool
+    debug: bool
+
+    def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
+        """Run what needs a client to its end, and end the program where it fails.
+
+        Raises:
+            typer.Exit: It failed; one line on stderr says why.
+        """
+        key = self._key()
+
+        async def run() -> T:
+            async with self._client(key) as client:
+                return await work(client)
+
+        with attempts_logged() if self.debug else nullcontext():
+            return ended_by_failure(lambda: anyio.run(run))
+
+    def _client(self, key: str) -> SamplingClient:
+        return SamplingClient(
+            _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
+            panel_guid=_given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
+            api_key=key,
+            max_concurrency=self.max_concurrency,
+            timeouts=Timeouts(read=self.timeout),
+            retry=RetryPolicy(max_attempts=self.attempts),
+            allow_http=self.allow_http,
+        )
+
+    def _key(self) -> str:
+        """Return the key: of the environment, or asked for unseen. Never an argument, which `ps` would show."""
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not key and _somebody_is_there():
+            with suppress(EOFError):
+                key = getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
+        if not key:
+            fail(f"the key is missing: set the environment variable {KEY_VARIABLE}", USAGE)
+        return key
+
+
+def calls_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of the connection, handed to it as one `connection`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+
+    @wraps(command)
+    def with_connection(**values: Any) -> None:
+        connection = Connection(**{each.name: values.pop(each.name) for each in fields(Connection)})
+        command(connection=connection, **values)
+
+    # typer reads the options from these two.
+    with_connection.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    with_connection.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
+    return with_connection
+
+
+def ended_by_failure(work: Callable[[], T]) -> T:
+    """Run `work`, and turn a failure into one line on stderr and an exit code.
+
+    Raises:
+        typer.Exit: It failed.
+    """
+    try:
+        return work()
+    except SamplingError as exc:
+        fail(_with_way_out(exc), exit_code_of(exc))
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        silence_stdout()
+        raise typer.Exit(INCOMPLETE) from None
+    except OSError as exc:
+        fail(f"{exc.strerror or type(exc).__name__}", FAILED)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say in one line on stderr what went wrong, and end with an exit code.
+
+    Raises:
+        typer.Exit: Always.
+    """
+    typer.echo(f"sampling-async: {message}", err=True)
+    raise typer.Exit(code) from None
+
+
+def silence_stdout() -> None:
+    """Let stdout lead nowhere: its reader is gone, and the interpreter still flushes it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def attempts_logged() -> Generator[None]:
+    """Show the package's DEBUG log on stderr: endpoints, statuses and times; no key, URL or member code."""
+    logger = logging.getLogger("sampling_async")
+    handler, level = logging.StreamHandler(sys.stderr), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _given(value: str | None, option: str, variable: str) -> str:
+    if not value:
+        raise InvalidRequestError(f"give {option}, or set the environment variable {variable}")
+    return value
+
+
+def _with_way_out(error: SamplingError) -> str:
+    text = str(error).replace("allow_http=True", "--allow-http")
+    if error.endpoint == "generate_invite" and error.delivery == "unknown":
+        return f"{text} (an invite may exist: asking again may make a second one)"
+    return text

@@ -1,0 +1,192 @@
+"""How the demo looks: live on a terminal, one JSON object where piped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.progress import Progress, TaskID
+from rich.table import Table
+from rich.text import Text
+
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._demo import Findings, Plan, Watcher
+from sampling_async._cli._tally import STATUSES
+
+if TYPE_CHECKING:
+    from sampling_async import Quotas
+
+_SHOWN_SURVEYS = 5
+_BAR_CELLS = 24
+
+
+class DemoScreen:
+    """Shows a demo as it goes: the inventory, a bar with rate and remaining time, and the findings."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._console = show.screen()
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+
+    def watcher(self, *, silent: bool) -> Watcher:
+        """Return who is to be told; silent, only the bar on stderr is shown."""
+        return Watcher(
+            inventory=self._start if silent else self._show_inventory,
+            outcome=self._advance,
+            finished=self.stop,
+        )
+
+    def show_plan(self) -> None:
+        """Say what is going to happen."""
+        faults = "with" if self._plan.faults else "no"
+        text = Text.assemble(
+            ("sampling_async ", "bold"),
+            f"against a simulated service in its own process, {faults} faults.\n",
+            ("Every member is asked about every open quota, 100 quota IDs a request.", "dim"),
+        )
+        self._console.print(Panel(text, border_style="cyan", expand=False))
+
+    def _show_inventory(self, inventory: Quotas, total: int) -> None:
+        surveys = len(inventory.surveys)
+        quotas = sum(len(survey.quotas) for survey in inventory.surveys)
+        self._console.print(
+            f"\n[bold]Inventory[/bold]  {surveys:,} surveys, {quotas:,} open quotas; the first:\n"
+        )
+        self._console.print(show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS]))
+        self._console.print(
+            f"\n[bold]Fan-out[/bold]    {self._plan.members:,} members x {quotas:,} quotas = "
+            f"[bold]{total:,}[/bold] quota IDs"
+        )
+        self._start(inventory, total)
+
+    def _start(self, _inventory: Quotas, total: int) -> None:
+        progress = self._progress = show.progress_bar(total_known=True)
+        progress.start()
+        self._task = progress.add_task("Inviting", total=total)
+
+    def _advance(self) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show_findings(self, findings: Findings) -> None:
+        """Show what came of it."""
+        print_findings(self._console, findings)
+
+
+def print_findings(console: Console, findings: Findings) -> None:
+    """Print the findings: outcomes, speed, recontact list and the ledger's judgement."""
+    console.print(_speed(findings))
+    console.print()
+    console.print(_outcomes_table(findings))
+    console.print()
+    console.print(_codes_table(findings))
+    console.print()
+    console.print(_recontact(findings))
+    console.print()
+    console.print(_ledger_panel(findings))
+
+
+def _speed(findings: Findings) -> RenderableType:
+    times = "  ".join(f"p{percent} {_ms(findings.percentile(percent))}" for percent in (50, 90, 99))
+    rate = findings.tally.total / max(findings.seconds, 1e-9)
+    return Text.assemble(
+        ("Speed      ", "bold"),
+        f"{findings.seconds:.2f} s, ",
+        (f"{rate:,.0f} quota IDs/s", "bold cyan"),
+        f"\n           {len(findings.request_seconds):,} bulk requests: {times}",
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _outcomes_table(findings: Findings) -> Table:
+    table = show.new_table("Outcome", "Quota IDs", "Share", "", right=("Quota IDs", "Share"))
+    total = max(findings.tally.total, 1)
+    for status in STATUSES:
+        count, style = findings.tally.statuses[status], show.STYLES[status]
+        table.add_row(Text(status.replace("_", " "), style), f"{count:,}", *_share(count, total, style))
+    return table
+
+
+def _codes_table(findings: Findings) -> Table:
+    table = show.new_table("Code", "Result", "Quota IDs", "Share", "", right=("Code", "Quota IDs", "Share"))
+    total = max(findings.tally.total, 1)
+    for (code, result), count in findings.tally.codes.most_common():
+        name = show.plain(result or "no result code")
+        table.add_row("" if code is None else str(code), name, f"{count:,}", *_share(count, total, "blue"))
+    return table
+
+
+def _share(count: int, total: int, style: str) -> tuple[str, Text]:
+    cells = round(_BAR_CELLS * count / total)
+    return f"{100 * count / total:.1f} %", Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * cells, style)
+
+
+def _recontact(findings: Findings) -> RenderableType:
+    pages = findings.recontact_pages
+    sizes = " + ".join(str(count) for count in pages)
+    return Text.assemble(
+        ("Recontact  ", "bold"),
+        f"quota {findings.recontact_quota_id}: {sum(pages):,} member codes in {len(pages)} pages ({sizes})",
+    )
+
+
+def _ledger_panel(findings: Findings) -> Panel:
+    verdict, invited = findings.verdict, findings.tally.statuses["invited"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("Invites the client reports", f"{invited:,}")
+    table.add_row("Invites in the service's ledger", f"{findings.ledger_invites:,}")
+    if verdict.unread or verdict.lost:
+        table.add_row("  made, answer lost: reported unknown", f"{len(verdict.unread):,}")
+        table.add_row("Unknown, and none was made", f"{len(verdict.lost):,}")
+    if findings.agrees:
+        says, style = Text("They agree to the last quota ID.", "bold green"), "green"
+    else:
+        says, style = show.plain(f"They do NOT agree: {str(verdict).splitlines()[0]}", "bold red"), "red"
+    return Panel(Group(table, says), title="Client and ledger", border_style=style, expand=False)
+
+
+def findings_json(plan: Plan, findings: Findings) -> dict[str, Any]:
+    """Return the figures of a demo as one JSON object."""
+    tally, verdict = findings.tally, findings.verdict
+    return {
+        "members": plan.members,
+        "surveys": len(findings.inventory.surveys),
+        "quotas": sum(len(survey.quotas) for survey in findings.inventory.surveys),
+        "quota_ids": tally.total,
+        "outcomes": {status: tally.statuses[status] for status in STATUSES},
+        "result_codes": [
+            {"ResultCode": code, "Result": result, "quota_ids": count}
+            for (code, result), count in tally.codes.most_common()
+        ],
+        "seconds": round(findings.seconds, 3),
+        "quota_ids_per_second": round(tally.total / max(findings.seconds, 1e-9)),
+        "bulk_requests": len(findings.request_seconds),
+        "bulk_request_seconds": {
+            f"p{percent}": round(findings.percentile(percent), 4) for percent in (50, 90, 99)
+        },
+        "recontact": {
+            "QuotaID": findings.recontact_quota_id,
+            "pages": len(findings.recontact_pages),
+            "member_codes": sum(findings.recontact_pages),
+        },
+        "ledger": {
+            "invites": findings.ledger_invites,
+            "unread": len(verdict.unread),
+            "lost": len(verdict.lost),
+            "lies": len(verdict.lies),
+            "unexplained": len(verdict.unexplained),
+        },
+        "agrees": findings.agrees,
+    }

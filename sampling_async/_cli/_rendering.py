@@ -1,0 +1,281 @@
+"""How things look: JSON lines in the contract's own names, and tables, lines and progress for a terminal.
+
+What the service sends is shown as plain text: never as markup (`[pid]` is a placeholder, not a style), and
+without the control characters that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from sampling_async import to_json
+from sampling_async._cli._tally import code_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sampling_async import Invite, InviteOutcome, Quota, Quotas, Setting, Survey
+    from sampling_async._cli._tally import Tally
+    from sampling_async._outcomes import OutcomeStatus
+
+STYLES: Final[dict[OutcomeStatus, str]] = {
+    "invited": "green",
+    "rejected": "yellow",
+    "not_sent": "magenta",
+    "unknown": "red",
+}
+HIDDEN: Final = "<hidden>"
+_LINES_AT_ONCE: Final = 100
+_MOMENT: Final = 0.1
+
+
+def as_lines(wanted: bool) -> bool:  # noqa: FBT001  the value of --json
+    """Return whether to write JSON lines: asked for, or stdout is not a terminal."""
+    return wanted or not sys.stdout.isatty()
+
+
+def emit(line: bytes) -> None:
+    """Write a line to stdout at once, in UTF-8 whatever the locale."""
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def emit_all(records: Iterable[object]) -> None:
+    """Write records as lines of the contract's JSON."""
+    for record in records:
+        emit(to_json(record))
+
+
+def emit_json(value: object) -> None:
+    """Write a value as a line of JSON."""
+    emit(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def screen() -> Console:
+    """Return the terminal on stdout."""
+    return Console(highlight=False)
+
+
+def errors() -> Console:
+    """Return the terminal on stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def plain(text: str | None, style: str = "") -> Text:
+    """Return text of the service as it is, with control characters made visible."""
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text or "")
+    return Text(shown, style=style)
+
+
+def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """Return a table in the house style; columns named in `right` hold numbers."""
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in columns:
+        is_number = column in right
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    return table
+
+
+def quotas_table(surveys: Iterable[Survey]) -> Table:
+    """Return the inventory, a survey a row."""
+    numbers = ("Survey", "Wave", "LOI", "IR", "Price", "Cur", "Quotas", "Remaining")
+    table = new_table(*numbers, "Devices", "Recontact", right=numbers)
+    for survey in surveys:
+        table.add_row(
+            str(survey.survey_id),
+            str(survey.wave_id),
+            str(survey.loi),
+            str(survey.ir),
+            f"{survey.price.amount:.2f}",
+            str(survey.price.currency_id),
+            str(len(survey.quotas)),
+            f"{survey.estimated_completes_remaining:,}",
+            " ".join(str(device) for device in survey.device_type_ids),
+            "yes" if survey.is_survey_recontact else "",
+        )
+    return table
+
+
+def quota_table(quotas: Iterable[Quota]) -> Table:
+    """Return the quotas of a survey, and what a member must match."""
+    numbers = ("Quota", "Required", "Remaining", "Layers", "Sub-quotas")
+    table = new_table(*numbers, "Questions", right=numbers)
+    for quota in quotas:
+        parts = [part for layer in quota.layers for part in layer.sub_quotas]
+        questions = {each.question_id: None for part in parts for each in part.questions_and_answers}
+        table.add_row(
+            str(quota.quota_id),
+            f"{quota.completes_required:,}",
+            f"{quota.estimated_completes_remaining:,}",
+            str(len(quota.layers)),
+            str(len(parts)),
+            " ".join(str(question) for question in questions),
+        )
+    return table
+
+
+def inventory_caption(quotas: Quotas) -> Text:
+    """Return the size of an inventory in words."""
+    count = sum(len(survey.quotas) for survey in quotas.surveys)
+    recontact = sum(survey.is_survey_recontact for survey in quotas.surveys)
+    return Text(
+        f"\n{len(quotas.surveys):,} surveys ({recontact} recontact), {count:,} quotas, "
+        f"country {quotas.country_id}. LOI in minutes, IR in percent, currency and devices by ID.\n"
+        "One survey with its quotas: sampling-async quotas --survey ID",
+        style="dim",
+    )
+
+
+def masked(setting: Setting) -> Setting:
+    """Return a setting that may be shown: a secret value is replaced."""
+    return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
+
+
+def settings_table(settings: Iterable[Setting]) -> Table:
+    """Return the settings; secrets are masked, values that are not set are dim."""
+    table = new_table("Setting", "Value")
+    for setting in map(masked, settings):
+        unset = setting.value is None
+        table.add_row(plain(setting.name), plain("not set" if unset else setting.value, "dim" if unset else ""))
+    return table
+
+
+def invite_grid(invite: Invite) -> Table:
+    """Return an invite, a field a row. The link stays in one piece, to be copied."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in json.loads(to_json(invite)).items():
+        grid.add_row(name, plain(str(value)))
+    return grid
+
+
+def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
+    """Return an outcome in the contract's names for a bulk result item, and ours for what it does not know."""
+    invite = outcome.invite
+    return {
+        "MemberCode": outcome.member_code,
+        "QuotaID": outcome.quota_id,
+        "Status": outcome.status,
+        "Invite": None if invite is None else json.loads(to_json(invite)),
+        "ResultCode": outcome.result_code,
+        "Result": outcome.result,
+        "Error": None if outcome.error is None else str(outcome.error),
+        "Anomaly": outcome.anomaly,
+    }
+
+
+def outcome_text(outcome: InviteOutcome) -> Text:
+    """Return an outcome as a line for a terminal."""
+    line = Text(f"{outcome.status.replace('_', ' '):<9}", style=STYLES[outcome.status])
+    line.append(f"{outcome.quota_id:>10}  ", style="bold")
+    if outcome.invite is not None:
+        invite = outcome.invite
+        line.append(f"{invite.partner_amount:.2f}  {invite.loi} min  ").append_text(plain(invite.url, "cyan"))
+    elif outcome.result_code is None and outcome.error is not None:
+        line.append_text(plain(str(outcome.error)))
+    else:
+        line.append_text(plain(code_name(outcome.result_code, outcome.result)))
+    if outcome.anomaly:
+        line.append_text(plain(f"  ! {outcome.anomaly}", "red"))
+    return line
+
+
+class OutcomePage:
+    """Prints outcomes on a terminal, many at a time: above a live bar each print draws all anew.
+
+    Args:
+        progress: The bar; above it while there is one, since two consoles on one screen would write into each
+            other.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._console = screen() if progress.disable else progress.console
+        self._lines: list[Text] = []
+        self._printed_at = 0.0
+
+    def add(self, outcome: InviteOutcome) -> None:
+        """Take an outcome, and print when there are many or the last print was a moment ago."""
+        self._lines.append(outcome_text(outcome))
+        if len(self._lines) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print what has not been printed."""
+        if self._lines:
+            self._console.print(Text("\n").join(self._lines), soft_wrap=True)
+            self._lines.clear()
+        self._printed_at = time.monotonic()
+
+
+def summary(tally: Tally) -> Iterable[Text]:
+    """Yield the lines that close a fan-out: counts by status and by result code, failures, what is odd."""
+    yield Text(tally.in_words(), style="bold")
+    width = len(f"{tally.total:,}")
+    for (code, result), count in tally.codes.most_common():
+        if code is None and tally.failures:
+            continue  # said below, by their failures
+        yield Text(f"  {count:>{width},}  ").append_text(plain(code_name(code, result)))
+    for text, count in tally.failures.most_common():
+        yield Text(f"  {count:>{width},}  ", style="red").append_text(plain(text, "red"))
+    if tally.statuses["not_sent"]:
+        yield Text("  Not sent: safe to send again.")
+    if tally.statuses["unknown"]:
+        yield Text("  Unknown: an invite may exist; sending again may make a second one.")
+    if tally.anomalies:
+        yield Text(f"  {tally.anomalies:,} answers were odd: see Anomaly.")
+    if tally.unrequested:
+        yield Text(f"  {tally.unrequested:,} answers came under quota IDs nobody asked for.")
+
+
+def print_summary(tally: Tally) -> None:
+    """Print the closing summary on stderr."""
+    console = errors()
+    for line in summary(tally):
+        console.print(line, soft_wrap=True)
+
+
+class RateColumn(ProgressColumn):
+    """The things done a second, on the average of the whole run."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate, or nothing before there is one."""
+        seconds = task.elapsed or 0.0
+        return Text(f"{task.completed / seconds:,.0f}/s" if seconds > 0 and task.completed else "", "cyan")
+
+
+def progress_bar(*, total_known: bool) -> Progress:
+    """Return a progress display on stderr, off where that is no terminal; gone when it ends."""
+    console = errors()
+    known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
+    open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        *(known if total_known else open_ended),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=False,
+        redirect_stderr=True,
+    )

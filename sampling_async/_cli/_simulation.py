@@ -1,0 +1,149 @@
+"""The commands that need no service: one to develop against, and a demo of everything."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
+
+_PANEL = "Latency of the simulated service"
+
+
+def simulate(
+    *,
+    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8080,
+    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    seed: Annotated[int, typer.Option(help="What everything follows from.", metavar="N")] = 0,
+    surveys: Annotated[int, typer.Option(help="Size of the inventory.", min=1, metavar="N")] = 20,
+    members: Annotated[int, typer.Option(help="Members of the panel.", min=1, metavar="N")] = 200,
+    latency_base: Annotated[
+        float,
+        typer.Option(help="Seconds a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
+    ] = 0.0,
+    latency_per_id: Annotated[
+        float,
+        typer.Option(help="Seconds each quota ID adds.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
+    ] = 0.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Calls worked on at once; the others queue. Default: any number.",
+            min=1,
+            metavar="N",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+) -> None:
+    """Run a simulated service to develop against, until Ctrl-C.
+
+    It prints its address, panel and key, ready to copy into another shell.
+    """
+    need_simulator()
+    from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
+
+    latency = Latency(a=latency_base, b=latency_per_id, workers=workers)
+    simulator = Simulator(seed, surveys=surveys, members=members, latency=latency)
+    free_port = ended_by_failure(lambda: _free_port(host, port))
+    ended_by_failure(lambda: _show_service(simulator, host, free_port))
+    with suppress(KeyboardInterrupt):  # the way to end it
+        ended_by_failure(lambda: simulator.run(port=free_port, host=host))
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return the port if it can be listened on, another free one for 0.
+
+    Raises:
+        OSError: It is taken, or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        bound: int = listener.getsockname()[1]
+        return bound
+
+
+def _show_service(simulator: Any, host: str, port: int) -> None:
+    address = f"[{host}]" if ":" in host else host
+    member_code = next(iter(simulator.members))
+    quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
+    recontact = [f"sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]]
+    lines = (
+        (
+            "bold",
+            f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
+        ),
+        ("", f"  export SAMPLING_BASE_URL=http://{address}:{port}"),
+        ("", f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}"),
+        ("", f"  export SAMPLING_API_KEY={simulator.api_key}"),
+        ("bold", "Then try:"),
+        ("", "  sampling-async quotas"),
+        ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
+        *(("", f"  {command}") for command in recontact),
+        ("dim", "Ctrl-C ends it."),
+    )
+    screen = show.screen()
+    for style, line in lines:
+        screen.print(Text(line, style), soft_wrap=True)
+    screen.file.flush()
+
+
+def demo(
+    *,
+    members: Annotated[int, typer.Option(help="Members to fan out.", min=1, metavar="N")] = 200,
+    quota_ids: Annotated[
+        int, typer.Option(help="Quota IDs to ask for in all, about.", min=1, metavar="N")
+    ] = 50_000,
+    seed: Annotated[int, typer.Option(help="What the simulated service follows from.", metavar="N")] = 7,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Let the service answer 503 and drop connections now and then.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, on a terminal too.")] = False,
+) -> None:
+    """Show everything at work: a panel fanned out against a simulated service.
+
+    The service runs in a process of its own. At the end its ledger, every
+    invite it has made, is held against what the client has reported.
+    """
+    need_simulator()
+    from sampling_async._cli._demo import DemoError, Findings, Plan, run_demo  # noqa: PLC0415  need the extra
+    from sampling_async._cli._demo_view import DemoScreen, findings_json  # noqa: PLC0415
+
+    plan = Plan(seed=seed, members=members, quota_ids=quota_ids, faults=faults)
+    screen, is_silent = DemoScreen(plan), show.as_lines(as_json)
+    if not is_silent:
+        screen.show_plan()
+
+    def run() -> Findings:
+        try:
+            return run_demo(plan, screen.watcher(silent=is_silent))
+        finally:
+            screen.stop()
+
+    try:
+        findings = ended_by_failure(run)
+    except DemoError as exc:
+        fail(str(exc), FAILED)
+    if is_silent:
+        ended_by_failure(lambda: show.emit_json(findings_json(plan, findings)))
+    else:
+        screen.show_findings(findings)
+    raise typer.Exit(DONE if findings.agrees else INCOMPLETE)
+
+
+def need_simulator() -> None:
+    """End with what to install where the simulator's extra is missing.
+
+    Raises:
+        typer.Exit: It is missing.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        fail(f'{" and ".join(missing)} missing: pip install "sampling-async[simulator]"', USAGE)

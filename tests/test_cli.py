@@ -1,0 +1,457 @@
+"""The command line: what it prints where, how it ends, and what it never shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sampling_async import InvalidRequestError, Setting, _cli, from_json
+from sampling_async import Survey as SurveyRecord
+from sampling_async._cli import _connection, _quota_ids, _rendering, _simulation
+from sampling_async._cli._commands import app
+from sampling_async.simulator import Fault, Latency, Simulator
+
+KEY_NAMES = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
+UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def served():
+    sim = Simulator(seed=3, surveys=20, members=30)
+    with sim.serve() as base_url:
+        yield sim, base_url
+
+
+@pytest.fixture
+def sim(served, monkeypatch):
+    simulator, base_url = served
+    for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
+        monkeypatch.setenv(name, value)
+    yield simulator
+    simulator.faults.clear()
+
+
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, catch_exceptions=False)
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def quota_ids(sim, count=None):
+    return [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas][:count]
+
+
+def member(sim):
+    return next(iter(sim.members))
+
+
+# --- Reading ----------------------------------------------------------------------------------------------
+
+
+def test_quotas_piped_are_surveys_in_the_contracts_names(sim):
+    result = run("quotas")
+    assert result.exit_code == 0
+    surveys = tuple(from_json(SurveyRecord, line) for line in result.stdout.splitlines())
+    assert surveys == sim.inventory.surveys
+    assert {"SurveyID", "WaveID", "LOI", "IR", "Price", "Quotas"} <= lines(result)[0].keys()
+    assert result.stderr == ""
+
+
+def test_quotas_of_one_survey_and_without_routables(sim):
+    wanted = sim.inventory.surveys[2].survey_id
+    assert [each["SurveyID"] for each in lines(run("quotas", "--survey", wanted, "--no-routables"))] == [wanted]
+    missing = run("quotas", "--survey", 1)
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "survey 1 has no open quotas" in missing.stderr
+
+
+def test_tables_on_a_terminal(sim, monkeypatch):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "80")
+    survey = sim.inventory.surveys[0]
+    table = run("quotas").stdout
+    assert str(survey.survey_id) in table
+    assert "Recontact" in table
+    assert "20 surveys (1 recontact)" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert str(survey.quotas[0].quota_id) in run("quotas", "--survey", survey.survey_id).stdout
+    assert "Qualified URL" in run("settings").stdout
+    assert json.loads(run("quotas", "--json").stdout.splitlines()[0])["SurveyID"] == survey.survey_id
+
+
+def test_the_reference_data_key_is_masked_everywhere(sim, monkeypatch):
+    async def settings():
+        async with sim.client() as client:
+            return await client.get_settings()
+
+    secret = anyio.run(settings).reference_data_api_auth_key
+    assert secret
+    piped = run("settings")
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    for result in (piped, run("settings"), run("settings", "--debug")):
+        assert result.exit_code == 0
+        assert secret not in result.output
+        assert "<hidden>" in result.stdout
+    assert {"Name", "Description", "Value"} == lines(piped)[0].keys()
+
+
+def test_a_placeholder_is_no_markup_and_control_characters_are_seen():
+    setting = Setting("Qualified URL", "", "https://partner.example/?id=[pid]&x=\x1b[31m")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(_rendering.settings_table([setting]))
+    shown = console.file.getvalue()
+    assert "id=[pid]&x=\N{REPLACEMENT CHARACTER}[31m" in shown
+
+
+def test_recontact_codes_one_a_line(sim):
+    quota_id = sim.recontact_quota_ids[0]
+    everyone = run("recontact", quota_id, "--max-results", 3).stdout.split()
+    assert everyone == sorted(everyone)
+    assert len(everyone) > 4
+    assert run("recontact", quota_id, "--after", everyone[1]).stdout.split() == everyone[2:]
+    assert run("recontact", quota_id, "--limit", 2).stdout.split() == everyone[:2]
+    assert lines(run("recontact", quota_id, "--json"))[0] == {"MemberCode": everyone[0]}
+
+
+def test_a_recontact_list_that_breaks_off_says_how_to_resume(sim):
+    sim.faults.add(Fault.status(400).on("recontact_members", after=1))
+    result = run("recontact", sim.recontact_quota_ids[0], "--max-results", 3)
+    assert result.exit_code == 3
+    codes = result.stdout.split()
+    assert len(codes) == 3
+    assert "resume with --after <the last code printed>" in result.stderr
+    assert not any(code in result.stderr for code in codes)
+
+
+# --- Inviting ---------------------------------------------------------------------------------------------
+
+
+def test_one_invite(sim):
+    wanted = next(
+        (code, quota_id)
+        for code in sim.members
+        for quota_id in quota_ids(sim)
+        if sim.eligible(code, quota_id) == 1
+    )
+    (made,) = lines(run("invite", *wanted))
+    assert made["QuotaID"] == wanted[1]
+    assert made["URL"].startswith("https://")
+
+
+def test_a_refused_invite_ends_with_3_and_one_line(sim):
+    result = run("invite", member(sim), 999)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "NO_QUOTA_ID" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_invite_that_may_exist_says_so(sim):
+    sim.faults.add(Fault.cut(when="after").on("generate_invite"))
+    result = run("invite", member(sim), quota_ids(sim, 1)[0], "--attempts", 1)
+    assert result.exit_code == 4
+    assert "an invite may exist" in result.stderr
+
+
+def test_quota_ids_from_arguments_file_and_stdin(sim, tmp_path):
+    asked = quota_ids(sim, 30)
+    text = (
+        "\n".join(map(str, asked[:10]))
+        + ", "
+        + ",".join(map(str, asked[10:20]))
+        + "\t"
+        + " ".join(map(str, asked[20:]))
+    )
+    file = tmp_path / "quota-ids.txt"
+    file.write_text(text)
+    code = member(sim)
+    results = [
+        run("bulk-invite", code, *asked),
+        run("bulk-invite", code, ",".join(map(str, asked))),
+        run("bulk-invite", code, "--file", file),
+        run("bulk-invite", code, stdin=text),
+        run("bulk-invite", code, "-", stdin=text),
+    ]
+    for result in results:
+        assert result.exit_code == 0
+        assert [each["QuotaID"] for each in lines(result)] == asked
+        assert "30 quota IDs in" in result.stderr
+    first = lines(results[0])[0]
+    assert {
+        "MemberCode",
+        "QuotaID",
+        "Status",
+        "Invite",
+        "ResultCode",
+        "Result",
+        "Error",
+        "Anomaly",
+    } == first.keys()
+
+
+def test_outcomes_agree_with_the_summary(sim):
+    result = run("bulk-invite", member(sim), *quota_ids(sim))
+    statuses = [each["Status"] for each in lines(result)]
+    for status in ("invited", "rejected"):
+        assert f"{statuses.count(status)} {status}" in result.stderr
+    assert "MEMBER_DOES_NOT_MATCH_QUOTA" in result.stderr
+
+
+def test_outcomes_on_a_terminal_are_lines_for_people(sim, monkeypatch):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    code = list(sim.members)[5]
+    result = run("bulk-invite", code, *quota_ids(sim))
+    assert result.exit_code == 0
+    shown = result.stdout.splitlines()
+    assert len(shown) == len(quota_ids(sim))
+    assert any(line.startswith("invited") and "https://" in line for line in shown)
+
+
+def test_nothing_piped_is_nothing_done(sim):
+    result = run("bulk-invite", member(sim), stdin="")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "0 quota IDs" in result.stderr
+
+
+@pytest.mark.parametrize("wrong", ["abc", "-5", "1.5", "1_000", "9" * 30, "\N{ARABIC-INDIC DIGIT FIVE}"])
+def test_what_is_no_quota_id_is_named(sim, wrong):
+    result = run("bulk-invite", member(sim), "--", wrong)
+    assert result.exit_code == 2
+    assert "not a quota ID" in result.stderr
+
+
+def test_a_bad_id_in_a_stream_loses_none_of_those_before_it(sim):
+    asked = quota_ids(sim, 7)
+    result = run("bulk-invite", member(sim), stdin=" ".join(map(str, asked)) + " oops 12")
+    assert result.exit_code == 2
+    assert [each["QuotaID"] for each in lines(result)] == asked
+    assert {each["Status"] for each in lines(result)} == {"not_sent"}
+    assert "7 not sent" in result.stderr
+    assert "'oops'" in result.stderr
+
+
+def test_ids_are_given_one_way(sim, tmp_path, monkeypatch):
+    file = tmp_path / "ids"
+    file.write_text("1")
+    assert run("bulk-invite", member(sim), 5, "--file", file).exit_code == 2
+    assert run("bulk-invite", member(sim), "--file", tmp_path / "none").exit_code == 2
+    monkeypatch.setattr(_quota_ids, "stdin_is_terminal", lambda: True)
+    result = run("bulk-invite", member(sim))
+    assert result.exit_code == 2
+    assert "piped into stdin" in result.stderr
+
+
+def test_ids_split_between_blocks_stay_whole():
+    class Drip(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(min(size, 3))
+
+    async def read():
+        return [each async for each in _quota_ids.quota_ids_of(lambda: Drip(b"1234567, 89\n10 1100042"))]
+
+    assert anyio.run(read) == [1234567, 89, 10, 1100042]
+
+
+def test_text_without_end_is_not_kept():
+    async def read():
+        return [each async for each in _quota_ids.quota_ids_of(lambda: io.BytesIO(b"7" * 1_000_000))]
+
+    with pytest.raises(InvalidRequestError):
+        anyio.run(read)
+
+
+# --- How it ends ------------------------------------------------------------------------------------------
+
+
+def test_incomplete_ends_with_1(sim):
+    sim.faults.add(Fault.cut(when="after").on("bulk_invite", after=1))
+    asked = range(1, 251)
+    result = run("bulk-invite", member(sim), "--max-concurrency", 1, stdin=" ".join(map(str, asked)))
+    assert result.exit_code == 1
+    statuses = [each["Status"] for each in lines(result)]
+    assert len(statuses) == len(asked)
+    assert {"unknown"} < set(statuses)
+    assert "may make a second one" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(Fault.status(400), 3), (Fault.status(429), 3), (Fault.status(500), 4), (Fault.cut(), 4)],
+)
+@pytest.mark.parametrize("command", ["quotas", "bulk-invite"])
+def test_failures_have_their_codes(sim, command, fault, code):
+    sim.faults.add(fault)
+    arguments = [member(sim), *quota_ids(sim, 3)] if command == "bulk-invite" else []
+    result = run(command, *arguments, "--attempts", 1)
+    assert result.exit_code == code
+    assert "Traceback" not in result.output
+
+
+def test_a_wrong_key_ends_with_3_and_is_never_shown(sim, monkeypatch):
+    monkeypatch.setenv("SAMPLING_API_KEY", UNKNOWN_KEY)
+    for command in (["quotas"], ["settings"], ["invite", "M", 5], ["recontact", 5], ["bulk-invite", "M", 5]):
+        result = run(*command, "--debug")
+        assert result.exit_code == 3
+        assert "403" in result.stderr
+        assert UNKNOWN_KEY not in result.output
+
+
+def test_nobody_listens(sim, monkeypatch):
+    monkeypatch.setenv("SAMPLING_BASE_URL", "http://127.0.0.1:9")
+    result = run("settings", "--attempts", 1)
+    assert result.exit_code == 4
+    assert sim.api_key not in result.output
+
+
+@pytest.mark.parametrize("name", KEY_NAMES)
+def test_what_is_missing_is_named(sim, monkeypatch, name):
+    monkeypatch.delenv(name)
+    result = run("quotas")
+    assert result.exit_code == 2
+    assert name in result.stderr
+
+
+def test_a_broken_key_is_not_repeated(sim, monkeypatch):
+    monkeypatch.setenv("SAMPLING_API_KEY", "sesame-open")
+    result = run("quotas")
+    assert result.exit_code == 2
+    assert "sesame" not in result.output
+
+
+def test_options_count_over_the_environment(sim, monkeypatch):
+    base_url, panel_guid = os.environ["SAMPLING_BASE_URL"], sim.panel_guid
+    monkeypatch.setenv("SAMPLING_BASE_URL", "http://service.example")
+    monkeypatch.setenv("SAMPLING_PANEL_GUID", UNKNOWN_KEY)
+    assert run("settings", "--base-url", base_url, "--panel", panel_guid).exit_code == 0
+    refused = run("settings")
+    assert refused.exit_code == 2
+    assert "--allow-http" in refused.stderr
+
+
+def test_the_key_is_asked_for_unseen(sim, monkeypatch):
+    monkeypatch.delenv("SAMPLING_API_KEY")
+    monkeypatch.setattr(_connection, "_somebody_is_there", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda *_, **__: sim.api_key)
+    result = run("settings")
+    assert result.exit_code == 0
+    assert sim.api_key not in result.output
+
+
+def test_the_key_is_no_argument():
+    for option in ("--key", "--api-key"):
+        result = run("settings", option, UNKNOWN_KEY)
+        assert result.exit_code == 2
+        assert UNKNOWN_KEY not in result.output
+
+
+def test_the_debug_log_shows_attempts_without_secrets(sim):
+    result = run("bulk-invite", member(sim), *quota_ids(sim, 3), "--debug")
+    assert "POST bulk_invite: 200" in result.stderr
+    assert member(sim) not in result.stderr
+    assert sim.api_key not in result.output
+
+
+def test_help_of_every_command_has_an_example():
+    assert "130 interrupted" in " ".join(run("--help").stdout.split())
+    for command in ("quotas", "settings", "invite", "bulk-invite", "recontact", "simulate", "demo"):
+        assert f"sampling-async {command}" in run(command, "--help").stdout.split("Example:")[1]
+
+
+# --- As a program -----------------------------------------------------------------------------------------
+
+
+def program(*arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(sim):
+    with program("quotas") as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_ctrl_c_accounts_for_every_id(monkeypatch):
+    sim = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.3))
+    with sim.serve() as base_url:
+        for name, value in zip(KEY_NAMES, (base_url, sim.panel_guid, sim.api_key), strict=True):
+            monkeypatch.setenv(name, value)
+        asked = list(range(1, 1001))
+        with program("bulk-invite", member(sim), *asked, "--max-concurrency", 1) as process:
+            first = process.stdout.readline()
+            while sim.ledger.request_count < 2:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.stdout.read(), process.stderr.read()
+    outcomes = [json.loads(line) for line in (first + rest).splitlines()]
+    assert process.returncode == 130
+    assert sorted(each["QuotaID"] for each in outcomes) == asked
+    assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
+    assert "interrupted" in errors
+    assert "1,000 quota IDs" in errors
+    assert "Traceback" not in errors
+
+
+def test_help_loads_no_server():
+    code = "import sys, sampling_async._cli._commands; print({'starlette', 'uvicorn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["typer", "rich"])
+def test_what_to_install_without_the_extra(name, monkeypatch, capsys):
+    for module in {name} | {each for each in sys.modules if each.startswith(f"{name}.")}:
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in [each for each in sys.modules if each.startswith("sampling_async._cli._")]:
+        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delattr(_cli, module.rpartition(".")[2], raising=False)
+    with pytest.raises(SystemExit) as ended:
+        _cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip().endswith('pip install "sampling-async[cli]"')
+
+
+# --- simulate ---------------------------------------------------------------------------------------------
+
+
+def test_simulate_prints_what_to_copy(monkeypatch):
+    ran = []
+    monkeypatch.setattr(Simulator, "run", lambda sim, **options: ran.append((sim, options)))
+    result = run("simulate", "--port", 0, "--seed", 5, "--members", 3)
+    assert result.exit_code == 0
+    ((sim, options),) = ran
+    assert f"export SAMPLING_BASE_URL=http://127.0.0.1:{options['port']}\n" in result.stdout
+    assert f"export SAMPLING_PANEL_GUID={sim.panel_guid}\n" in result.stdout
+    assert f"export SAMPLING_API_KEY={sim.api_key}\n" in result.stdout
+    assert len(sim.members) == 3
+
+
+def test_simulate_on_a_port_that_is_taken(sim):
+    result = run("simulate", "--port", os.environ["SAMPLING_BASE_URL"].rpartition(":")[2])
+    assert result.exit_code == 4
+    assert "in use" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["simulate", "demo"])
+def test_what_to_install_without_the_simulators_extra(command, monkeypatch):
+    monkeypatch.setattr(_simulation, "find_spec", lambda _name: None)
+    result = run(command)
+    assert result.exit_code == 2
+    assert 'pip install "sampling-async[simulator]"' in result.stderr

@@ -1,0 +1,113 @@
+"""The demo: it runs, it agrees with the simulator's ledger, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sampling_async import Invite, InviteOutcome, Quotas
+from sampling_async._cli import _demo, _demo_view
+from sampling_async._cli._commands import app
+from sampling_async._cli._demo import DemoError, Plan, Watcher, run_demo, simulator_process
+from sampling_async._cli._tally import Tally
+from sampling_async.simulator import Lie, Verdict
+
+SMALL = Plan(members=6, quota_ids=60, latency=(0.0, 0.0, 8))
+ARGUMENTS = ["demo", "--members", "6", "--quota-ids", "60"]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Collect the child processes that are started."""
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return started
+
+
+def test_a_demo_agrees_with_the_ledger(processes):
+    seen = []
+    findings = run_demo(
+        SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=lambda: seen.append(1))
+    )
+    assert findings.agrees
+    assert findings.verdict.ok
+    assert findings.ledger_invites == findings.tally.statuses["invited"] > 0
+    assert seen[0] == findings.tally.total == len(seen) - 1 >= 60
+    assert len(findings.request_seconds) >= 6
+    assert 0 < findings.percentile(50) <= findings.percentile(99)
+    assert sum(findings.recontact_pages) > 0
+    assert [process.returncode for process in processes] == [0]
+
+
+def test_under_faults_unknown_outcomes_cover_what_was_lost():
+    findings = run_demo(Plan(members=90, quota_ids=90, faults=True, latency=(0.0, 0.0, 8)))
+    assert findings.agrees
+    assert findings.tally.statuses["unknown"] > 0
+
+
+def test_piped_it_is_one_json_object():
+    result = CliRunner().invoke(app, ARGUMENTS)
+    assert result.exit_code == 0
+    (line,) = result.stdout.splitlines()
+    figures = json.loads(line)
+    assert figures["agrees"] is True
+    assert figures["quota_ids"] == sum(figures["outcomes"].values())
+    assert figures["quota_ids"] == sum(each["quota_ids"] for each in figures["result_codes"])
+    assert figures["ledger"]["invites"] == figures["outcomes"]["invited"]
+    assert result.stderr == ""
+
+
+def test_disagreement_ends_with_1_and_shows(monkeypatch):
+    monkeypatch.setattr(_demo, "_verdict", lambda _, outcomes: Verdict(lies=(Lie(outcomes[0], "invented"),)))
+    monkeypatch.setattr(_demo_view.show, "as_lines", lambda wanted: wanted)
+    result = CliRunner().invoke(app, ARGUMENTS)
+    assert result.exit_code == 1
+    assert "do NOT agree" in result.stdout
+
+
+def test_the_screen_fits_80_columns():
+    findings = _demo.Findings(Quotas(1, datetime.now(UTC), ()), Tally(), 1.5, [0.05, 0.06], 77, [25, 3])
+    for code in (1, 16, 31, 12345):
+        invite = Invite(1, 2, 3, 1.0, "https://entry.example/", 10, 20) if code == 1 else None
+        status = "invited" if invite else "rejected"
+        findings.tally.add(InviteOutcome("M", 3, status, invite, code, "SOMETHING_NEW"))
+    findings.ledger_invites = 1
+    console = Console(file=io.StringIO(), width=80)
+    _demo_view.print_findings(console, findings)
+    shown = console.file.getvalue()
+    assert "They agree to the last quota ID." in shown
+    assert "MEMBER_DOES_NOT_MATCH_QUOTA" in shown
+    assert "12345  SOMETHING_NEW" in shown
+    assert "28 member codes in 2 pages (25 + 3)" in shown
+    assert "p50 50 ms  p90 60 ms" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_child_ends_when_the_demo_fails(processes):
+    with pytest.raises(ZeroDivisionError), simulator_process(SMALL):
+        _ = 1 / 0
+    assert [process.returncode for process in processes] == [0]
+
+
+def test_a_child_that_dies_is_reported(processes):
+    with pytest.raises(DemoError), simulator_process(SMALL) as simulator:
+        processes[0].kill()
+        processes[0].wait()
+        simulator.ledger()
+
+
+def test_a_child_that_cannot_start_says_why():
+    with pytest.raises(DemoError, match="'a' must be"), simulator_process(Plan(latency=(-1.0, 0.0, 1))):
+        pass
