@@ -8,6 +8,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
+CORE = "bodies bulk calls client codec policy protocol replies scheduler session".split()
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -46,10 +47,7 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "-q", *session.posargs)
     session.run("coverage", "combine", "--quiet")
-    core = ",".join(
-        f"sampling_async/_{module}.py"
-        for module in ("bulk", "calls", "client", "codec", "policy", "protocol", "scheduler", "session")
-    )
+    core = ",".join(f"sampling_async/_{module}.py" for module in CORE)
     session.run("coverage", "report", f"--include={core}", "--fail-under=100")
     session.run("coverage", "report")
 

@@ -167,9 +167,7 @@ class SamplingClient:
             InvalidRequestError: The member code or a quota ID cannot be sent; nothing was.
         """
         request = InviteRequest(member_code, quota_ids)
-        async with self._stream(
-            *source_of(request.member_code, request.quota_ids, _size(chunk_size))
-        ) as stream:
+        async with self.fan_out([request], chunk_size=chunk_size) as stream:
             answer = await stream.collect()
         return BulkInviteResult((answer.outcomes[id_] for id_ in request.quota_ids), answer.unrequested)
 
