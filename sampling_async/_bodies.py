@@ -124,13 +124,18 @@ class _Inflater:
         self._zlib = zlib.decompressobj(wbits=31)
 
     def feed(self, raw: bytes) -> bytes:
+        """Return what a piece holds; of a piece that holds more than the limit, the limit and a byte."""
+        piece = b""
         try:
-            piece = self._zlib.decompress(raw, self._limit + 1)
+            while True:
+                piece += self._zlib.decompress(raw, self._limit + 1)
+                raw = self._zlib.unused_data
+                if not raw or len(piece) > self._limit:
+                    return piece
+                self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
         except zlib.error:
-            piece = None
-        if piece is None or self._zlib.unused_data:
-            raise DecodeError("$", "expected a gzip body, found other bytes")
-        return piece
+            pass
+        raise DecodeError("$", "expected a gzip body, found other bytes")
 
     def finish(self) -> None:
         """Check that the stream is whole: a cut one can have the right length on the wire."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, Collection, Iterable
+from copy import copy
+from inspect import isasyncgen
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, Generic, Self, SupportsIndex, TypeAlias, TypeVar
 
 from attrs import evolve, frozen
 
-from sampling_async._errors import ClientClosedError, ForbiddenError, SamplingError, ServiceError
+from sampling_async._errors import (
+    ClientClosedError,
+    ForbiddenError,
+    InvalidRequestError,
+    SamplingError,
+    ServiceError,
+)
 from sampling_async._outcomes import InviteOutcome, OutcomeStatus
+from sampling_async._policy import MAX_RETRY_AFTER
 from sampling_async._protocol import (
     Chunk,
     InviteRequest,
@@ -73,6 +82,10 @@ class ChunkSource:
         source = _aiter(requests)
         try:
             async for request in source:
+                if not isinstance(request, InviteRequest):
+                    raise InvalidRequestError(
+                        f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
+                    )
                 self._rest = plan_chunks(request, self._size)
                 for chunk in self._rest:
                     yield chunk
@@ -104,10 +117,9 @@ def _aiter(items: AnyIterable[T]) -> AsyncIterator[T]:
 
 
 async def _close(source: object) -> None:
-    """Close the caller's async generator: left to the garbage collector, it would end in another task."""
-    aclose = getattr(source, "aclose", None)
-    if aclose is not None:
-        await aclose()
+    """Close an async generator: left to the garbage collector, it would end in another task."""
+    if isasyncgen(source):
+        await source.aclose()
 
 
 @frozen
@@ -162,17 +174,20 @@ class OutcomeStream:
         What had finished is as it finished, what was in flight is `unknown` (`not_sent` if no byte had left),
         the rest is `not_sent`.
         """
+        if not self._jobs.left:
+            raise RuntimeError("left_over is known when the block has been left")
         if self._left_over is None:
-            jobs = self._jobs
-            finished = chain(self._current, *(answered.outcomes() for answered in jobs.untaken))
-            dropped = chain(
-                self._cut_off, ((chunk, "not_sent") for chunk in [*jobs.unstarted, *self._source.rest()])
-            )
-            self._left_over = (
-                *finished,
-                *chain.from_iterable(_interrupted(chunk, delivery).outcomes() for chunk, delivery in dropped),
-            )
+            self._left_over = tuple(self._rest())
         return self._left_over
+
+    def _rest(self) -> Iterator[InviteOutcome]:
+        yield from self._current
+        for answered in self._jobs.untaken:
+            yield from answered.outcomes()
+        for chunk, delivery in self._cut_off:
+            yield from _interrupted(chunk, delivery).outcomes()
+        for chunk in chain(self._jobs.unstarted, self._source.rest()):
+            yield from _interrupted(chunk, "not_sent").outcomes()
 
     async def __aenter__(self) -> Self:
         await self._jobs.__aenter__()
@@ -188,8 +203,9 @@ class OutcomeStream:
 
     async def __anext__(self) -> InviteOutcome:
         while True:
-            for outcome in self._current:
-                return outcome
+            if not self._jobs.left:
+                for outcome in self._current:
+                    return outcome
             answered = await anext(self._jobs)
             self.unrequested.extend(answered.answer.unrequested)
             self._current = answered.outcomes()
@@ -205,24 +221,37 @@ class OutcomeStream:
 
     async def _invite(self, chunk: Chunk, permit: Permit) -> _Answered:
         if self._stopped_by is not None:
-            return _failed(chunk, self._stopped_by, "not_sent")
+            return _failed(chunk, self._stopped_by)
         track = Track()
         try:
             call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
             answer = await self._caller.run(call, permit, track)
+        except InvalidRequestError:  # of the wrong event loop: the caller's error, not the call's
+            self._cut_off.append((chunk, "not_sent"))
+            raise
         except SamplingError as exc:
-            if isinstance(exc, ForbiddenError | ClientClosedError):
-                self._stopped_by = exc  # what is true of this chunk is true of all to come
-            return _failed(chunk, exc, exc.delivery)
+            self._stop(exc)
+            return _failed(chunk, exc)
         except BaseException:
             self._cut_off.append((chunk, track.delivery))
             raise
+        for outcome in answer.outcomes.values():
+            if outcome.error is not None:
+                outcome.error.attempts = track.attempts
         return _Answered(chunk, _resent(answer) if track.ambiguous else answer)
 
+    def _stop(self, error: SamplingError) -> None:
+        """Send no further chunks after what is true of them all: a refused key, a wait we do not wait for."""
+        too_long = error.retry_after is not None and error.retry_after > MAX_RETRY_AFTER
+        if self._stopped_by is None and (too_long or isinstance(error, ForbiddenError | ClientClosedError)):
+            self._stopped_by = copy(error)
+            self._stopped_by.delivery = "not_sent"
+            self._stopped_by.attempts = 0
 
-def _failed(chunk: Chunk, error: SamplingError, delivery: Delivery) -> _Answered:
+
+def _failed(chunk: Chunk, error: SamplingError) -> _Answered:
     code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
-    status: OutcomeStatus = "unknown" if delivery == "unknown" else "not_sent"
+    status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
     outcomes = {
         quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)
         for quota_id in chunk.places
@@ -234,17 +263,26 @@ def _interrupted(chunk: Chunk, delivery: Delivery) -> _Answered:
     error = SamplingError(
         "the fan-out was left before this was answered", endpoint="bulk_invite", delivery=delivery
     )
-    return _failed(chunk, error, delivery)
+    return _failed(chunk, error)
+
+
+_RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"
 
 
 def _resent(answer: BulkAnswer) -> BulkAnswer:
-    """Mark the outcomes of a request that was sent again after an attempt that may have worked."""
-    note = "sent again after an attempt that may have worked: an earlier invite may exist"
-    outcomes = {
-        quota_id: evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, note))))
-        for quota_id, outcome in answer.outcomes.items()
-    }
-    return evolve(answer, outcomes=outcomes)
+    """Say what a second answer means after a first attempt that may have worked.
+
+    A rejection proves nothing then: the member may be refused because of the very invite that was lost.
+    """
+    return evolve(answer, outcomes={id_: _doubted(outcome) for id_, outcome in answer.outcomes.items()})
+
+
+def _doubted(outcome: InviteOutcome) -> InviteOutcome:
+    outcome = evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, _RESENT))))
+    if outcome.status != "rejected":
+        return outcome
+    error = SamplingError(f"rejected when {_RESENT}", endpoint="bulk_invite", delivery="unknown")
+    return evolve(outcome, status="unknown", error=error)
 
 
 def source_of(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from sampling_async._errors import DecodeError, SamplingError, ServiceError
+from sampling_async._errors import BadRequestError, DecodeError, Delivery, SamplingError, ServiceError
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked
 from sampling_async._replies import disguised_refusal, refusal
 from sampling_async._scheduler import Gate, Permit
@@ -79,15 +79,16 @@ class Caller:
                 self.budget.deposit()
                 return error
             failures.append(error)
-            self._complete(error, call, track, started)
+            self._note(error, call, track, started)
             if not (self._policy.allows(call.endpoint, failures) and self.budget.spend()):
                 break
             with self._session.until_closed():
                 await self._sleep(self._policy.backoff(failures, self._random))
+        error.delivery = _delivery_of_all(call, failures)
         try:
-            raise failures[-1]
+            raise error
         finally:
-            failures.clear()  # an error whose traceback holds itself lives until the next collection
+            del error, failures  # an error whose traceback holds itself lives until the next collection
 
     async def _try(self, call: Call[T], permit: Permit, track: Track) -> T | SamplingError:
         with self._session.until_closed():
@@ -101,7 +102,7 @@ class Caller:
         finally:
             permit.release()
         self._log(call, track, began, reply.status)
-        refused = refusal(reply, private=call.private)
+        refused = refusal(reply, private=self._private(call))
         if refused is not None:
             return refused
         return await self._decoded(call, reply)
@@ -112,19 +113,22 @@ class Caller:
                 return call.read(reply.body)
             return await anyio.to_thread.run_sync(call.read, reply.body, abandon_on_cancel=True)
         except DecodeError as exc:
-            return disguised_refusal(reply, private=call.private) or exc
+            return disguised_refusal(reply, private=self._private(call)) or exc
 
-    def _complete(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
+    def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Say on the error what is known of the call so far, and obey what the service asks of the client."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts
         error.elapsed = self._clock() - started
-        if track.ambiguous and error.delivery == "not_sent":
-            error.delivery = "unknown"
         track.ambiguous = track.ambiguous or may_have_worked(error)
         track.sent = False
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
             self._gate.hold(error.retry_after)
+        if isinstance(error, BadRequestError) and not may_have_worked(error):
+            self.budget.deposit()  # a considered no is the answer of a healthy service
+
+    def _private(self, call: Call[Any]) -> tuple[str, ...]:
+        return *call.private, *self._session.private()
 
     def _log(self, call: Call[Any], track: Track, began: float, ended: object) -> None:
         """Say how an attempt ended, by the endpoint's name; URLs and member codes stay out of every log."""
@@ -137,3 +141,15 @@ class Caller:
             track.attempts,
             call.quota_ids,
         )
+
+
+def _delivery_of_all(call: Call[Any], failures: list[SamplingError]) -> Delivery:
+    """Return what is known of a call after all its attempts.
+
+    Where asking has an effect, no later answer takes back that an earlier attempt may have had it: a quota that
+    is full by now may have been filled by the invite whose answer was lost.
+    """
+    last = failures[-1].delivery
+    if any(may_have_worked(error) for error in failures) and (last == "not_sent" or call.has_effect):
+        return "unknown"
+    return last

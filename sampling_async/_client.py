@@ -12,12 +12,12 @@ from sampling_async import _protocol
 from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import AnyIterable, ChunkSource, OutcomeStream, source_of
 from sampling_async._calls import Caller
-from sampling_async._errors import InvalidRequestError
+from sampling_async._errors import InvalidRequestError, PagingError
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, Cursor, InviteRequest, member_code_of, quota_id_of
 from sampling_async._scheduler import Gate, ReadAhead
-from sampling_async._session import Secret, Session, base_url_of, guid_of
+from sampling_async._session import Secret, Session, Track, base_url_of, guid_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -62,7 +62,7 @@ class SamplingClient:
         base_url: str,
         *,
         panel_guid: str | UUID,
-        api_key: str | UUID,
+        api_key: str | UUID | Secret,
         max_concurrency: int = 8,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
@@ -73,13 +73,15 @@ class SamplingClient:
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         random: Callable[[], float] = _random.random,
     ) -> None:
+        key = guid_of(api_key, "api_key")
+        del api_key  # the frames of an error below may be reported with their locals
         if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise InvalidRequestError(f"max_concurrency is a whole number above 0, not {max_concurrency!r}")
-        self._panel_guid = guid_of(panel_guid, "panel_guid")
+        self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         self._session = Session(
             self._base_url,
-            Secret(guid_of(api_key, "api_key")),
+            key,
             timeouts=timeouts or Timeouts(),
             limits=limits or BodyLimits(),
             connections=max_concurrency + _SPARE_CONNECTIONS,
@@ -101,14 +103,17 @@ class SamplingClient:
             InvalidRequestError: A variable is missing, or an argument is not what it must be.
         """
         for name in ("base_url", "panel_guid", "api_key"):
-            if name not in overrides:
-                variable = f"SAMPLING_{name.upper()}"
-                if not os.environ.get(variable):
-                    raise InvalidRequestError(f"set the environment variable {variable}, or give {name}=")
-                overrides[name] = os.environ[variable]
+            variable = f"SAMPLING_{name.upper()}"
+            if not (overrides.get(name) or os.environ.get(variable)):
+                raise InvalidRequestError(f"set the environment variable {variable}, or give {name}=")
+            overrides[name] = overrides.get(name) or os.environ[variable]
+        # Before anything can fail: reports of errors show the locals of frames.
+        overrides["api_key"] = Secret.of(overrides["api_key"])
         return cls(overrides.pop("base_url"), **overrides)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_caller"):
+            return "<SamplingClient: not made>"
         state = "closed" if self._session.closed else f"{self._gate.running} of {self._gate.limit} running"
         return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.waiting} waiting>"
 
@@ -122,6 +127,7 @@ class SamplingClient:
 
     async def aclose(self) -> None:
         """Close the client. Calls that still run end with `ClientClosedError`; may be called twice."""
+        self._gate.unhold()
         await self._session.aclose()
 
     async def get_quotas(self, *, include_routables: bool = True) -> Quotas:
@@ -274,12 +280,16 @@ class SamplingClient:
         cursor = Cursor(None if after is None else member_code_of(after))
 
         async def read() -> RecontactMembers:
-            page = await self._caller.run(
-                _protocol.recontact_members(
-                    self._panel_guid, quota, max_results=max_results, after=cursor.after
-                )
+            call = _protocol.recontact_members(
+                self._panel_guid, quota, max_results=max_results, after=cursor.after
             )
-            return cursor.advance(page)
+            track = Track()
+            page = await self._caller.run(call, track=track)
+            try:
+                return cursor.advance(page)
+            except PagingError as exc:
+                exc.attempts = track.attempts
+                raise
 
         return cursor, read
 

@@ -6,7 +6,8 @@ Reading
     - Scalars are strict: no text for a number, no number for text, no null for either, 64 bits for a whole
       number. The two exceptions lose nothing: `7.0` is a whole number, and `1` is a double.
     - Missing or null: SurveyName, MemberAmount -> None; IsRoutable -> False; SurveyWaveExclusions, AnswerIDs,
-      AnswerValues, ParticipationStatusIDs -> (). Everything else must be there.
+      AnswerValues, ParticipationStatusIDs -> (); a setting's Description and Value -> "" and None. MemberCodes
+      may be null -> (). Everything else must be there.
     - AnswerValues: a list of strings (or whole numbers), a string, null; commas separate values in all of
       them, blanks around a value and empty values are dropped.
     - dateTime: ISO 8601 with `T` or a blank, 0 to 7 fractional digits (datetime holds 6, the last is cut), with
@@ -207,6 +208,8 @@ def _record_hook(record: type[T], converter: Converter) -> Callable[[Any, Any], 
         ("QuestionAndAnswers", "answer_values"): _answer_values,
         ("QuestionAndAnswers", "answer_ids"): _or_empty(converter),
         ("QuestionAndAnswers", "is_routable"): _or_false,
+        ("RecontactMembers", "member_codes"): _or_empty(converter),
+        ("Setting", "description"): _or_blank,
         ("Survey", "survey_wave_exclusions"): _or_empty(converter),
         ("SurveyWaveExclusion", "participation_status_ids"): _or_empty(converter),
     }
@@ -267,6 +270,10 @@ def _or_empty(converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
         return () if value is None else converter.structure(value, cls)
 
     return hook
+
+
+def _or_blank(value: Any, cls: Any) -> str:
+    return "" if value is None else _str(value, cls)
 
 
 def _or_false(value: Any, cls: Any) -> bool:
@@ -334,10 +341,18 @@ def _datetime(value: Any, _: Any) -> datetime:
             return datetime(year, month, day, hour, minute, second, micros, zone)
         if match := re.fullmatch(_MS_DATE, value):
             millis, sign, hours, minutes = match.groups()
-            return (_EPOCH + timedelta(milliseconds=int(millis))).astimezone(_zone(sign, hours, minutes) or UTC)
+            moment = _EPOCH + timedelta(milliseconds=int(millis))
+            return _in_zone(moment, _zone(sign, hours, minutes) or UTC)
     except (ValueError, OverflowError):
         pass  # a 30th of February, a year 10000, a zone of 25 hours
     raise _mismatch("a dateTime (2020-01-31T21:19:30.1234567Z, with or without the zone)", value)
+
+
+def _in_zone(moment: datetime, zone: timezone) -> datetime:
+    try:
+        return moment.astimezone(zone)
+    except OverflowError:  # the first and the last day there is
+        return moment
 
 
 def _zone(sign: str | None, hours: str, minutes: str) -> timezone | None:

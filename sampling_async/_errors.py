@@ -41,8 +41,8 @@ class SamplingError(Exception):
         endpoint: The endpoint that was called, or None where no call was made.
         attempts: How many attempts were begun, the first one included.
         elapsed: Seconds from the start of the call to the error, waits between attempts included.
-        delivery: What is known about the call's effect, see `Delivery`. It covers all attempts: once one
-            attempt may have been processed, a later one that was never sent does not make it `not_sent`.
+        delivery: What is known about the call's effect, see `Delivery`. It covers all attempts: once an attempt
+            to make an invite may have been processed, no later one takes that back.
         retry_after: Seconds the service asked to wait, where it did (429, 503), else None.
         permanent: Whether asking again cannot help: a refused certificate, a body beyond the limits.
     """
@@ -172,16 +172,20 @@ class PagingError(SamplingError):
 
     Attributes:
         cursor: The last member code received, to resume from with `after=`; None if there was none.
-            It is a member code, so it is not in the error's text.
+        member_codes: The codes of the page that did not advance. They were not handed over: some may be new.
+
+    Both are member codes, so they are not in the error's text.
     """
 
     cursor: str | None
+    member_codes: tuple[str, ...]
 
     def __init__(
-        self, message: str = "", *, cursor: str | None = None, endpoint: Endpoint | None = "recontact_members"
+        self, message: str = "", *, cursor: str | None = None, member_codes: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(message, endpoint=endpoint, delivery="answered")
+        super().__init__(message, endpoint="recontact_members", delivery="answered")
         self.cursor = cursor
+        self.member_codes = member_codes
 
 
 class IncompleteBulkError(SamplingError):

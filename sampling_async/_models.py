@@ -167,8 +167,8 @@ class Setting:
     """
 
     name: str
-    description: str
-    value: str | None
+    description: str = ""
+    value: str | None = None
 
     @property
     def is_secret(self) -> bool:

@@ -10,7 +10,7 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, Literal, SupportsIndex, TypeVar
@@ -29,7 +29,7 @@ from sampling_async._replies import BulkAnswer, read_bulk, read_invite
 from sampling_async._settings import PartnerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -62,6 +62,11 @@ class Call(Generic[T]):
     body: bytes | None = field(default=None, repr=False)
     quota_ids: int = 0
     private: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the service makes something when asked: an invite."""
+        return self.endpoint in {"bulk_invite", "generate_invite"}
 
 
 # --- What may be asked -------------------------------------------------------------------------------------
@@ -102,6 +107,10 @@ def member_code_of(value: str) -> str:
 
 
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise InvalidRequestError(
+            "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
+        )
     return tuple(quota_id_of(value) for value in values)
 
 
@@ -234,15 +243,12 @@ class Cursor:
         return page
 
     def _step(self, codes: tuple[str, ...]) -> None:
-        if not codes:
+        if not codes or codes[-1] in self._seen:
+            fault = "ends with a code that ended a page before" if codes else "is empty"
             raise PagingError(
-                "the page is empty, yet more members are announced; resume later with after=error.cursor",
+                f"the page {fault}, yet more members are announced; resume later with after=error.cursor",
                 cursor=self.after,
-            )
-        if codes[-1] in self._seen:
-            raise PagingError(
-                "the page ends with a code that ended a page before; resume later with after=error.cursor",
-                cursor=self.after,
+                member_codes=codes,
             )
         self.after = codes[-1]
         self._seen.add(self.after)

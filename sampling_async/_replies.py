@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, quote_plus
 
 from attrs import evolve, field, frozen
 
@@ -24,10 +27,12 @@ from sampling_async._models import Invite, ResultCode
 from sampling_async._outcomes import InviteOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _OK: Final = 200
 _EXCERPT: Final = 200
+_EXCERPTED: Final = 2**16
+_UNMISTAKABLE: Final = 5
 
 
 @frozen
@@ -64,14 +69,17 @@ def _service_error(
     error_class, says = _STATUS_ERRORS.get(reply.status, (None, ""))
     if error_class is None:
         error_class = ServerError if reply.status >= 500 else UnexpectedStatusError  # noqa: PLR2004
-    known = f" {code} {result or ResultCode.name_of(code) or ''}".rstrip() if code is not None else ""
+    result = None if result is None else _without(private, result)[:_EXCERPT]
+    # Only what looks like a name goes into the text: a sentence may be about the member.
+    name = result if result and re.fullmatch(r"\w{1,64}", result) else ResultCode.name_of(code or 0)
+    known = "" if code is None else f" {code} {name or ''}".rstrip()
     error = error_class(
         f"the service answered {reply.status}{known}{says}",
         delivery=_delivery(reply.status, code),
         status=reply.status,
         result=result,
         result_code=code,
-        body_excerpt=_excerpt(reply.body, private),
+        body_excerpt=_without(private, reply.body[:_EXCERPTED].decode("utf-8", "replace"))[:_EXCERPT],
     )
     error.retry_after = retry_after(reply)
     return error
@@ -117,34 +125,40 @@ def _code(value: Any) -> int | None:
         return None
 
 
-def _excerpt(body: bytes, private: tuple[str, ...]) -> str:
-    """Return the beginning of a body, fit to be shown: printable, and without what is private."""
-    text = body[: 4 * _EXCERPT].decode("utf-8", "replace")
+def _without(private: tuple[str, ...], text: str) -> str:
+    """Return a text fit to be shown: printable, and without what is private in any form it may take there."""
     for secret in private:
-        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "<hidden>", text)
-    return _printable(text)[:_EXCERPT]
+        quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret)
+        forms = "|".join(re.escape(form) for form in sorted({secret, *quoted}, key=len, reverse=True))
+        # A short code is part of many a word; a long one is not there by chance.
+        whole = f"(?<!\\w)(?:{forms})(?!\\w)" if len(secret) < _UNMISTAKABLE else forms
+        text = re.sub(whole, "<hidden>", text, flags=re.IGNORECASE)
+    return _printable(text)
 
 
 def _printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def retry_after(reply: Reply) -> float | None:
+def retry_after(reply: Reply, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
     """Return the seconds a reply asks to wait, or None if it does not ask in a way that makes sense.
 
-    A date is measured against the reply's own Date, so that a wrong local clock does no harm.
+    A date is measured against the reply's own Date, so that a wrong local clock does no harm; where there is no
+    Date, against `now`.
     """
-    if reply.retry_after is None:
-        return None
+    asked = (reply.retry_after or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", asked):
+        return float(asked)
+    until = _http_date(asked)
+    return None if until is None else max(0.0, (until - (_http_date(reply.date) or now())).total_seconds())
+
+
+def _http_date(text: str | None) -> datetime | None:
     try:
-        seconds = float(reply.retry_after)
-    except ValueError:
-        try:
-            until, now = parsedate_to_datetime(reply.retry_after), parsedate_to_datetime(reply.date or "")
-            seconds = max(0.0, (until - now).total_seconds())
-        except (ValueError, TypeError, OverflowError):  # not dates, or only one of them with a zone
-            return None
-    return seconds if isfinite(seconds) and seconds >= 0 else None
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, OverflowError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def read_invite(quota_id: int, body: bytes) -> Invite:
@@ -227,9 +241,9 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
 
 def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
     """Return what two items about one quota ID say together."""
-    if evolve(first, error=None) == evolve(second, error=None) and first.error is None:
-        return evolve(first, anomaly="; ".join(filter(None, (first.anomaly, "answered twice, alike"))))
-    return _unknown(evolve(first, invite=None), "$.Invites", "expected one answer, found two that differ")
+    if second.error is None and evolve(first, anomaly=second.anomaly) == second:
+        return evolve(second, anomaly="; ".join(filter(None, (second.anomaly, "answered twice, alike"))))
+    return _unknown(evolve(first, invite=None), "$.Invites", "expected one answer, found several that differ")
 
 
 def _missing(member_code: str, quota_id: int) -> InviteOutcome:

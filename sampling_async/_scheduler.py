@@ -7,11 +7,14 @@ results over as they finish; it holds at most `window` jobs that were drawn and 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import anyio
+
+from sampling_async._cancellation import is_stray
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -37,6 +40,7 @@ class Gate:
         self._clock = clock
         self._sleep = sleep
         self._held_until = float("-inf")
+        self._held_back: set[anyio.CancelScope] = set()
 
     @property
     def limit(self) -> int:
@@ -61,15 +65,26 @@ class Gate:
         """Give no new permits for so long; the longest hold counts."""
         self._held_until = max(self._held_until, self._clock() + seconds)
 
+    def unhold(self) -> None:
+        """End the hold now."""
+        self._held_until = float("-inf")
+        for scope in self._held_back:
+            scope.cancel()
+
     async def acquire(self, permit: Permit) -> None:
-        """Wait for a permit, and for the end of a hold. Without the permit: it is not kept while held."""
+        """Wait for a permit, and for the end of a hold; the permit is not kept meanwhile."""
         while True:
             await self._limiter.acquire_on_behalf_of(permit)
             wait = self._held_until - self._clock()
             if wait <= 0:
                 return
             self._limiter.release_on_behalf_of(permit)
-            await self._sleep(wait)
+            with anyio.CancelScope() as scope:
+                self._held_back.add(scope)
+                try:
+                    await self._sleep(wait)
+                finally:
+                    self._held_back.discard(scope)
 
     def release(self, permit: Permit) -> None:
         """Take a permit back."""
@@ -98,14 +113,20 @@ class Permit:
             self._gate.release(self)
 
 
-class _Background:
-    """A task group that ends with its block and never lets an ExceptionGroup out of it."""
+class _Background(ABC):
+    """A task group for the time of a block: entered once, and no ExceptionGroup leaves it."""
 
     def __init__(self) -> None:
         self._tasks: TaskGroup | None = None
+        self._failure: Exception | None = None
+        self._finished = False
+        self.left = False
 
     async def __aenter__(self) -> Self:
-        self._tasks = await anyio.create_task_group().__aenter__()
+        if self._tasks is not None:
+            raise RuntimeError("a stream is entered once; make another one")
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
         self._tasks.start_soon(self._work)
         return self
 
@@ -115,10 +136,45 @@ class _Background:
         # The group is not shown the exception of the block: it would come back inside an ExceptionGroup.
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:  # SystemExit and its like: what tasks raise else is in _failure
+            raise _first_of(group) from None
+        finally:
+            self.left = True
 
+    @abstractmethod
     async def _work(self) -> None:
-        raise AssertionError  # pragma: no cover
+        """Do what the block is for, in a task of its own."""
+
+    def _must_be_inside(self) -> None:
+        """Refuse what would wait for ever: there is nothing at work outside of the block."""
+        if self._tasks is None:
+            raise RuntimeError("enter the stream first: async with ... as stream")
+        if self.left and not self._finished:
+            raise RuntimeError("the stream's block has been left before its end")
+
+    def _fail(self, exc: BaseException) -> None:
+        """Keep what the consumer is told after the results; the first failure counts."""
+        if not isinstance(exc, Exception):
+            stray, exc = (
+                exc,
+                RuntimeError("something awaited was cancelled, and not by who runs the stream"),
+            )
+            exc.__cause__ = stray
+        self._failure = self._failure or exc
+
+    def _end(self) -> None:
+        """Raise what failed, once, after the last result was handed over."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class JobStream(_Background, Generic[Job, Result]):
@@ -154,19 +210,15 @@ class JobStream(_Background, Generic[Job, Result]):
         self._run = run
         self._window = anyio.Semaphore(window)
         self._news = anyio.Event()
-        self._failure: Exception | None = None
-        self._finished = False
-        self._drawing = anyio.CancelScope()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Result:
+        self._must_be_inside()
         while not self.untaken:
             if self._finished:
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    raise failure
+                self._end()
                 raise StopAsyncIteration
             await self._news.wait()
         result = self.untaken.popleft()
@@ -177,7 +229,7 @@ class JobStream(_Background, Generic[Job, Result]):
         """Spawn a task for each job; returns when all of them have ended."""
         async with anyio.create_task_group() as running:
             try:
-                with self._drawing:
+                with anyio.CancelScope() as drawing:
                     async with aclosing(self._jobs) as jobs:
                         async for job in jobs:
                             self.unstarted.append(job)
@@ -185,18 +237,22 @@ class JobStream(_Background, Generic[Job, Result]):
                             permit = Permit(self._gate)
                             await permit.acquire()
                             self.unstarted.pop()
-                            running.start_soon(self._run_one, job, permit)
-            except Exception as exc:  # noqa: BLE001  raised by __anext__, after the results
-                self._failure = self._failure or exc
+                            running.start_soon(self._run_one, job, permit, drawing)
+            except BaseException as exc:
+                if not (isinstance(exc, Exception) or is_stray(exc)):
+                    raise
+                self._fail(exc)
         self._finished = True
         self._news.set()
 
-    async def _run_one(self, job: Job, permit: Permit) -> None:
+    async def _run_one(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
         try:
             self.untaken.append(await self._run(job, permit))
-        except Exception as exc:  # noqa: BLE001  raised by __anext__, after the other results
-            self._failure = self._failure or exc
-            self._drawing.cancel()
+        except BaseException as exc:
+            if not (isinstance(exc, Exception) or is_stray(exc)):
+                raise
+            self._fail(exc)
+            drawing.cancel()
         finally:
             permit.release()
         self._news.set()
@@ -212,23 +268,25 @@ class ReadAhead(_Background, Generic[Result]):
     def __init__(self, items: AsyncGenerator[Result, None]) -> None:
         super().__init__()
         self._items = items
+
+    async def __aenter__(self) -> Self:
         self._send, self._receive = anyio.create_memory_object_stream[Result](0)
-        self._failure: Exception | None = None
+        return await super().__aenter__()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await super().__aexit__(exc_type, exc, traceback)
         self._receive.close()
+        await super().__aexit__(exc_type, exc, traceback)
 
     async def next(self) -> Result | None:
         """Return the next item, or None after the last."""
+        self._must_be_inside()
         try:
             return await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+            pass
+        self._end()
         return None
 
     async def _work(self) -> None:
@@ -237,5 +295,8 @@ class ReadAhead(_Background, Generic[Result]):
                 async with aclosing(self._items) as items:
                     async for item in items:
                         await self._send.send(item)
-            except Exception as exc:  # noqa: BLE001  raised by next, in its turn
-                self._failure = exc
+            except BaseException as exc:
+                if not (isinstance(exc, Exception) or is_stray(exc)):
+                    raise
+                self._fail(exc)
+            self._finished = True

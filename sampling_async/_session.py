@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NoReturn
-from uuid import UUID
 
 import anyio
 import anyio.lowlevel
@@ -23,8 +22,10 @@ import httpx
 from attrs import define, field
 
 from sampling_async._bodies import BodyLimits, RequestBody, read_body
+from sampling_async._cancellation import is_stray
 from sampling_async._errors import (
     ClientClosedError,
+    DecodeError,
     Delivery,
     InvalidRequestError,
     SamplingError,
@@ -36,6 +37,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
+    from uuid import UUID
 
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 _GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _KEY_HEADER: Final = "API_AUTH_KEY"
 _KEEPALIVE_SECONDS: Final = 4.0  # below the 5 s after which common servers close, so that we never race them
+_OK: Final = 200
 _POOL_SECONDS: Final = 2.0
 _CLOSING_SECONDS: Final = 5.0
 
@@ -75,6 +78,15 @@ class Secret:
     def __init__(self, text: str) -> None:
         self.reveal: Callable[[], str] = lambda: text
 
+    @classmethod
+    def of(cls, value: object) -> Secret:
+        """Return a value's text as a secret, or the value itself if it is one."""
+        return value if isinstance(value, Secret) else cls(str(value))
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether the whole text matches a regular expression."""
+        return re.fullmatch(pattern, self.reveal()) is not None
+
     def __repr__(self) -> str:
         return "<secret>"
 
@@ -82,18 +94,19 @@ class Secret:
         raise TypeError("a secret cannot be pickled or copied")
 
 
-def guid_of(value: str | UUID, name: str) -> str:
-    """Return a Guid as text.
+def guid_of(value: str | UUID | Secret, name: str) -> Secret:
+    """Return a Guid, as something that does not show it.
 
     Raises:
-        InvalidRequestError: It is not one. The text does not repeat the value: it may be a key.
+        InvalidRequestError: It is not one. Neither the text nor the frames of the traceback hold the value.
     """
-    text = str(value) if isinstance(value, str | UUID) else ""
-    if not re.fullmatch(_GUID, text):
+    secret = Secret.of(value)
+    del value
+    if not secret.matches(_GUID):
         raise InvalidRequestError(
             f"{name} is a Guid of 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
         )
-    return text
+    return secret
 
 
 def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
@@ -105,15 +118,16 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
     """
     try:
         url = httpx.URL(value.rstrip("/"))
-    except (httpx.InvalidURL, AttributeError, TypeError):
-        url = httpx.URL("")
-    if url.scheme not in {"http", "https"} or not url.host:
+        host = url.host
+    except (httpx.InvalidURL, AttributeError, TypeError, ValueError):  # ValueError: of idna
+        url, host = httpx.URL(""), ""
+    if url.scheme not in {"http", "https"} or not host:
         raise InvalidRequestError("base_url is an address like https://host or https://host/path")
     if url.userinfo or url.query or url.fragment or "?" in value or "#" in value:
         raise InvalidRequestError("base_url takes no user, password, query or fragment")
     if {".", ".."} & set(value.split("/")):
         raise InvalidRequestError("base_url takes no '.' or '..' segments")
-    if url.scheme == "http" and not (allow_http or _is_loopback(url.host)):
+    if url.scheme == "http" and not (allow_http or _is_loopback(host)):
         raise InvalidRequestError(
             "base_url must be https, or the key travels in the clear; allow_http=True where that is accepted"
         )
@@ -121,7 +135,7 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
+    if host == "localhost":
         return True
     try:
         return ip_address(host).is_loopback
@@ -172,6 +186,11 @@ class Session:
         self.closed = False
         logging.getLogger("httpx").addFilter(_not_ours)
 
+    def private(self) -> tuple[str, ...]:
+        """Return the forms of the key that an answer may repeat, and nobody else."""
+        key = self._key.reveal()
+        return key, key.replace("-", "")
+
     async def attempt(self, call: Call[Any], track: Track) -> Reply:
         """Carry one attempt out and return the reply, whatever its status.
 
@@ -193,7 +212,10 @@ class Session:
                     return await self._exchange(line, call, track)
             except SamplingError as exc:
                 failure = exc
-            except Exception as exc:  # noqa: BLE001  a transport may raise anything; none of it may get out
+            except BaseException as exc:
+                # A transport may raise anything, a cancellation of its own making too; none of it may get out.
+                if not (isinstance(exc, Exception) or is_stray(exc)):
+                    raise
                 failure = _translated(exc, track)
         if scope.cancelled_caught:
             failure = self._interrupted(wall, track)
@@ -222,6 +244,10 @@ class Session:
             _ours.reset(quiet)
         try:
             body = await read_body(response, *self._limits.of(call.endpoint))
+        except (DecodeError, httpx.HTTPError):
+            if response.status_code == _OK:
+                raise
+            body = b""  # the status says it all
         finally:
             await response.aclose()
         return Reply(
@@ -329,6 +355,9 @@ class Session:
     async def aclose(self) -> None:
         """End what runs with `ClientClosedError`, wait for it, and close the connections."""
         self.closed = True
+        if self._loop not in (None, anyio.lowlevel.current_token()):
+            self._line = None  # its connections ended with their event loop
+            return
         with anyio.CancelScope(shield=True):
             if self._scopes:
                 self._idle = self._idle or anyio.Event()
@@ -394,7 +423,7 @@ def _not_ours(_record: logging.LogRecord) -> bool:
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
-def _translated(exc: Exception, track: Track) -> TransportError:
+def _translated(exc: BaseException, track: Track) -> TransportError:
     """Return our error for one of a transport, without its text where that may quote the wire."""
     track.sent = not isinstance(exc, _NEVER_SENT)
     name = type(exc).__name__

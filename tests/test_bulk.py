@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import doubles
 import httpx
@@ -155,14 +157,33 @@ async def test_a_bulk_invite_that_was_refused_unprocessed_is():
 async def test_ambiguous_retries_are_opt_in_and_marked():
     service = doubles.Service(httpx.ReadError("cut"), doubles.bulk)
     result = await bulk(service, [2, 3], retry=RetryPolicy(retry_ambiguous=True))
-    assert [outcome.status for outcome in result] == ["invited", "rejected"]
+    # A rejection proves nothing: the lost invite itself may be the reason.
+    assert [outcome.status for outcome in result] == ["invited", "unknown"]
+    assert (result[1].result_code, result[1].error.delivery) == (9, "unknown")
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
 
 
-async def test_what_may_have_worked_once_stays_unknown():
-    service = doubles.Service(httpx.ReadError("cut"), httpx.ConnectError("refused"))
+@pytest.mark.parametrize(
+    "later", [httpx.ConnectError("refused"), *(httpx.Response(code) for code in (400, 403, 404, 429, 503))]
+)
+async def test_what_may_have_worked_once_stays_unknown(later):
+    service = doubles.Service(httpx.ReadError("cut"), later)
     result = await bulk(service, [2], retry=RetryPolicy(retry_ambiguous=True))
-    assert (result[0].status, result[0].error.delivery) == ("unknown", "unknown")
+    assert (result[0].status, result[0].error.delivery, result.resendable()) == ("unknown", "unknown", ())
+
+
+async def test_a_missing_item_after_a_retry_knows_its_attempts():
+    service = doubles.Service(httpx.Response(503), {"Invites": []})
+    result = await bulk(service, [2])
+    assert (result[0].status, result[0].error.attempts) == ("unknown", 2)
+
+
+async def test_a_wait_longer_than_we_wait_for_stops_new_chunks():
+    service = doubles.Service(httpx.Response(429, headers={"Retry-After": "120"}))
+    result = await bulk(service, range(1, 1001), chunk_size=10, max_concurrency=2)
+    assert len(service.requests) <= 4
+    assert len(result.not_sent) == 1000
+    assert result[-1].error.retry_after == 120
 
 
 async def test_a_403_stops_new_chunks_and_the_rest_is_not_sent():
@@ -173,6 +194,7 @@ async def test_a_403_stops_new_chunks_and_the_rest_is_not_sent():
     assert len(result.not_sent) >= 1000 - 50
     assert {outcome.quota_id for outcome in result.not_sent} >= set(range(100, 1001))
     assert all(isinstance(outcome.error, ForbiddenError) for outcome in result.not_sent)
+    assert (result[-1].error.delivery, result[-1].error.attempts) == ("not_sent", 0)
     assert "underscores_in_headers" in str(result[-1].error)
     assert len(result.invited) + len(result.rejected) + len(result.not_sent) == 1000
 
@@ -327,6 +349,129 @@ async def test_an_input_that_fails_is_raised_after_what_was_sent(bad):
                     seen.append(outcome.quota_id)
     assert sorted(seen) == list(range(1, 21))
     assert [(o.quota_id, o.status) for o in outcomes.left_over] == [(n, "not_sent") for n in range(21, 25)]
+
+
+async def test_left_over_is_known_only_after_the_block():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
+            await anext(outcomes)
+            with pytest.raises(RuntimeError, match="when the block has been left"):
+                _ = outcomes.left_over
+            assert len([outcome async for outcome in outcomes]) == 49
+        assert outcomes.left_over == ()
+
+
+async def test_a_stream_is_used_inside_its_block_and_entered_once():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        for stream in (client.stream_bulk_invite("m", range(1, 51)), client.stream_recontact_members(5)):
+            with pytest.raises(RuntimeError, match="enter the stream first"):
+                await anext(stream)
+        async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
+            await anext(outcomes)
+        with pytest.raises(RuntimeError, match="left before its end"):
+            await anext(outcomes)
+        with pytest.raises(RuntimeError, match="entered once"):
+            async with outcomes:
+                pass
+        assert len(outcomes.left_over) == 49
+
+
+async def test_a_stream_read_to_its_end_stays_at_its_end():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.stream_bulk_invite("m", [1]) as outcomes:
+            assert len([outcome async for outcome in outcomes]) == 1
+        assert [outcome async for outcome in outcomes] == []
+
+
+def test_a_stream_can_be_made_before_there_is_an_event_loop():
+    client = doubles.client(doubles.Service(doubles.bulk))
+    stream = client.stream_bulk_invite("m", [1, 2])
+
+    async def use() -> int:
+        async with stream as outcomes:
+            return len([outcome async for outcome in outcomes])
+
+    assert anyio.run(use) == 2
+
+
+async def test_the_wrong_kind_of_input_is_named():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match="only stream_bulk_invite takes an async one"):
+            await client.bulk_invite("m", ids(1))
+        async with client.fan_out([("m", [1])]) as outcomes:
+            with pytest.raises(InvalidRequestError, match="not tuple"):
+                await anext(outcomes)
+
+
+async def test_a_stream_of_ids_that_is_no_generator_is_not_closed():
+    send, receive = anyio.create_memory_object_stream[int](10)
+    with send, receive:
+        for quota_id in range(1, 6):
+            send.send_nowait(quota_id)
+        async with doubles.client(doubles.Service(doubles.bulk)) as client:
+            async with client.stream_bulk_invite("m", receive, chunk_size=5) as outcomes:
+                await anext(outcomes)
+        send.send_nowait(7)
+        assert receive.receive_nowait() == 7
+
+
+async def test_closing_ends_a_fan_out_that_is_held_back():
+    service = doubles.Service(httpx.Response(429, headers={"Retry-After": "30"}))
+    client = doubles.client(service, sleep=lambda _: anyio.sleep_forever(), clock=anyio.current_time)
+    async with client.stream_bulk_invite("m", range(1, 101), chunk_size=10) as outcomes:
+        await wait_all_tasks_blocked()
+        with anyio.fail_after(5):
+            await client.aclose()
+            assert {outcome.status async for outcome in outcomes} == {"not_sent"}
+
+
+async def test_a_source_that_was_cancelled_elsewhere_is_an_error_and_no_silence():
+    async def source():
+        for number in range(1, 26):
+            yield number
+        raise asyncio.CancelledError
+
+    seen = []
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(RuntimeError, match="cancelled, and not by who runs the stream"):
+            async with client.stream_bulk_invite("m", source(), chunk_size=10) as outcomes:
+                async for outcome in outcomes:
+                    seen.append(outcome.quota_id)
+    assert sorted([*seen, *(outcome.quota_id for outcome in outcomes.left_over)]) == list(range(1, 26))
+    assert len(seen) == 20
+
+
+async def test_a_transport_that_was_cancelled_elsewhere_leaves_its_ids_unknown():
+    def answer(request: httpx.Request):
+        if 15 in doubles.asked(request):
+            raise asyncio.CancelledError
+        return doubles.bulk(request)
+
+    result = await bulk(doubles.Service(answer), range(1, 31), chunk_size=10)
+    assert [outcome.quota_id for outcome in result.unknown] == list(range(11, 21))
+
+
+async def test_an_exit_of_the_program_in_a_source_leaves_the_package_bare():
+    async def source():
+        yield 1
+        raise SystemExit(3)
+
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(SystemExit) as caught:
+            async with client.stream_bulk_invite("m", source()) as outcomes:
+                await anext(outcomes)
+    assert caught.value.code == 3
+
+
+def test_a_fan_out_on_another_event_loop_is_the_callers_error():
+    client = doubles.client(doubles.Service(doubles.bulk))
+
+    async def invite() -> BulkInviteResult:
+        return await client.bulk_invite("m", range(1, 31))
+
+    assert len(anyio.run(invite)) == 30
+    with pytest.raises(InvalidRequestError, match="another event loop"):
+        anyio.run(invite)
 
 
 async def test_a_bug_in_the_client_is_raised_bare_and_its_ids_are_accounted_for(monkeypatch):

@@ -15,6 +15,7 @@ from sampling_async import (
     DecodeError,
     RetryPolicy,
     ServerError,
+    ServiceError,
     TransportError,
     UnexpectedStatusError,
 )
@@ -53,6 +54,23 @@ async def test_a_call_that_was_never_sent_says_so():
         with pytest.raises(TransportError) as caught:
             await client.generate_invite("m", 5)
     assert (caught.value.delivery, caught.value.attempts) == ("not_sent", 3)
+
+
+@pytest.mark.parametrize("code", [400, 403, 404])
+async def test_no_later_answer_takes_back_that_an_invite_may_exist(code):
+    """The quota may be full because of the very invite whose answer was lost."""
+    service = doubles.Service(httpx.ReadError("cut"), status(code))
+    async with doubles.client(service) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.generate_invite("m", 5)
+    assert (caught.value.status, caught.value.delivery, caught.value.attempts) == (code, "unknown", 2)
+
+
+async def test_a_read_that_was_refused_in_the_end_was_answered():
+    async with doubles.client(doubles.Service(httpx.ReadError("cut"), status(403))) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.get_settings()
+    assert caught.value.delivery == "answered"
 
 
 async def test_a_refusal_is_not_repeated():
@@ -133,6 +151,16 @@ async def test_successes_refill_the_budget():
         client._caller.budget.tokens = 0
         for _ in range(5):
             await client.get_settings()
+        assert client._caller.budget.tokens == pytest.approx(1.0)
+
+
+async def test_a_considered_no_refills_the_budget_too():
+    service = doubles.Service(httpx.Response(400, json={"ResultCode": 16}))
+    async with doubles.client(service) as client:
+        client._caller.budget.tokens = 0
+        for _ in range(5):
+            with pytest.raises(BadRequestError):
+                await client.generate_invite("m", 5)
         assert client._caller.budget.tokens == pytest.approx(1.0)
 
 

@@ -220,7 +220,16 @@ async def test_a_list_that_does_not_advance_ends_in_an_error_with_the_cursor():
         with pytest.raises(PagingError) as caught:
             async for code in client.recontact_members(5):
                 seen.append(code)
-    assert (seen, caught.value.cursor) == (["a", "b"], "b")
+    assert (seen, caught.value.cursor, caught.value.attempts) == (["a", "b"], "b", 1)
+
+
+async def test_codes_of_a_page_that_does_not_advance_are_not_lost():
+    service = doubles.Service(doubles.page("a", "b", more=True), doubles.page("c", "d", "b", more=True))
+    async with doubles.client(service) as client:
+        with pytest.raises(PagingError) as caught:
+            assert [code async for code in client.recontact_members(5)] == []
+    assert caught.value.member_codes == ("c", "d", "b")
+    assert "the page ends with a code that ended a page before" in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"max_results": 0}, {"max_results": True}, {"after": ""}, {"after": ".."}])

@@ -30,9 +30,11 @@ from sampling_async import (
     BodyLimits,
     ClientClosedError,
     DecodeError,
+    ForbiddenError,
     InvalidRequestError,
     RetryPolicy,
     SamplingClient,
+    ServerError,
     Timeouts,
     TransportError,
     TransportTimeoutError,
@@ -61,7 +63,7 @@ def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):
 
 
 def test_a_uuid_is_a_guid():
-    assert guid_of(UUID(doubles.KEY), "api_key") == doubles.KEY
+    assert guid_of(UUID(doubles.KEY), "api_key").reveal() == doubles.KEY
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,6 @@ def test_a_uuid_is_a_guid():
         "https://service.example",
         "https://service.example:8443/prefix/",
         "http://localhost:8080",
-        "http://panel.localhost",
         "http://127.0.0.9",
         "http://[::1]:1",
     ],
@@ -97,6 +98,7 @@ def test_http_elsewhere_has_to_be_allowed():
         "https://service.example/#hunter2",
         "https://service.example/hunter2/../x",
         "https://service.example:hunter2",
+        "https://xn--zzzz--",
         None,
     ],
 )
@@ -116,6 +118,29 @@ def test_a_secret_shows_nowhere():
     for copies in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled"):
             copies(secret)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"api_key": f"{doubles.KEY}\n"}, {"panel_guid": "x"}, {"max_concurrency": 0}, {"url": "ftp://x"}]
+)
+def test_a_client_that_cannot_be_made_shows_no_key(broken, monkeypatch):
+    monkeypatch.setenv("SAMPLING_BASE_URL", broken.get("url", "https://service.example"))
+    monkeypatch.setenv("SAMPLING_PANEL_GUID", broken.get("panel_guid", doubles.PANEL))
+    monkeypatch.setenv("SAMPLING_API_KEY", broken.get("api_key", doubles.KEY))
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingClient.from_env(max_concurrency=broken.get("max_concurrency", 8))
+    trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
+    assert ours
+    assert doubles.KEY not in "".join(ours)
+
+
+async def test_an_answer_that_repeats_the_key_does_not_get_it_shown():
+    body = f"unknown key {doubles.KEY}, {doubles.KEY.replace('-', '').upper()}"
+    async with doubles.client(doubles.Service(httpx.Response(403, text=body))) as client:
+        with pytest.raises(ForbiddenError) as caught:
+            await client.get_settings()
+    assert caught.value.body_excerpt == "unknown key <hidden>, <hidden>"
 
 
 async def test_the_key_goes_to_the_configured_origin_only():
@@ -251,7 +276,7 @@ async def test_a_refused_connection_was_never_sent():
 
 
 async def test_a_host_that_does_not_exist_was_never_sent():
-    assert (await failure("http://nowhere.localhost:1")).delivery == "not_sent"
+    assert (await failure("https://nowhere.invalid:1")).delivery == "not_sent"
 
 
 async def test_a_connection_that_does_not_open_was_never_sent():
@@ -352,6 +377,33 @@ async def test_a_gzip_body_is_read():
     assert len(await read(zipped(SETTINGS))) == 1
 
 
+async def test_a_gzip_body_of_several_members_is_read():
+    body = gzip.compress(SETTINGS[:100]) + gzip.compress(SETTINGS[100:])
+    assert len(await read(wire.answer(body, "200 OK", "Content-Encoding: gzip"))) == 1
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip"])
+async def test_a_refusal_counts_whatever_its_body(encoding):
+    with wire.serve(
+        wire.serve_each(lambda _: wire.answer(b"x", "503 No", f"Content-Encoding: {encoding}"))
+    ) as url:
+        async with client_of(url) as client:
+            with pytest.raises(ServerError) as caught:
+                await client.get_settings()
+    assert (caught.value.status, caught.value.delivery, caught.value.body_excerpt) == (503, "answered", "")
+
+
+async def test_a_refusal_counts_when_its_body_is_cut():
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(wire.answer(b"x" * 50, "403 Forbidden")[:-20])
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            with pytest.raises(ForbiddenError):
+                await client.get_settings()
+
+
 async def test_gzip_is_the_encoding_we_accept():
     service = doubles.Service([])
     async with doubles.client(service) as client:
@@ -365,7 +417,7 @@ async def test_gzip_is_the_encoding_we_accept():
         (wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"), "a cut one"),
         (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"), "found other bytes"),
         (
-            wire.answer(gzip.compress(SETTINGS) + b"tail", "200 OK", "Content-Encoding: gzip"),
+            wire.answer(gzip.compress(SETTINGS) + b"\x1f\x8btail", "200 OK", "Content-Encoding: gzip"),
             "found other bytes",
         ),
         (
@@ -566,3 +618,11 @@ def test_a_client_belongs_to_one_event_loop():
     anyio.run(client.get_settings)
     with pytest.raises(InvalidRequestError, match="another event loop"):
         anyio.run(client.get_settings)
+
+
+def test_a_client_can_be_closed_on_another_event_loop():
+    with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]", "200 OK", "Connection: close"))) as url:
+        client = client_of(url)
+        anyio.run(client.get_settings)
+        anyio.run(client.aclose)
+    assert "closed" in repr(client)

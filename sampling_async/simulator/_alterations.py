@@ -84,7 +84,7 @@ def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[B
     return [
         BulkItem(
             item.quota_id,
-            _QUOTA_NOT_LIVE if item.invite else item.result_code,
+            _QUOTA_NOT_LIVE if item.result_code == 1 else item.result_code,
             item.invite or made_up_invite(item.quota_id, random),
         )
         for item in items
