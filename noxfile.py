@@ -8,7 +8,19 @@ nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-CORE = ["bodies", "bulk", "calls", "client", "codec", "policy", "protocol", "replies", "scheduler", "session"]
+CORE = [
+    "bodies",
+    "bulk",
+    "calls",
+    "cancellation",
+    "client",
+    "codec",
+    "policy",
+    "protocol",
+    "replies",
+    "scheduler",
+    "session",
+]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 
 import anyio
 
@@ -13,6 +13,10 @@ def is_stray(exc: BaseException) -> bool:
     Awaiting a future or task that was cancelled elsewhere raises the same CancelledError as being cancelled.
     Taken for the real thing, it would end this task without a word to anybody.
     """
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio  # noqa: PLC0415  a third of this package's import time, and some hosts run trio
+
     if not isinstance(exc, asyncio.CancelledError):
         return False
     try:

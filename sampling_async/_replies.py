@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Mapping
@@ -127,6 +126,8 @@ def _code(value: Any) -> int | None:
 
 def _without(private: tuple[str, ...], text: str) -> str:
     """Return a text fit to be shown: printable, and without what is private in any form it may take there."""
+    import html  # noqa: PLC0415  for errors only, with a table of all entities
+
     for secret in private:
         quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret)
         forms = "|".join(re.escape(form) for form in sorted({secret, *quoted}, key=len, reverse=True))

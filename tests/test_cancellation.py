@@ -1,0 +1,58 @@
+"""Cancellations that are meant, and those that came along."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import anyio
+import pytest
+
+from sampling_async._cancellation import is_stray
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_error_is_no_cancellation():
+    assert not is_stray(ValueError())
+
+
+async def test_a_cancellation_by_a_scope_is_meant():
+    caught = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.sleep_forever()
+        except BaseException as exc:
+            caught = is_stray(exc)
+            raise
+    assert caught is False
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_of_the_task_is_meant():
+    caught = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(9)
+        except asyncio.CancelledError as exc:
+            caught.append(is_stray(exc))
+            raise
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert caught == [False]
+
+
+async def test_a_cancellation_from_elsewhere_is_stray():
+    assert is_stray(asyncio.CancelledError())
+
+
+async def test_there_is_none_without_asyncio(monkeypatch):
+    error = asyncio.CancelledError()
+    monkeypatch.delitem(sys.modules, "asyncio")
+    assert not is_stray(error)
