@@ -44,7 +44,7 @@ T = TypeVar("T")
 AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
 """What can be given as input: iterable or async iterable."""
 
-_UNREQUESTED_KEPT: Final = 1000
+_UNREQUESTED_KEPT: Final = 10_000
 
 
 class ChunkSource:
@@ -146,7 +146,7 @@ class OutcomeStream:
     that were sent.
 
     Attributes:
-        unrequested: The latest answers, at most 1000, under quota IDs that nobody asked for.
+        unrequested: The latest answers, at most 10,000, under quota IDs that nobody asked for.
     """
 
     def __init__(
@@ -209,15 +209,6 @@ class OutcomeStream:
             answered = await anext(self._jobs)
             self.unrequested.extend(answered.answer.unrequested)
             self._current = answered.outcomes()
-
-    async def collect(self) -> BulkAnswer:
-        """Return what all chunks came to, by quota ID."""
-        outcomes: dict[int, InviteOutcome] = {}
-        unrequested: list[InviteOutcome] = []
-        async for answered in self._jobs:
-            outcomes.update(answered.answer.outcomes)
-            unrequested.extend(answered.answer.unrequested)
-        return BulkAnswer(outcomes, tuple(unrequested))
 
     async def _invite(self, chunk: Chunk, permit: Permit) -> _Answered:
         if self._stopped_by is not None:

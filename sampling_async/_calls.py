@@ -74,21 +74,21 @@ class Caller:
         started = self._clock()
         failures: list[SamplingError] = []
         while True:
-            error = await self._try(call, permit, track)
-            if not isinstance(error, SamplingError):
+            answer = await self._try(call, permit, track)
+            if not isinstance(answer, SamplingError):
                 self.budget.deposit()
-                return error
-            failures.append(error)
-            self._note(error, call, track, started)
+                return answer
+            failures.append(answer)
+            self._note(answer, call, track, started)
             if not (self._policy.allows(call.endpoint, failures) and self.budget.spend()):
                 break
             with self._session.until_closed():
                 await self._sleep(self._policy.backoff(failures, self._random))
-        error.delivery = _delivery_of_all(call, failures)
+        answer.delivery = _delivery_of_all(call, failures)
         try:
-            raise error
+            raise answer
         finally:
-            del error, failures  # an error whose traceback holds itself lives until the next collection
+            del answer, failures  # an error whose traceback holds itself lives until the next collection
 
     async def _try(self, call: Call[T], permit: Permit, track: Track) -> T | SamplingError:
         with self._session.until_closed():

@@ -174,8 +174,8 @@ class SamplingClient:
         """
         request = InviteRequest(member_code, quota_ids)
         async with self.fan_out([request], chunk_size=chunk_size) as stream:
-            answer = await stream.collect()
-        return BulkInviteResult((answer.outcomes[id_] for id_ in request.quota_ids), answer.unrequested)
+            outcomes = {outcome.quota_id: outcome async for outcome in stream}
+        return BulkInviteResult((outcomes[quota_id] for quota_id in request.quota_ids), stream.unrequested)
 
     def stream_bulk_invite(
         self, member_code: str, quota_ids: AnyIterable[SupportsIndex], *, chunk_size: int = MAX_QUOTA_IDS

@@ -51,7 +51,7 @@ class BulkInviteResult(Sequence[InviteOutcome]):
     whatever happened on the way.
 
     Attributes:
-        unrequested: Answers of the service under quota IDs that nobody asked for.
+        unrequested: Answers of the service under quota IDs that nobody asked for; the latest 10,000.
     """
 
     __slots__ = ("_outcomes", "unrequested")
