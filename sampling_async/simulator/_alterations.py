@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from sampling_async._models import Invite, RecontactMembers
+from sampling_async._models import Invite, RecontactMembers, ResultCode
 from sampling_async.simulator._answers import PLAINTEXT, Answer, BulkItem
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from sampling_async.simulator._faults import Fault
-
-_QUOTA_NOT_LIVE: Final = 9
 
 
 def altered(answer: Answer, fault: Fault, random: Random) -> Answer:
@@ -84,7 +82,7 @@ def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[B
     return [
         BulkItem(
             item.quota_id,
-            _QUOTA_NOT_LIVE if item.result_code == 1 else item.result_code,
+            ResultCode.QUOTA_NOT_LIVE if item.result_code == ResultCode.SUCCESS else item.result_code,
             item.invite or made_up_invite(item.quota_id, random),
         )
         for item in items

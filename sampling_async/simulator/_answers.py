@@ -9,29 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from attrs import field, frozen
 
 from sampling_async._codec import unstructure
-from sampling_async._models import Invite, RecontactMembers, Setting
-
-RESULT_NAMES: Final = {
-    1: "SUCCESS",
-    3: "PANEL_DOES_NOT_EXIST",
-    6: "SURVEY_NOT_FOR_RECONTACT",
-    9: "QUOTA_NOT_LIVE",
-    10: "NO_QUOTA_ID",
-    12: "NO_MEMBER_FOUND",
-    16: "MEMBER_DOES_NOT_MATCH_QUOTA",
-    17: "NO_RECONTACT_GID",
-    18: "NO_PANEL_GUID",
-    20: "PANEL_INVALID_ES_REQUEST",
-    28: "QUOTA_FULL",
-    30: "EXCLUDED_SURVEY_TAKEN",
-    31: "DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY",
-    36: "TECHNICAL_ERROR",
-    38: "SURVEY_TAKEN",
-    39: "MAX_DAILY_EXCEEDED",
-    41: "SUB_QUOTA_FULL",
-    45: "STARTS_THRESHOLD_ACHIEVED",
-}
-"""The names the service gives its codes, as they are spelled on the wire."""
+from sampling_async._models import Invite, RecontactMembers, ResultCode, Setting
 
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -80,7 +58,7 @@ def html_page(title: str) -> bytes:
 
 def result_name(result_code: int) -> str:
     """Return the service's name of a code; a code without one gets a name made of its number."""
-    return RESULT_NAMES.get(result_code, f"RESULT_{result_code}")
+    return ResultCode.name_of(result_code) or f"RESULT_{result_code}"
 
 
 def encoded(body: Body) -> bytes:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import field, frozen
 
 from sampling_async._errors import Endpoint
-from sampling_async._models import Invite, RecontactMembers
+from sampling_async._models import Invite, RecontactMembers, ResultCode
 from sampling_async.simulator._answers import PLAINTEXT, Answer, BulkItem, refusal
 from sampling_async.simulator._panels import settings_of
 
@@ -40,22 +40,6 @@ if TYPE_CHECKING:
     from sampling_async.simulator._live import LiveInventory, LiveQuota
     from sampling_async.simulator._members import SimulatedMember
     from sampling_async.simulator._panels import MemberState, PanelState
-
-SUCCESS: Final = 1
-PANEL_DOES_NOT_EXIST: Final = 3
-SURVEY_NOT_FOR_RECONTACT: Final = 6
-QUOTA_NOT_LIVE: Final = 9
-NO_QUOTA_ID: Final = 10
-NO_MEMBER_FOUND: Final = 12
-MEMBER_DOES_NOT_MATCH_QUOTA: Final = 16
-NO_RECONTACT_GID: Final = 17
-NO_PANEL_GUID: Final = 18
-PANEL_INVALID_ES_REQUEST: Final = 20
-QUOTA_FULL: Final = 28
-EXCLUDED_SURVEY_TAKEN: Final = 30
-DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Final = 31
-SURVEY_TAKEN: Final = 38
-SUB_QUOTA_FULL: Final = 41
 
 BULK_LIMIT: Final = 100
 """Quota IDs a bulk invite may hold."""
@@ -110,10 +94,10 @@ class Service:
         if holder is None:
             return Answer(b'{"Message":"Authorization has been denied for this request."}', 403)
         if not call.panel_guid:
-            return refusal(NO_PANEL_GUID)
+            return refusal(ResultCode.NO_PANEL_GUID)
         panel = self._panels.get(call.panel_guid.strip("{}").lower())
         if panel is None:
-            return refusal(PANEL_DOES_NOT_EXIST)
+            return refusal(ResultCode.PANEL_DOES_NOT_EXIST)
         if panel is not holder:
             return Answer(b'{"Message":"The key belongs to another panel."}', 403)
         with self.lock:
@@ -135,26 +119,26 @@ class Service:
     def _get_quotas(self, call: Call) -> Answer:
         wanted = call.query.get("includeRoutables", "true").strip().lower()
         if wanted not in {"true", "false"}:
-            return refusal(PANEL_INVALID_ES_REQUEST)
+            return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
         return Answer(self._inventory.body(include_routables=wanted == "true"))
 
     def _bulk_invite(self, panel: PanelState, call: Call) -> Answer:
         quota_ids = call.quota_ids
         if quota_ids is None or len(quota_ids) > BULK_LIMIT:
-            return refusal(PANEL_INVALID_ES_REQUEST)
+            return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
         if not quota_ids:
-            return refusal(NO_QUOTA_ID)
+            return refusal(ResultCode.NO_QUOTA_ID)
         state = panel.state(call.member_code or "")
         if state is None:
-            return Answer([BulkItem(quota_id, NO_MEMBER_FOUND) for quota_id in quota_ids])
+            return Answer([BulkItem(quota_id, ResultCode.NO_MEMBER_FOUND) for quota_id in quota_ids])
         return Answer([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
 
     def _generate_invite(self, panel: PanelState, call: Call) -> Answer:
         state = panel.state(call.member_code or "")
         if not call.quota_ids:
-            code, invite = NO_QUOTA_ID, None
+            code, invite = ResultCode.NO_QUOTA_ID, None
         elif state is None:
-            code, invite = NO_MEMBER_FOUND, None
+            code, invite = ResultCode.NO_MEMBER_FOUND, None
         else:
             _, code, invite = self._invite(panel, state, call.quota_ids[0], call)
         if invite is not None:
@@ -164,13 +148,13 @@ class Service:
     def _recontact_members(self, panel: PanelState, call: Call) -> Answer:
         quota = self._inventory.get(call.quota_ids[0]) if call.quota_ids else None
         if quota is None:
-            return refusal(NO_QUOTA_ID)
+            return refusal(ResultCode.NO_QUOTA_ID)
         codes = panel.recontact_codes(quota.quota.quota_id)
         if codes is None:
-            return refusal(SURVEY_NOT_FOR_RECONTACT)
+            return refusal(ResultCode.SURVEY_NOT_FOR_RECONTACT)
         asked = call.query.get("maxResults", str(self._recontact_page_size))
         if not (asked.isascii() and asked.isdecimal() and len(asked) < 10 and int(asked)):  # noqa: PLR2004  32 bits
-            return refusal(PANEL_INVALID_ES_REQUEST)
+            return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
         last = call.query.get("lastMemberCodeReceived")
         start = bisect_right(codes, last) if last is not None else 0
         page = codes[start : start + int(asked)]
@@ -182,28 +166,28 @@ class Service:
             state = panel.state(member_code)
             quota = self._inventory.get(quota_id)
             if state is None:
-                return NO_MEMBER_FOUND
-            return NO_QUOTA_ID if quota is None else self._code(panel, state, quota)
+                return ResultCode.NO_MEMBER_FOUND
+            return ResultCode.NO_QUOTA_ID if quota is None else self._code(panel, state, quota)
 
     def _code(self, panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
         if not quota.is_live:
-            return QUOTA_NOT_LIVE
+            return ResultCode.QUOTA_NOT_LIVE
         if quota.is_full:
-            return QUOTA_FULL
+            return ResultCode.QUOTA_FULL
         if quota.survey.position in state.taken:
-            return SURVEY_TAKEN
+            return ResultCode.SURVEY_TAKEN
         code = state.settled[quota.position] or _settle(panel, state, quota)
-        if code == SUCCESS and quota.places(state.fits[quota.position]) is None:
-            return SUB_QUOTA_FULL
+        if code == ResultCode.SUCCESS and quota.places(state.fits[quota.position]) is None:
+            return ResultCode.SUB_QUOTA_FULL
         return code
 
     def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: Call) -> BulkItem:
-        """Invite a member to a quota, if the code is SUCCESS."""
+        """Invite a member to a quota, if the code is ResultCode.SUCCESS."""
         quota = self._inventory.get(quota_id)
         if quota is None:
-            return BulkItem(quota_id, NO_QUOTA_ID)
+            return BulkItem(quota_id, ResultCode.NO_QUOTA_ID)
         code = self._code(panel, state, quota)
-        if code != SUCCESS:
+        if code != ResultCode.SUCCESS:
             return BulkItem(quota_id, code)
         quota.take(quota.places(state.fits[quota.position]) or ())
         self._inventory.moved(quota)
@@ -215,7 +199,7 @@ class Service:
             endpoint=call.endpoint,
             request_number=call.request_number,
         )
-        return BulkItem(quota_id, SUCCESS, _invite_to(quota.survey.survey, quota_id, url))
+        return BulkItem(quota_id, ResultCode.SUCCESS, _invite_to(quota.survey.survey, quota_id, url))
 
 
 def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
@@ -223,15 +207,15 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
     member, survey = state.member, quota.survey.survey
     fits = quota.targets.fit(member.profile)
     if member.device_type_id not in survey.device_type_ids:
-        code = DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
+        code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
-        code = NO_RECONTACT_GID
+        code = ResultCode.NO_RECONTACT_GID
     elif _is_excluded(member, survey):
-        code = EXCLUDED_SURVEY_TAKEN
+        code = ResultCode.EXCLUDED_SURVEY_TAKEN
     elif fits is None:
-        code = MEMBER_DOES_NOT_MATCH_QUOTA
+        code = ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
     else:
-        code = SUCCESS
+        code = ResultCode.SUCCESS
         state.fits[quota.position] = fits
     state.settled[quota.position] = code
     return code
