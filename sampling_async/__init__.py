@@ -12,6 +12,8 @@ from sampling_async._errors import (
     BadRequestError,
     ClientClosedError,
     DecodeError,
+    Delivery,
+    Endpoint,
     ForbiddenError,
     IncompleteBulkError,
     InvalidRequestError,
@@ -37,7 +39,7 @@ from sampling_async._models import (
     Survey,
     SurveyWaveExclusion,
 )
-from sampling_async._outcomes import BulkInviteResult, InviteOutcome
+from sampling_async._outcomes import BulkInviteResult, InviteOutcome, OutcomeStatus
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import InviteRequest
 from sampling_async._settings import MemberURL, PartnerSettings
@@ -49,6 +51,8 @@ __all__ = [
     "BulkInviteResult",
     "ClientClosedError",
     "DecodeError",
+    "Delivery",
+    "Endpoint",
     "ForbiddenError",
     "IncompleteBulkError",
     "InvalidRequestError",
@@ -57,6 +61,7 @@ __all__ = [
     "InviteRequest",
     "Layer",
     "MemberURL",
+    "OutcomeStatus",
     "OutcomeStream",
     "PagingError",
     "PartnerSettings",

@@ -252,7 +252,7 @@ def _failed(chunk: Chunk, error: SamplingError) -> _Answered:
 
 def _interrupted(chunk: Chunk, delivery: Delivery) -> _Answered:
     error = SamplingError(
-        "the fan-out was left before this was answered", endpoint="bulk_invite", delivery=delivery
+        "interrupted: the fan-out ended before this was answered", endpoint="bulk_invite", delivery=delivery
     )
     return _failed(chunk, error)
 

@@ -62,7 +62,7 @@ class SamplingClient:
         base_url: str,
         *,
         panel_guid: str | UUID,
-        api_key: str | UUID | Secret,
+        api_key: str | UUID,
         max_concurrency: int = 8,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
@@ -102,10 +102,14 @@ class SamplingClient:
         Raises:
             InvalidRequestError: A variable is missing, or an argument is not what it must be.
         """
-        for name in ("base_url", "panel_guid", "api_key"):
-            variable = f"SAMPLING_{name.upper()}"
-            if not (overrides.get(name) or os.environ.get(variable)):
-                raise InvalidRequestError(f"set the environment variable {variable}, or give {name}=")
+        names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}
+        missing = [
+            name for name, variable in names.items() if not (overrides.get(name) or os.environ.get(variable))
+        ]
+        if missing:
+            variables, arguments = ", ".join(names[name] for name in missing), ", ".join(missing)
+            raise InvalidRequestError(f"missing in the environment: {variables}; set them, or give {arguments}")
+        for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
         # Before anything can fail: reports of errors show the locals of frames.
         overrides["api_key"] = Secret.of(overrides["api_key"])
@@ -211,6 +215,9 @@ class SamplingClient:
                 with them. An ID repeated within a request is sent once. An async generator is closed at the
                 end.
             chunk_size: Quota IDs a request, 1 to 100; a request to the service is about one member.
+
+        Raises:
+            InvalidRequestError: While iterating: something else than an InviteRequest was given.
         """
         source = ChunkSource(_size(chunk_size))
         return self._stream(source, source.of_panel(requests))

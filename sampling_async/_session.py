@@ -104,7 +104,7 @@ def guid_of(value: str | UUID | Secret, name: str) -> Secret:
     del value
     if not secret.matches(_GUID):
         raise InvalidRequestError(
-            f"{name} is a Guid of 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
+            f"{name} is not a Guid: expected 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
         )
     return secret
 
@@ -437,7 +437,8 @@ def _translated(exc: BaseException, track: Track) -> TransportError:
             permanent=True,
         )
     detail = f": {exc}" if isinstance(exc, httpx.ConnectError) else ""
-    return TransportError(f"the connection failed ({name}{detail})", delivery=track.delivery)
+    what = "the connection was lost after the request was sent" if track.sent else "no connection"
+    return TransportError(f"{what} ({name}{detail})", delivery=track.delivery)
 
 
 def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:

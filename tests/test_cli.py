@@ -111,9 +111,11 @@ def test_the_reference_data_key_is_masked_everywhere(sim, monkeypatch):
 
 def test_a_placeholder_is_no_markup_and_control_characters_are_seen():
     setting = Setting("Qualified URL", "", "https://partner.example/?id=[pid]&x=\x1b[31m")
+    [(name, value)] = _rendering.setting_pairs([setting])
     console = Console(file=io.StringIO(), width=80)
-    console.print(_rendering.settings_table([setting]))
+    console.print(value)
     shown = console.file.getvalue()
+    assert name == "Qualified URL"
     assert "id=[pid]&x=\N{REPLACEMENT CHARACTER}[31m" in shown
 
 
@@ -220,10 +222,21 @@ def test_outcomes_on_a_terminal_are_lines_for_people(sim, monkeypatch):
     assert any(line.startswith("invited") and "https://" in line for line in shown)
 
 
-def test_nothing_piped_is_nothing_done(sim):
+def test_nothing_piped_is_a_mistake_of_the_pipe(sim):
     result = run("bulk-invite", member(sim), stdin="")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "0 quota IDs" in result.stderr
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no quota IDs came in" in result.stderr
+
+
+def test_a_dash_for_a_file_is_stdin(sim):
+    result = run("bulk-invite", member(sim), "--file", "-", stdin="1 2")
+    assert [line["QuotaID"] for line in lines(result)] == [1, 2]
+
+
+def test_a_link_is_never_cut_into_lines(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    _rendering.print_pairs([("URL", _rendering.plain("https://entry.example/" + "x" * 100))])
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 @pytest.mark.parametrize("wrong", ["abc", "-5", "1.5", "1_000", "9" * 30, "\N{ARABIC-INDIC DIGIT FIVE}"])

@@ -53,7 +53,14 @@ def test_what_is_missing_in_the_environment_is_named(monkeypatch, name):
     monkeypatch.setenv("SAMPLING_PANEL_GUID", doubles.PANEL)
     monkeypatch.setenv("SAMPLING_API_KEY", doubles.KEY)
     monkeypatch.delenv(f"SAMPLING_{name}")
-    with pytest.raises(InvalidRequestError, match=f"SAMPLING_{name}"):
+    with pytest.raises(InvalidRequestError, match=f"SAMPLING_{name}; set"):
+        SamplingClient.from_env()
+
+
+def test_all_that_is_missing_is_named_at_once(monkeypatch):
+    for name in ("BASE_URL", "PANEL_GUID", "API_KEY"):
+        monkeypatch.delenv(f"SAMPLING_{name}", raising=False)
+    with pytest.raises(InvalidRequestError, match="BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY; set"):
         SamplingClient.from_env()
 
 

@@ -378,3 +378,8 @@ async def test_the_client_tells_the_truth_under_every_fault(fault: Fault):
     verdict = sim.ledger.check(told)
     assert verdict.ok, verdict
     assert sim.faults.struck()[0][1] > 0
+
+
+def test_an_endpoint_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="no endpoint 'bulk_invites': they are get_quotas, bulk_invite"):
+        Fault.status(503).on("bulk_invites")

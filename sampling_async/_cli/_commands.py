@@ -19,7 +19,7 @@ from sampling_async import (
 from sampling_async._cli import _quota_ids, _simulation
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import Connection, calls_service, ended_by_failure, fail
-from sampling_async._cli._tally import INCOMPLETE, Tally
+from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
     from sampling_async import RecontactStream
@@ -28,8 +28,9 @@ _EXIT_CODES: Final = """\
 [bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never \
 an argument; where it is not set and a person is there, it is asked for unseen.
 
-[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown - 2 usage - 3 the \
-service refused (4xx) - 4 transport or server failure - 130 interrupted.
+[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or \
+the output's reader went away - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 and 4 \
+also where no quota ID was answered at all) - 130 interrupted.
 
 [bold]Try it:[/bold] sampling-async demo
 """
@@ -117,7 +118,7 @@ def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all(map(show.masked, found)))
     else:
-        show.screen().print(show.settings_table(found))
+        show.print_pairs(show.setting_pairs(found))
 
 
 @app.command(epilog=_example("sampling-async invite MEMBER-1 1100042"))
@@ -130,7 +131,7 @@ def invite(
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
     else:
-        show.screen().print(show.invite_grid(made))
+        show.print_pairs(show.invite_pairs(made))
 
 
 @app.command(
@@ -155,6 +156,7 @@ def bulk_invite(
             help="Read the quota IDs from a file.",
             exists=True,
             dir_okay=False,
+            allow_dash=True,
             metavar="PATH",
             show_default=False,
         ),
@@ -175,6 +177,8 @@ def bulk_invite(
         await shown.follow(client.stream_bulk_invite(member_code, asked))
 
     connection.call(work)
+    if not tally.total and not quota_ids:
+        fail("no quota IDs came in", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
@@ -184,7 +188,7 @@ def _asked(quota_ids: list[str], file: Path | None) -> Any:
         if file is not None:
             raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
         return _quota_ids.parsed(quota_ids)
-    if file is not None:
+    if file is not None and str(file) != "-":
         return _quota_ids.quota_ids_of(partial(_quota_ids.file_source, file))
     if not quota_ids and _quota_ids.stdin_is_terminal():
         raise InvalidRequestError("give quota IDs as arguments, with --file, or piped into stdin")
@@ -201,7 +205,7 @@ class _OutcomePrinter:
     def __init__(self, tally: Tally, *, as_lines: bool, total: int | None) -> None:
         self._tally = tally
         self._total = total
-        self._progress = show.progress_bar(total_known=total is not None)
+        self._progress = show.progress_bar(total_known=total is not None, lines=as_lines)
         self._page = None if as_lines else show.OutcomePage(self._progress)
         self._reader_is_gone = False
 
@@ -272,7 +276,7 @@ def recontact(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of plain text.")] = False,
 ) -> None:
-    """List the members wanted back for a recontact quota, one a line."""
+    """List the members wanted back for a quota of a recontact survey, one a line."""
 
     async def work(client: SamplingClient) -> None:
         async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:

@@ -148,8 +148,9 @@ def _ledger_panel(findings: Findings) -> Panel:
     table.add_row("Invites the client reports", f"{invited:,}")
     table.add_row("Invites in the service's ledger", f"{findings.ledger_invites:,}")
     if verdict.unread or verdict.lost:
-        table.add_row("  made, answer lost: reported unknown", f"{len(verdict.unread):,}")
-        table.add_row("Unknown, and none was made", f"{len(verdict.lost):,}")
+        table.add_row("  read by the client", f"{invited:,}")
+        table.add_row("  answer lost, reported unknown", f"{len(verdict.unread):,}")
+        table.add_row("Reported unknown, and none was made", f"{len(verdict.lost):,}")
     if findings.agrees:
         says, style = Text("They agree to the last quota ID.", "bold green"), "green"
     else:

@@ -7,6 +7,8 @@ without the control characters that a terminal would obey.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +34,8 @@ from sampling_async import to_json
 from sampling_async._cli._tally import code_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import TextIO
 
     from sampling_async import Invite, InviteOutcome, Quota, Quotas, Setting, Survey
     from sampling_async._cli._tally import Tally
@@ -151,23 +154,26 @@ def masked(setting: Setting) -> Setting:
     return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
 
 
-def settings_table(settings: Iterable[Setting]) -> Table:
-    """Return the settings; secrets are masked, values that are not set are dim."""
-    table = new_table("Setting", "Value")
+def setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:
+    """Yield the settings; secrets are masked, values that are not set are dim."""
     for setting in map(masked, settings):
         unset = setting.value is None
-        table.add_row(plain(setting.name), plain("not set" if unset else setting.value, "dim" if unset else ""))
-    return table
+        yield plain(setting.name).plain, plain("not set" if unset else setting.value, "dim" if unset else "")
 
 
-def invite_grid(invite: Invite) -> Table:
-    """Return an invite, a field a row. The link stays in one piece, to be copied."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
+    """Print names and values, a pair a line. A link is never cut into lines of its own, so it can be copied."""
+    rows = list(pairs)
+    width = max((len(name) for name, _ in rows), default=0)
+    console = screen()
+    for name, value in rows:
+        console.print(Text(f"{name:<{width}}  ", style="bold").append_text(value), soft_wrap=True)
+
+
+def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
+    """Yield an invite, a field a pair."""
     for name, value in json.loads(to_json(invite)).items():
-        grid.add_row(name, plain(str(value)))
-    return grid
+        yield name, plain(str(value))
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
@@ -239,7 +245,7 @@ def summary(tally: Tally) -> Iterable[Text]:
     for text, count in tally.failures.most_common():
         yield Text(f"  {count:>{width},}  ", style="red").append_text(plain(text, "red"))
     if tally.statuses["not_sent"]:
-        yield Text("  Not sent: safe to send again.")
+        yield Text("  Not sent: safe to send again, once the cause is mended.")
     if tally.statuses["unknown"]:
         yield Text("  Unknown: an invite may exist; sending again may make a second one.")
     if tally.anomalies:
@@ -255,6 +261,15 @@ def print_summary(tally: Tally) -> None:
         console.print(line, soft_wrap=True)
 
 
+def _is_file(stream: TextIO) -> bool:
+    """Return whether a stream leads into a file, or into nothing, and not to a screen or another program."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):  # no real stream, as under a test
+        return False
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not stream.isatty())
+
+
 class RateColumn(ProgressColumn):
     """The things done a second, on the average of the whole run."""
 
@@ -264,8 +279,12 @@ class RateColumn(ProgressColumn):
         return Text(f"{task.completed / seconds:,.0f}/s" if seconds > 0 and task.completed else "", "cyan")
 
 
-def progress_bar(*, total_known: bool) -> Progress:
-    """Return a progress display on stderr, off where that is no terminal; gone when it ends."""
+def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
+    """Return a progress display on stderr; gone when it ends.
+
+    It is off where stderr is no terminal, and where lines of JSON may come out on the same screen: there
+    directly, or through a pipe whose reader prints them.
+    """
     console = errors()
     known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
@@ -275,7 +294,7 @@ def progress_bar(*, total_known: bool) -> Progress:
         *(known if total_known else open_ended),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or (lines and not _is_file(sys.stdout)),
         redirect_stdout=False,
         redirect_stderr=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 import attrs
 from attrs import define, field, frozen
@@ -85,7 +85,13 @@ class Fault:
         times: int | None = None,
         probability: float | None = None,
     ) -> Fault:
-        """Return the fault limited to some requests; the attributes say how. Counts are of its endpoint."""
+        """Return the fault limited to some requests; the attributes say how. Counts are of its endpoint.
+
+        Raises:
+            ValueError: There is no such endpoint, or a number is out of its range.
+        """
+        if endpoint is not None and endpoint not in get_args(Endpoint):
+            raise ValueError(f"no endpoint {endpoint!r}: they are {', '.join(get_args(Endpoint))}")
         return attrs.evolve(
             self, endpoint=endpoint, every=every, after=after, times=times, probability=probability
         )
