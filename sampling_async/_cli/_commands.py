@@ -153,10 +153,7 @@ def bulk_invite(
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Read the quota IDs from a file.",
-            exists=True,
-            dir_okay=False,
-            allow_dash=True,
+            help="Read the quota IDs from a file; - for stdin.",
             metavar="PATH",
             show_default=False,
         ),
@@ -189,6 +186,8 @@ def _asked(quota_ids: list[str], file: Path | None) -> Any:
             raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
         return _quota_ids.parsed(quota_ids)
     if file is not None and str(file) != "-":
+        if not file.exists() or file.is_dir():  # not is_file(): it may be a FIFO
+            raise InvalidRequestError("--file names no file that is there")
         return _quota_ids.quota_ids_of(partial(_quota_ids.file_source, file))
     if not quota_ids and _quota_ids.stdin_is_terminal():
         raise InvalidRequestError("give quota IDs as arguments, with --file, or piped into stdin")
