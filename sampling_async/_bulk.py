@@ -162,7 +162,7 @@ class OutcomeStream:
         self._panel_guid = panel_guid
         self._source = source
         self._jobs = JobStream(gate, chunks, self._invite, window=gate.limit)
-        self._current: Iterator[InviteOutcome] = iter(())
+        self._current: deque[Iterator[InviteOutcome]] = deque()  # more than one where several tasks read
         self._cut_off: list[tuple[Chunk, Delivery]] = []
         self._stopped_by: SamplingError | None = None
         self._left_over: tuple[InviteOutcome, ...] | None = None
@@ -181,7 +181,7 @@ class OutcomeStream:
         return self._left_over
 
     def _rest(self) -> Iterator[InviteOutcome]:
-        yield from self._current
+        yield from chain.from_iterable(self._current)
         for answered in self._jobs.untaken:
             yield from answered.outcomes()
         for chunk, delivery in self._cut_off:
@@ -203,12 +203,13 @@ class OutcomeStream:
 
     async def __anext__(self) -> InviteOutcome:
         while True:
-            if not self._jobs.left:
-                for outcome in self._current:
+            while self._current and not self._jobs.left:
+                for outcome in self._current[0]:
                     return outcome
+                self._current.popleft()
             answered = await anext(self._jobs)
             self.unrequested.extend(answered.answer.unrequested)
-            self._current = answered.outcomes()
+            self._current.append(answered.outcomes())
 
     async def _invite(self, chunk: Chunk, permit: Permit) -> _Answered:
         if self._stopped_by is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random as _random
+from collections import deque
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import anyio
@@ -102,6 +103,8 @@ class SamplingClient:
         Raises:
             InvalidRequestError: A variable is missing, or an argument is not what it must be.
         """
+        if overrides.get("api_key"):  # first of all: reports of errors show the locals of frames
+            overrides["api_key"] = Secret.of(overrides["api_key"])
         names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}
         missing = [
             name for name, variable in names.items() if not (overrides.get(name) or os.environ.get(variable))
@@ -111,7 +114,6 @@ class SamplingClient:
             raise InvalidRequestError(f"missing in the environment: {variables}; set them, or give {arguments}")
         for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
-        # Before anything can fail: reports of errors show the locals of frames.
         overrides["api_key"] = Secret.of(overrides["api_key"])
         return cls(overrides.pop("base_url"), **overrides)
 
@@ -311,7 +313,7 @@ class RecontactStream:
     def __init__(self, pages: AsyncGenerator[RecontactMembers, None]) -> None:
         self.last_taken: str | None = None
         self._pages = ReadAhead(pages)
-        self._codes: Iterator[str] = iter(())
+        self._codes: deque[Iterator[str]] = deque()
 
     async def __aenter__(self) -> Self:
         await self._pages.__aenter__()
@@ -327,13 +329,15 @@ class RecontactStream:
 
     async def __anext__(self) -> str:
         while True:
-            for code in self._codes:
-                self.last_taken = code
-                return code
+            while self._codes:
+                for code in self._codes[0]:
+                    self.last_taken = code
+                    return code
+                self._codes.popleft()
             page = await self._pages.next()
             if page is None:
                 raise StopAsyncIteration
-            self._codes = iter(page.member_codes)
+            self._codes.append(iter(page.member_codes))
 
 
 def _size(chunk_size: int) -> int:

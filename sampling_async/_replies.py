@@ -42,6 +42,7 @@ class Reply:
     body: bytes = field(repr=False)
     retry_after: str | None = None
     date: str | None = None
+    is_whole: bool = True
 
 
 def refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | None:
@@ -74,7 +75,7 @@ def _service_error(
     known = "" if code is None else f" {code} {name or ''}".rstrip()
     error = error_class(
         f"the service answered {reply.status}{known}{says}",
-        delivery=_delivery(reply.status, code),
+        delivery=_delivery(reply, code),
         status=reply.status,
         result=result,
         result_code=code,
@@ -95,10 +96,11 @@ _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
 }
 
 
-def _delivery(status: int, code: int | None) -> Delivery:
+def _delivery(reply: Reply, code: int | None) -> Delivery:
     """Say what a refusal proves. A server fault, even one inside a 400, proves nothing."""
-    fault_in_400 = status == 400 and code == ResultCode.TECHNICAL_ERROR  # noqa: PLR2004
-    refused = status == 503 or 400 <= status < 500  # noqa: PLR2004
+    # The code of a 400 decides, so one that was not read whole proves nothing either.
+    fault_in_400 = reply.status == 400 and (code == ResultCode.TECHNICAL_ERROR or not reply.is_whole)  # noqa: PLR2004
+    refused = reply.status == 503 or 400 <= reply.status < 500  # noqa: PLR2004
     return "answered" if refused and not fault_in_400 else "unknown"
 
 
@@ -128,6 +130,8 @@ def _without(private: tuple[str, ...], text: str) -> str:
     """Return a text fit to be shown: printable, and without what is private in any form it may take there."""
     import html  # noqa: PLC0415  for errors only, with a table of all entities
 
+    # What .NET's and other JSON writers escape is undone, so that it can be recognised.
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text).replace("\\/", "/")
     for secret in private:
         quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret)
         forms = "|".join(re.escape(form) for form in sorted({secret, *quoted}, key=len, reverse=True))

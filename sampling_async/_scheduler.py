@@ -120,6 +120,7 @@ class _Background(ABC):
         self._tasks: TaskGroup | None = None
         self._failure: Exception | None = None
         self._finished = False
+        self._news = anyio.Event()
         self.left = False
 
     async def __aenter__(self) -> Self:
@@ -153,6 +154,11 @@ class _Background(ABC):
             raise RuntimeError("enter the stream first: async with ... as stream")
         if self.left and not self._finished:
             raise RuntimeError("the stream's block has been left before its end")
+
+    def _tell(self) -> None:
+        """Wake the consumer: there is a result, or the end."""
+        self._news.set()
+        self._news = anyio.Event()
 
     def _fail(self, exc: BaseException) -> None:
         """Keep what the consumer is told after the results; the first failure counts."""
@@ -209,7 +215,6 @@ class JobStream(_Background, Generic[Job, Result]):
         self._jobs = jobs
         self._run = run
         self._window = anyio.Semaphore(window)
-        self._news = anyio.Event()
 
     def __aiter__(self) -> Self:
         return self
@@ -243,7 +248,7 @@ class JobStream(_Background, Generic[Job, Result]):
                     raise
                 self._fail(exc)
         self._finished = True
-        self._news.set()
+        self._tell()
 
     async def _run_one(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
         try:
@@ -255,8 +260,7 @@ class JobStream(_Background, Generic[Job, Result]):
             drawing.cancel()
         finally:
             permit.release()
-        self._news.set()
-        self._news = anyio.Event()
+        self._tell()
 
 
 class ReadAhead(_Background, Generic[Result]):
@@ -268,35 +272,31 @@ class ReadAhead(_Background, Generic[Result]):
     def __init__(self, items: AsyncGenerator[Result, None]) -> None:
         super().__init__()
         self._items = items
-
-    async def __aenter__(self) -> Self:
-        self._send, self._receive = anyio.create_memory_object_stream[Result](0)
-        return await super().__aenter__()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._receive.close()
-        await super().__aexit__(exc_type, exc, traceback)
+        self._ready: deque[Result] = deque()  # one at most
+        self._taken = anyio.Event()
 
     async def next(self) -> Result | None:
-        """Return the next item, or None after the last."""
+        """Return the next item, or None after the last. Cancelled while it waits, it loses nothing."""
         self._must_be_inside()
-        try:
-            return await self._receive.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            pass
-        self._end()
-        return None
+        while not self._ready:
+            if self._finished:
+                self._end()
+                return None
+            await self._news.wait()
+        self._taken.set()
+        return self._ready.popleft()
 
     async def _work(self) -> None:
-        with self._send:
-            try:
-                async with aclosing(self._items) as items:
-                    async for item in items:
-                        await self._send.send(item)
-            except BaseException as exc:
-                if not (isinstance(exc, Exception) or is_stray(exc)):
-                    raise
-                self._fail(exc)
-            self._finished = True
+        try:
+            async with aclosing(self._items) as items:
+                async for item in items:
+                    self._taken = anyio.Event()
+                    self._ready.append(item)
+                    self._tell()
+                    await self._taken.wait()
+        except BaseException as exc:
+            if not (isinstance(exc, Exception) or is_stray(exc)):
+                raise
+            self._fail(exc)
+        self._finished = True
+        self._tell()

@@ -48,6 +48,7 @@ _KEEPALIVE_SECONDS: Final = 4.0  # below the 5 s after which common servers clos
 _OK: Final = 200
 _POOL_SECONDS: Final = 2.0
 _CLOSING_SECONDS: Final = 5.0
+_REFUSAL_SECONDS: Final = 2.0
 
 
 @define
@@ -242,16 +243,20 @@ class Session:
             raise
         finally:
             _ours.reset(quiet)
+        limits = self._limits.of(call.endpoint)
         try:
-            body = await read_body(response, *self._limits.of(call.endpoint))
-        except (DecodeError, httpx.HTTPError):
             if response.status_code == _OK:
-                raise
-            body = b""  # the status says it all
+                body: bytes | None = await read_body(response, *limits)
+            else:
+                body = await _read_in_passing(response, limits)
         finally:
             await response.aclose()
         return Reply(
-            response.status_code, body, response.headers.get("Retry-After"), response.headers.get("Date")
+            response.status_code,
+            body or b"",
+            response.headers.get("Retry-After"),
+            response.headers.get("Date"),
+            is_whole=body is not None,
         )
 
     def _request(self, call: Call[Any], track: Track) -> httpx.Request:
@@ -363,7 +368,8 @@ class Session:
                 self._idle = self._idle or anyio.Event()
                 for scope in tuple(self._scopes):
                     scope.cancel()
-                await self._idle.wait()
+                with anyio.move_on_after(_CLOSING_SECONDS):  # for ever, if closed from within an attempt
+                    await self._idle.wait()
             if self._line is not None:
                 line, self._line = self._line, None
                 await line.aclose()
@@ -406,6 +412,16 @@ class _KeyedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+async def _read_in_passing(response: httpx.Response, limits: tuple[int, int]) -> bytes | None:
+    """Read the body of a refusal, whose status counts anyway; None if it does not come whole and soon."""
+    with anyio.move_on_after(_REFUSAL_SECONDS):
+        try:
+            return await read_body(response, *limits)
+        except (DecodeError, httpx.HTTPError):
+            pass
+    return None
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

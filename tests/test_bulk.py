@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import anyio
+import anyio.lowlevel
 import doubles
 import httpx
 import pytest
@@ -423,6 +424,29 @@ async def test_closing_ends_a_fan_out_that_is_held_back():
         with anyio.fail_after(5):
             await client.aclose()
             assert {outcome.status async for outcome in outcomes} == {"not_sent"}
+
+
+async def test_several_readers_share_a_stream():
+    seen = []
+
+    async def read(outcomes) -> None:
+        async for outcome in outcomes:
+            seen.append(outcome.quota_id)
+            await anyio.lowlevel.checkpoint()
+
+    async with doubles.client(doubles.Service(doubles.bulk), max_concurrency=4) as client:
+        async with client.stream_bulk_invite("m", range(1, 501), chunk_size=10) as outcomes:
+            async with anyio.create_task_group() as readers:
+                for _ in range(3):
+                    readers.start_soon(read, outcomes)
+    assert sorted(seen) == list(range(1, 501))
+
+
+async def test_unrequested_answers_are_kept_within_bounds(monkeypatch):
+    monkeypatch.setattr("sampling_async._bulk._UNREQUESTED_KEPT", 3)
+    extra = {"Invites": [doubles.item(quota_id) for quota_id in range(1000, 1010)]}
+    result = await bulk(doubles.Service(extra), [1])
+    assert [outcome.quota_id for outcome in result.unrequested] == [1007, 1008, 1009]
 
 
 async def test_a_source_that_was_cancelled_elsewhere_is_an_error_and_no_silence():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -130,7 +131,7 @@ def test_recontact_codes_one_a_line(sim):
 
 
 def test_a_recontact_list_that_breaks_off_says_how_to_resume(sim):
-    sim.faults.add(Fault.status(400).on("recontact_members", after=1))
+    sim.faults.add(Fault.status(400, result_code=6).on("recontact_members", after=1))
     result = run("recontact", sim.recontact_quota_ids[0], "--max-results", 3)
     assert result.exit_code == 3
     codes = result.stdout.split()
@@ -302,7 +303,13 @@ def test_incomplete_ends_with_1(sim):
 
 @pytest.mark.parametrize(
     ("fault", "code"),
-    [(Fault.status(400), 3), (Fault.status(429), 3), (Fault.status(500), 4), (Fault.cut(), 4)],
+    [
+        (Fault.status(400, result_code=10), 3),
+        (Fault.status(400, result_code=36), 4),
+        (Fault.status(429), 3),
+        (Fault.status(500), 4),
+        (Fault.cut(), 4),
+    ],
 )
 @pytest.mark.parametrize("command", ["quotas", "bulk-invite"])
 def test_failures_have_their_codes(sim, command, fault, code):
@@ -389,7 +396,9 @@ def test_help_of_every_command_has_an_example():
 def program(*arguments, **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
+    # Some runners start programs with SIGINT ignored, and a child would inherit that.
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
@@ -468,3 +477,29 @@ def test_what_to_install_without_the_simulators_extra(command, monkeypatch):
     result = run(command)
     assert result.exit_code == 2
     assert 'pip install "sampling-async[simulator]"' in result.stderr
+
+
+def test_a_full_disk_does_not_lose_the_account(sim):
+    """What was asked has been asked, wherever its outcome could be written."""
+    asked = quota_ids(sim, 40)
+    with Path("/dev/full").open("wb") as full:
+        process = program("bulk-invite", member(sim), *asked, stdin=subprocess.DEVNULL, stdout=full)
+        _, errors = process.communicate(timeout=30)
+    assert f"{len(asked)} quota IDs" in errors
+    assert process.returncode == 4
+
+
+def test_a_closed_stdin_is_no_crash(sim):
+    process = program("bulk-invite", member(sim), 1, stdin=subprocess.DEVNULL)
+    out, errors = process.communicate(timeout=30)
+    assert "Traceback" not in errors
+    assert json.loads(out)["QuotaID"] == 1
+
+
+def test_a_member_code_of_two_lines_is_not_printed_as_two(sim):
+    quota_id = sim.recontact_quota_ids[0]
+    sim.set_recontact_members(quota_id, ["a", "b\nc"])
+    result = run("recontact", quota_id)
+    assert (result.exit_code, result.stdout) == (4, "a\n")
+    assert "--json" in result.stderr
+    assert lines(run("recontact", quota_id, "--json"))[1] == {"MemberCode": "b\nc"}

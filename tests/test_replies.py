@@ -96,6 +96,7 @@ def test_an_excerpt_is_printable_and_without_the_member():
         quote("Zürich 1/a", safe="").lower(),
         quote_plus("Zürich 1/a"),
         "ZÜRICH 1/A",
+        r"Z\u00FCrich 1\/a",
         "xZürich 1/ay",
     ],
 )

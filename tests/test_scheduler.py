@@ -288,3 +288,44 @@ async def test_reading_ahead_can_be_left_at_any_time():
         async with ReadAhead(numbers(10)) as ahead:
             await ahead.next()
             raise ZeroDivisionError
+
+
+async def test_reading_ahead_loses_nothing_when_cancelled():
+    async def slow():
+        for number in range(5):
+            await anyio.lowlevel.checkpoint()
+            yield number
+
+    taken = []
+    async with ReadAhead(slow()) as ahead:
+        for ticks in range(40):
+            with anyio.CancelScope() as scope:
+
+                async def cancel(scope=scope, ticks=ticks) -> None:
+                    for _ in range(ticks % 7):
+                        await anyio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cancel)
+                    taken.append(await ahead.next())
+    assert [item for item in taken if item is not None] == [0, 1, 2, 3, 4]
+
+
+async def test_a_refused_second_entry_does_no_harm():
+    async with ReadAhead(numbers(3)) as ahead:
+        assert await ahead.next() == 0
+        with pytest.raises(RuntimeError, match="entered once"):
+            await ahead.__aenter__()
+        assert [await ahead.next() for _ in range(3)] == [1, 2, None]
+
+
+async def test_the_first_failure_is_the_one_told():
+    async def run(job: int, permit: Permit) -> int:
+        if job:
+            await anyio.lowlevel.checkpoint()
+        raise RuntimeError(f"job {job}")
+
+    async with JobStream(gate(2), numbers(2), run, window=2) as stream:
+        with pytest.raises(RuntimeError, match="job 0"):
+            await anext(stream)

@@ -406,6 +406,32 @@ async def test_a_refusal_counts_when_its_body_is_cut():
                 await client.get_settings()
 
 
+async def test_a_refusal_counts_when_its_body_drips(monkeypatch):
+    monkeypatch.setattr("sampling_async._session._REFUSAL_SECONDS", 0.02)
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(wire.answer(b"x" * 50, "503 No")[:-20])
+        connection.read_request()
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            with pytest.raises(ServerError) as caught:
+                await client.get_settings()
+    assert (caught.value.status, caught.value.delivery) == (503, "answered")
+
+
+async def test_a_400_that_is_cut_proves_nothing():
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(wire.answer(b'{"ResultCode": 36}', "400 Bad Request")[:-5])
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            result = await client.bulk_invite("m", [1])
+    assert result[0].status == "unknown"
+
+
 async def test_gzip_is_the_encoding_we_accept():
     service = doubles.Service([])
     async with doubles.client(service) as client:
@@ -575,6 +601,60 @@ async def test_a_closed_client_refuses():
     with pytest.raises(ClientClosedError, match="is closed") as caught:
         await client.get_settings()
     assert caught.value.delivery == "not_sent"
+
+
+async def test_closing_from_within_an_attempt_comes_to_an_end(monkeypatch):
+    monkeypatch.setattr("sampling_async._session._CLOSING_SECONDS", 0.02)
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        with anyio.CancelScope(shield=True):
+            await client.aclose()
+        return httpx.Response(200, json=[])
+
+    client = doubles.client(handler, retry=ONCE)
+    with anyio.fail_after(5), contextlib.suppress(ClientClosedError):
+        await client.get_settings()
+    assert "closed" in repr(client)
+
+
+async def test_closing_waits_for_what_it_ends():
+    ended = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.005)
+            ended.append(request)
+
+    client = doubles.client(handler, retry=ONCE)
+    async with anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            with pytest.raises(ClientClosedError):
+                await client.get_settings()
+
+        tasks.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        await client.aclose()
+        assert len(ended) == 1
+
+
+async def test_a_pool_that_times_out_is_replaced():
+    with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            first = client._session._line
+
+            async def full(*_: object, **__: object) -> None:
+                raise httpx.PoolTimeout("full")
+
+            first.client.send = full
+            with pytest.raises(TransportTimeoutError):
+                await client.get_settings()
+            assert len(await client.get_settings()) == 0
+            assert client._session._line is not first
 
 
 async def test_closing_ends_what_runs():

@@ -383,3 +383,24 @@ async def test_the_client_tells_the_truth_under_every_fault(fault: Fault):
 def test_an_endpoint_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="no endpoint 'bulk_invites': they are get_quotas, bulk_invite"):
         Fault.status(503).on("bulk_invites")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fault.cut(when="during"),
+        lambda: Fault.status(503, when="middle"),
+        lambda: Fault.delay(1, when="middle"),
+        lambda: Fault.cut().on(probability=5),
+        lambda: Fault.drip(slices=0),
+        lambda: Fault.missing(-1),
+    ],
+)
+def test_what_is_no_fault_is_refused(make):
+    with pytest.raises(ValueError, match=r"when|probability|slices|items"):
+        make()
+
+
+def test_limits_of_a_fault_add_up():
+    fault = Fault.cut().on("bulk_invite").on(every=2)
+    assert (fault.endpoint, fault.every, fault.times) == ("bulk_invite", 2, None)

@@ -146,3 +146,10 @@ def test_an_outcome_of_no_known_status_is_refused():
     told = InviteOutcome("m000001", 5, "perhaps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="perhaps"):
         Simulator(surveys=1, members=1).ledger.check([told])
+
+
+def test_a_panel_is_named_rightly_or_not_at_all():
+    sim = Simulator(surveys=2, members=2)
+    assert sim.ledger.check([], panel_guid=sim.panel_guid.upper()).ok
+    with pytest.raises(KeyError, match="no panel 'TYPO'"):
+        sim.ledger.check([], panel_guid="TYPO")

@@ -17,6 +17,7 @@ Exit codes:
 
 from __future__ import annotations
 
+import os
 import sys
 
 _NEEDED = {"rich", "typer"}
@@ -24,6 +25,17 @@ _NEEDED = {"rich", "typer"}
 
 def main() -> None:
     """Run the command line; say in one line what to install where typer and rich are missing."""
+    # A stream that was closed from outside is None, which nothing expects.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    try:
+        _run()
+    except KeyboardInterrupt:  # before a command has begun
+        raise SystemExit(130) from None
+
+
+def _run() -> None:
     try:
         from sampling_async._cli._commands import app  # noqa: PLC0415  the extra may not be installed
     except ModuleNotFoundError as exc:

@@ -243,7 +243,7 @@ class _OutcomePrinter:
     def _write(self, outcome: InviteOutcome) -> None:
         try:
             show.emit_json(show.outcome_json(outcome))
-        except BrokenPipeError:
+        except OSError:  # the reader went away, the disk is full
             self._reader_is_gone = True  # what is left over is counted all the same
             raise
 
@@ -291,7 +291,7 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
             if as_json:
                 show.emit_json({"MemberCode": code})
             else:
-                show.emit(code.encode())
+                show.emit_code(code)
             count += 1
             if count == limit:
                 return

@@ -30,7 +30,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from sampling_async import to_json
+from sampling_async import DecodeError, to_json
 from sampling_async._cli._tally import code_name
 
 if TYPE_CHECKING:
@@ -66,12 +66,23 @@ def emit(line: bytes) -> None:
 def emit_all(records: Iterable[object]) -> None:
     """Write records as lines of the contract's JSON."""
     for record in records:
-        emit(to_json(record))
+        emit_json(json.loads(to_json(record)))
 
 
 def emit_json(value: object) -> None:
-    """Write a value as a line of JSON."""
-    emit(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    """Write a value as a line of JSON; on a terminal in ASCII, so that nothing in it can steer the terminal."""
+    emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
+
+
+def emit_code(member_code: str) -> None:
+    """Write a member code as a line.
+
+    Raises:
+        DecodeError: It holds a line break, and would be read as two.
+    """
+    if len(member_code.splitlines()) > 1:
+        raise DecodeError("$.MemberCodes", "expected codes of one line each; read this list with --json")
+    emit((plain(member_code).plain if sys.stdout.isatty() else member_code).encode())
 
 
 def screen() -> Console:

@@ -99,7 +99,7 @@ def demo(
     *,
     members: Annotated[int, typer.Option(help="Members to fan out.", min=1, metavar="N")] = 200,
     quota_ids: Annotated[
-        int, typer.Option(help="Quota IDs to ask for in all, at the least.", min=1, metavar="N")
+        int, typer.Option(help="Quota IDs to ask for in all, about.", min=1, metavar="N")
     ] = 50_000,
     seed: Annotated[int, typer.Option(help="What the simulated service follows from.", metavar="N")] = 7,
     faults: Annotated[

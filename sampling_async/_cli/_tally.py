@@ -28,8 +28,9 @@ def exit_code_of(error: SamplingError) -> int:
     """Return the exit code a failed call stands for."""
     if isinstance(error, InvalidRequestError):
         return USAGE
-    # A 200 in a service error is a refusal that came in the body of one.
-    if isinstance(error, ServiceError) and (error.status == 200 or 400 <= error.status < 500):  # noqa: PLR2004
+    if error.delivery == "unknown":
+        return FAILED  # it may have been done all the same, so it was not refused
+    if isinstance(error, ServiceError) and 400 <= error.status < 500:  # noqa: PLR2004
         return REFUSED
     return FAILED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 from attrs import define, field, frozen
@@ -38,6 +38,12 @@ CutWhen: TypeAlias = Literal["before", "after", "middle"]
 """As `When`; `middle` is after, in the middle of the answer's body."""
 
 
+def _fits_kind(fault: Fault, attribute: attrs.Attribute[CutWhen], value: CutWhen) -> None:
+    known = get_args(CutWhen if fault.kind == "cut" else When)
+    if value not in known:
+        raise ValueError(f"{attribute.name} of a {fault.kind} is one of {', '.join(known)}, not {value!r}")
+
+
 @frozen
 class Fault:
     """One thing that goes wrong, made by a constructor, and `on` which requests.
@@ -52,7 +58,9 @@ class Fault:
 
     Attributes:
         kind: What goes wrong.
-        when: Before or after the service acted. After, the ledger holds the invites the client does not get.
+        when: Before or after the service acted. After, the ledger holds the invites the client does not get. A
+            status that says "not processed" (400, 403, 404, 429, 503) after acting is a lie of the service: a
+            client believes it, and `Ledger.check` then calls that a lie of the client.
         endpoint: The endpoint it is limited to, or None for all.
         every: It strikes each so many-th request (of its endpoint) only.
         after: It lets so many requests pass first.
@@ -61,40 +69,50 @@ class Fault:
     """
 
     kind: FaultKind
-    when: CutWhen = "before"
+    when: CutWhen = field(default="before", validator=_fits_kind)
     answer_status: int = 200
     content: bytes = field(default=b"", repr=False)
     content_type: str = JSON
     retry_after: float | str | None = None
     seconds: float = 0.0
-    slices: int = 1
-    items: int = 1
+    slices: int = field(default=1, validator=attrs.validators.ge(1))
+    items: int = field(default=1, validator=attrs.validators.ge(0))
     variant: str = ""
     endpoint: Endpoint | None = None
     every: int = field(default=1, validator=attrs.validators.ge(1))
     after: int = field(default=0, validator=attrs.validators.ge(0))
     times: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
-    probability: float | None = None
+    probability: float | None = field(
+        default=None,
+        validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.le(1)]),
+    )
 
     def on(
         self,
         endpoint: Endpoint | None = None,
         *,
-        every: int = 1,
-        after: int = 0,
+        every: int | None = None,
+        after: int | None = None,
         times: int | None = None,
         probability: float | None = None,
     ) -> Fault:
         """Return the fault limited to some requests; the attributes say how. Counts are of its endpoint.
+
+        What is not given stays as it is.
 
         Raises:
             ValueError: There is no such endpoint, or a number is out of its range.
         """
         if endpoint is not None and endpoint not in get_args(Endpoint):
             raise ValueError(f"no endpoint {endpoint!r}: they are {', '.join(get_args(Endpoint))}")
-        return attrs.evolve(
-            self, endpoint=endpoint, every=every, after=after, times=times, probability=probability
-        )
+        given: dict[str, Any] = {
+            "endpoint": endpoint,
+            "every": every,
+            "after": after,
+            "times": times,
+            "probability": probability,
+        }
+        return attrs.evolve(self, **{name: value for name, value in given.items() if value is not None})
 
     @classmethod
     def status(

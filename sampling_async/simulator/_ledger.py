@@ -27,6 +27,7 @@ class Ledger:
 
     def __init__(self, seed: int | str, *, keep_requests: int) -> None:
         self._seed = seed
+        self._known_panels: set[str] = set()
         self._panel_guids: list[str] = []
         self._member_codes: list[str] = []
         self._endpoints: list[Endpoint] = []
@@ -70,11 +71,22 @@ class Ledger:
                 with `member_code`, `quota_id`, `status` and `invite`.
             panel_guid: Look at the invites of this panel only; needed where panels share member codes.
 
+        Raises:
+            KeyError: There is no such panel.
+
         Returns:
             The verdict; `Verdict` says what counts as what. `assert verdict.ok, verdict` is the usual way.
         """
-        entries = (entry for entry in self.invites if panel_guid in {None, entry.panel_guid})
-        return verdict(entries, outcomes)
+        if panel_guid is None:
+            return verdict(self.invites, outcomes)
+        wanted = panel_guid.lower()
+        if wanted not in self._known_panels:
+            raise KeyError(f"no panel {panel_guid!r}: see sim.panels")
+        return verdict((entry for entry in self.invites if entry.panel_guid.lower() == wanted), outcomes)
+
+    def know_panel(self, panel_guid: str) -> None:
+        """Take note of a panel, whose invites can then be asked for."""
+        self._known_panels.add(panel_guid.lower())
 
     def open_request(self) -> int:
         """Return the number of a request that has just arrived."""

@@ -80,6 +80,8 @@ class Simulator:
         keep_requests: int | bool = KEPT_REQUESTS,
         gzip: bool = True,
     ) -> None:
+        if surveys < 0 or recontact_page_size < 1 or (isinstance(members, int) and members < 0):
+            raise ValueError("surveys and members are at least 0, recontact_page_size is at least 1")
         self._seed = seed
         self._inventory = generate_inventory(seed, surveys=surveys) if inventory is None else inventory
         self._live = LiveInventory(self._inventory)
@@ -151,6 +153,7 @@ class Simulator:
         panel = new_panel(self._seed, number, members)
         state = PanelState(panel, quotas=len(self._live), recontacts=self.recontact_quota_ids, seed=self._seed)
         self._panels.append(state)
+        self.ledger.know_panel(panel.panel_guid)
         self._service.register(state)
         return panel
 
