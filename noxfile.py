@@ -15,6 +15,7 @@ CORE = [
     "cancellation",
     "client",
     "codec",
+    "configuration",
     "policy",
     "protocol",
     "replies",

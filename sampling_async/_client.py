@@ -13,12 +13,13 @@ from sampling_async import _protocol
 from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import AnyIterable, ChunkSource, OutcomeStream, source_of
 from sampling_async._calls import Caller
+from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError, PagingError
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, Cursor, InviteRequest, member_code_of, quota_id_of
 from sampling_async._scheduler import Gate, ReadAhead
-from sampling_async._session import Secret, Session, Track, base_url_of, guid_of
+from sampling_async._session import Session, Track
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator

@@ -24,13 +24,24 @@ LAYERS = {
     "_policy": {"_errors", "_models"},
     "_cancellation": set(),
     "_scheduler": {"_cancellation"},
+    "_configuration": {"_errors"},
     "_bodies": {"_errors"},
-    "_session": {"_bodies", "_cancellation", "_errors", "_policy", "_protocol", "_replies", "_version"},
+    "_session": {
+        "_bodies",
+        "_cancellation",
+        "_configuration",
+        "_errors",
+        "_policy",
+        "_protocol",
+        "_replies",
+        "_version",
+    },
     "_calls": {"_errors", "_policy", "_protocol", "_replies", "_scheduler", "_session"},
     "_bulk": {"_calls", "_errors", "_outcomes", "_policy", "_protocol", "_replies", "_scheduler", "_session"},
     "_client": {
         "_bodies",
         "_bulk",
+        "_configuration",
         "_calls",
         "_errors",
         "_models",
@@ -43,7 +54,7 @@ LAYERS = {
     },
 }
 TOOLS = {"_cli", "_demo", "simulator"}
-THIRD_PARTY = {"httpx": {"_session", "_bodies"}, "cattrs": {"_codec"}}
+THIRD_PARTY = {"httpx": {"_session", "_bodies", "_configuration"}, "cattrs": {"_codec"}}
 
 
 def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
