@@ -42,6 +42,9 @@ def test_a_demo_agrees_with_the_ledger(processes):
         SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=lambda: seen.append(1))
     )
     assert findings.agrees
+    findings.ledger_invites += 1
+    assert not findings.agrees  # an invite more, and the counts no longer meet
+    findings.ledger_invites -= 1
     assert findings.verdict.ok
     assert findings.ledger_invites == findings.tally.statuses["invited"] > 0
     assert seen[0] == findings.tally.total == len(seen) - 1 >= 60

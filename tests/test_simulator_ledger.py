@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import anyio
 import httpx
 import pytest
 
 from sampling_async import Invite, InviteOutcome
-from sampling_async.simulator import SimulatedMember, Simulator
-
-if TYPE_CHECKING:
-    from sampling_async.simulator import LedgerEntry
+from sampling_async.simulator import LedgerEntry, SimulatedMember, Simulator
+from sampling_async.simulator._verdict import verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +152,55 @@ def test_a_panel_is_named_rightly_or_not_at_all():
     assert sim.ledger.check([], panel_guid=sim.panel_guid.upper()).ok
     with pytest.raises(KeyError, match="no panel 'TYPO'"):
         sim.ledger.check([], panel_guid="TYPO")
+
+
+def test_a_second_invite_of_a_pair_that_nobody_read_is_not_forgotten():
+    """One outcome accounts for one invite: by its link, and not for all invites of the pair."""
+    first, second = (
+        LedgerEntry(
+            sequence_number=number,
+            panel_guid="p",
+            member_code="m",
+            quota_id=7,
+            survey_id=1,
+            wave_id=1,
+            endpoint="bulk_invite",
+            url=f"https://entry.example/{number}",
+            request_number=number,
+        )
+        for number in range(2)
+    )
+    read = InviteOutcome("m", 7, "invited", invite=Invite(1, 1, 7, 1.0, first.url, 5, 5))
+    assert verdict([first, second], [read]).unexplained == (second,)
+    admitted = InviteOutcome("m", 7, "unknown")
+    assert verdict([first, second], [read, admitted]).unread == (second,)
+
+
+def test_sub_quotas_fill_as_invites_are_given():
+    sim = Simulator(seed=3, surveys=5, members=40)
+
+    def completes() -> int:
+        return sum(
+            part.current_completes
+            for survey in sim.inventory.surveys
+            for quota in survey.quotas
+            if quota.quota_id == quota_id
+            for layer in quota.layers[:1]
+            for part in layer.sub_quotas
+        )
+
+    member_code, quota_id = next(
+        (code, quota.quota_id)
+        for code in sim.members
+        for survey in sim.inventory.surveys
+        for quota in survey.quotas
+        if quota.layers and quota.estimated_completes_remaining > 1 and sim.eligible(code, quota.quota_id) == 1
+    )
+    before = completes()
+
+    async def invite() -> None:
+        async with sim.client() as client:
+            await client.generate_invite(member_code, quota_id)
+
+    anyio.run(invite)
+    assert completes() == before + 1
