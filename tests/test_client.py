@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import traceback
 from contextlib import aclosing
 from uuid import UUID
 
@@ -62,6 +63,19 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
         monkeypatch.delenv(f"SAMPLING_{name}", raising=False)
     with pytest.raises(InvalidRequestError, match="BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY; set"):
         SamplingClient.from_env()
+
+
+def test_a_key_given_beside_a_poor_environment_is_not_shown(monkeypatch):
+    monkeypatch.delenv("SAMPLING_BASE_URL", raising=False)
+    with pytest.raises(InvalidRequestError, match="SAMPLING_BASE_URL") as caught:
+        SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL)
+    trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
+    assert doubles.KEY not in "".join(ours)
+    made = SamplingClient.from_env(
+        base_url="https://x.example", api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL
+    )
+    assert "x.example" in repr(made)
 
 
 async def test_the_client_shows_neither_key_nor_panel_and_is_not_pickled():
