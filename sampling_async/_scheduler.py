@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import anyio
@@ -17,7 +17,7 @@ import anyio
 from sampling_async._cancellation import is_stray
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -160,15 +160,19 @@ class _Background(ABC):
         self._news.set()
         self._news = anyio.Event()
 
-    def _fail(self, exc: BaseException) -> None:
-        """Keep what the consumer is told after the results; the first failure counts."""
-        if not isinstance(exc, Exception):
-            stray, exc = (
-                exc,
-                RuntimeError("something awaited was cancelled, and not by who runs the stream"),
-            )
-            exc.__cause__ = stray
-        self._failure = self._failure or exc
+    @contextmanager
+    def _failures_kept(self) -> Generator[None]:
+        """Keep what fails in a block for the consumer, who is told after the results; the first one counts."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001  raised by _end
+            self._failure = self._failure or exc
+        except BaseException as exc:
+            if not is_stray(exc):
+                raise
+            stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
+            stray.__cause__ = exc
+            self._failure = self._failure or stray
 
     def _end(self) -> None:
         """Raise what failed, once, after the last result was handed over."""
@@ -233,33 +237,26 @@ class JobStream(_Background, Generic[Job, Result]):
     async def _work(self) -> None:
         """Spawn a task for each job; returns when all of them have ended."""
         async with anyio.create_task_group() as running:
-            try:
-                with anyio.CancelScope() as drawing:
-                    async with aclosing(self._jobs) as jobs:
-                        async for job in jobs:
-                            self.unstarted.append(job)
-                            await self._window.acquire()
-                            permit = Permit(self._gate)
-                            await permit.acquire()
-                            self.unstarted.pop()
-                            running.start_soon(self._run_one, job, permit, drawing)
-            except BaseException as exc:
-                if not (isinstance(exc, Exception) or is_stray(exc)):
-                    raise
-                self._fail(exc)
+            with self._failures_kept(), anyio.CancelScope() as drawing:
+                async with aclosing(self._jobs) as jobs:
+                    async for job in jobs:
+                        self.unstarted.append(job)
+                        await self._window.acquire()
+                        permit = Permit(self._gate)
+                        await permit.acquire()
+                        self.unstarted.pop()
+                        running.start_soon(self._run_one, job, permit, drawing)
         self._finished = True
         self._tell()
 
     async def _run_one(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
         try:
-            self.untaken.append(await self._run(job, permit))
-        except BaseException as exc:
-            if not (isinstance(exc, Exception) or is_stray(exc)):
-                raise
-            self._fail(exc)
-            drawing.cancel()
+            with self._failures_kept():
+                self.untaken.append(await self._run(job, permit))
         finally:
             permit.release()
+        if self._failure is not None:
+            drawing.cancel()
         self._tell()
 
 
@@ -287,16 +284,12 @@ class ReadAhead(_Background, Generic[Result]):
         return self._ready.popleft()
 
     async def _work(self) -> None:
-        try:
+        with self._failures_kept():
             async with aclosing(self._items) as items:
                 async for item in items:
                     self._taken = anyio.Event()
                     self._ready.append(item)
                     self._tell()
                     await self._taken.wait()
-        except BaseException as exc:
-            if not (isinstance(exc, Exception) or is_stray(exc)):
-                raise
-            self._fail(exc)
         self._finished = True
         self._tell()
