@@ -21,6 +21,7 @@ CORE = [
     "replies",
     "scheduler",
     "session",
+    "stepwise",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -11,9 +10,10 @@ import httpx
 from attrs import frozen
 
 from sampling_async._errors import DecodeError
+from sampling_async._stepwise import Stepwise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from sampling_async._errors import Endpoint
 
@@ -46,17 +46,7 @@ class RequestBody(httpx.AsyncByteStream):
         self._content = content
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return _Parts(iter((self._content,)))
-
-
-class _Parts(AsyncIterator[bytes]):
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts = parts
-
-    async def __anext__(self) -> bytes:
-        for part in self._parts:
-            return part
-        raise StopAsyncIteration
+        return Stepwise((self._content,))
 
 
 async def read_body(response: httpx.Response, wire: int, decoded: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Collection, Iterable
 from copy import copy
 from inspect import isasyncgen
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Final, Generic, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Self, SupportsIndex, TypeAlias, TypeVar
 
 from attrs import evolve, frozen
 
@@ -31,6 +31,7 @@ from sampling_async._protocol import (
 from sampling_async._replies import BulkAnswer
 from sampling_async._scheduler import Gate, JobStream, Permit
 from sampling_async._session import Track
+from sampling_async._stepwise import Stepwise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -97,23 +98,8 @@ class ChunkSource:
         return self._rest
 
 
-class _Stepwise(Generic[T]):
-    """Lets an iterable be read with `async for`. Not a generator: left suspended, that would need closing."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = iter(items)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        for item in self._items:
-            return item
-        raise StopAsyncIteration
-
-
 def _aiter(items: AnyIterable[T]) -> AsyncIterator[T]:
-    return aiter(items) if isinstance(items, AsyncIterable) else _Stepwise(items)
+    return aiter(items) if isinstance(items, AsyncIterable) else Stepwise(items)
 
 
 async def _close(source: object) -> None:

@@ -25,7 +25,8 @@ LAYERS = {
     "_cancellation": set(),
     "_scheduler": {"_cancellation"},
     "_configuration": {"_errors"},
-    "_bodies": {"_errors"},
+    "_stepwise": set(),
+    "_bodies": {"_errors", "_stepwise"},
     "_session": {
         "_bodies",
         "_cancellation",
@@ -37,7 +38,17 @@ LAYERS = {
         "_version",
     },
     "_calls": {"_errors", "_policy", "_protocol", "_replies", "_scheduler", "_session"},
-    "_bulk": {"_calls", "_errors", "_outcomes", "_policy", "_protocol", "_replies", "_scheduler", "_session"},
+    "_bulk": {
+        "_calls",
+        "_errors",
+        "_outcomes",
+        "_policy",
+        "_protocol",
+        "_replies",
+        "_scheduler",
+        "_session",
+        "_stepwise",
+    },
     "_client": {
         "_bodies",
         "_bulk",
