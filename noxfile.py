@@ -16,11 +16,13 @@ CORE = [
     "client",
     "codec",
     "configuration",
+    "engine",
     "policy",
     "protocol",
     "replies",
     "scheduler",
     "session",
+    "sockets",
     "stepwise",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")

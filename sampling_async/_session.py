@@ -1,15 +1,15 @@
 """One attempt on the wire, over httpx.
 
 It hides what an HTTP library gets wrong for this service: the key goes to the configured origin and into
-nothing that prints, bodies are bounded while they are read, an attempt has a wall limit, a failure says whether
-anything was sent, and a pool that cancellation may have damaged is replaced.
+nothing that prints, bodies are bounded while they are read, an attempt has a wall limit, and a failure says
+whether anything was sent.
 """
 
 from __future__ import annotations
 
 import logging
 import ssl
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 import httpx
-from attrs import define, field
+from attrs import define
 
 from sampling_async._bodies import BodyLimits, RequestBody, read_body
 from sampling_async._cancellation import is_stray
@@ -34,16 +34,14 @@ from sampling_async._replies import Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import Generator
 
     from sampling_async._configuration import Secret
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
 
 _KEY_HEADER: Final = "API_AUTH_KEY"
-_KEEPALIVE_SECONDS: Final = 4.0  # below the 5 s after which common servers close, so that we never race them
 _OK: Final = 200
-_POOL_SECONDS: Final = 2.0
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
 
@@ -76,9 +74,8 @@ class Session:
         api_key: The key, a Guid.
         timeouts: Limits of an attempt.
         limits: Bounds of a body.
-        connections: How many connections may be open; the scheduler keeps calls below it, so that no call
-            ever queues in the pool.
-        transport: Something of httpx that carries requests, in place of its own engine.
+        connections: How many unused connections are kept open; how many are used, the scheduler bounds.
+        transport: Something of httpx that carries requests, in place of our engine.
     """
 
     def __init__(
@@ -96,10 +93,13 @@ class Session:
         self._key = api_key
         self._timeouts = timeouts
         self._limits = limits
-        self._connections = connections
-        self._transport = transport
-        self._tls: ssl.SSLContext | None = None
-        self._line: _Line | None = None
+        self._own_engine = transport is None
+        self._http = httpx.AsyncClient(
+            transport=_KeyedTransport(transport or _engine(idle=connections), base_url, api_key),
+            follow_redirects=False,
+            trust_env=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
         self._scopes: set[anyio.CancelScope] = set()
         self._idle: anyio.Event | None = None
         self._loop: object = None
@@ -133,8 +133,7 @@ class Session:
         failure: SamplingError | None = None
         with self.until_closed(wall) as scope:
             try:
-                async with self._open_line() as line:
-                    return await self._exchange(line, call, track)
+                return await self._exchange(call, track)
             except SamplingError as exc:
                 failure = exc
             except BaseException as exc:
@@ -155,16 +154,11 @@ class Session:
             f"no complete answer within the wall limit of {wall:g} s", delivery=track.delivery
         )
 
-    async def _exchange(self, line: _Line, call: Call[Any], track: Track) -> Reply:
+    async def _exchange(self, call: Call[Any], track: Track) -> Reply:
         request = self._request(call, track)
         quiet = _ours.set(True)
         try:
-            response = await line.client.send(request, stream=True)
-        except BaseException as exc:
-            # Cancelled as its connection opens, a call can leave a slot of httpx's pool taken for good.
-            if isinstance(exc, httpx.PoolTimeout) or not (track.sent or isinstance(exc, Exception)):
-                self._retire(line)
-            raise
+            response = await self._http.send(request, stream=True)
         finally:
             _ours.reset(quiet)
         limits = self._limits.of(call.endpoint)
@@ -184,23 +178,14 @@ class Session:
         )
 
     def _request(self, call: Call[Any], track: Track) -> httpx.Request:
-        async def trace(event: str, _info: Any) -> None:
-            if not event.startswith("connection."):  # an event we do not know counts as sending
-                track.sent = True
+        def sent(may_be: bool) -> None:  # noqa: FBT001
+            track.sent = may_be
 
+        sent(True)  # until an engine that knows says otherwise: ours does, a mock does not
         limits = self._timeouts
         read = limits.read_limit(call.endpoint, call.quota_ids)
-        timeout = {
-            "connect": limits.connect,
-            "write": limits.write,
-            "read": read,
-            "pool": _POOL_SECONDS,
-        }
-        extensions: dict[str, Any] = {"timeout": timeout}
-        if self._transport is None:
-            extensions["trace"] = trace
-        else:
-            track.sent = True  # a transport we do not know does not tell
+        timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
+        extensions = {"timeout": timeout, "sent": sent}
         url = self._base_url.copy_with(raw_path=f"{self._base_path}{call.target}".encode())
         if call.body is None:
             return httpx.Request(call.method, url, headers=self._headers, extensions=extensions)
@@ -241,75 +226,20 @@ class Session:
                 "this client belongs to another event loop; make one client for each loop"
             )
 
-    @asynccontextmanager
-    async def _open_line(self) -> AsyncGenerator[_Line]:
-        line = self._line = self._line or _Line(self._new_client())
-        line.users += 1
-        try:
-            yield line
-        finally:
-            line.users -= 1
-            if line.retired and not line.users:
-                await line.aclose()
-
-    def _new_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=_KeyedTransport(self._transport or self._new_engine(), self._base_url, self._key),
-            follow_redirects=False,
-            trust_env=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        )
-
-    def _new_engine(self) -> httpx.AsyncBaseTransport:
-        if self._tls is None:
-            secure = self._base_url.scheme == "https"  # loading certificates takes longer than many a call
-            self._tls = httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        return httpx.AsyncHTTPTransport(
-            verify=self._tls,
-            trust_env=False,
-            limits=httpx.Limits(
-                max_connections=self._connections,
-                max_keepalive_connections=self._connections,
-                keepalive_expiry=_KEEPALIVE_SECONDS,
-            ),
-        )
-
-    def _retire(self, line: _Line) -> None:
-        """Let later attempts open a new line; this one closes when those that use it have ended."""
-        if self._transport is None:
-            line.retired = True
-            if self._line is line:
-                self._line = None
-
     async def aclose(self) -> None:
         """End what runs with `ClientClosedError`, wait for it, and close the connections."""
         self.closed = True
-        if self._loop not in (None, anyio.lowlevel.current_token()):
-            self._line = None  # its connections ended with their event loop
-            return
+        at_home = self._loop in (None, anyio.lowlevel.current_token())
         with anyio.CancelScope(shield=True):
-            if self._scopes:
+            if self._scopes and at_home:
                 self._idle = self._idle or anyio.Event()
                 for scope in tuple(self._scopes):
                     scope.cancel()
                 with anyio.move_on_after(_CLOSING_SECONDS):  # for ever, if closed from within an attempt
                     await self._idle.wait()
-            if self._line is not None:
-                line, self._line = self._line, None
-                await line.aclose()
-
-
-@define(eq=False)
-class _Line:
-    """An httpx.AsyncClient with its pool of connections, and how many attempts use it."""
-
-    client: httpx.AsyncClient
-    users: int = field(default=0, init=False)
-    retired: bool = field(default=False, init=False)
-
-    async def aclose(self) -> None:
-        with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
-            await self.client.aclose()
+            if at_home or self._own_engine:  # connections of another engine ended with their event loop
+                with anyio.move_on_after(_CLOSING_SECONDS):
+                    await self._http.aclose()
 
 
 class _KeyedTransport(httpx.AsyncBaseTransport):
@@ -336,6 +266,12 @@ class _KeyedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _engine(*, idle: int) -> httpx.AsyncBaseTransport:
+    from sampling_async._engine import Engine  # noqa: PLC0415  with h11, a tenth of this package's import time
+
+    return Engine(idle=idle)
 
 
 async def _read_in_passing(response: httpx.Response, limits: tuple[int, int]) -> bytes | None:

@@ -27,10 +27,13 @@ LAYERS = {
     "_configuration": {"_errors"},
     "_stepwise": set(),
     "_bodies": {"_errors", "_stepwise"},
+    "_sockets": set(),
+    "_engine": {"_sockets"},
     "_session": {
         "_bodies",
         "_cancellation",
         "_configuration",
+        "_engine",
         "_errors",
         "_policy",
         "_protocol",
@@ -65,7 +68,12 @@ LAYERS = {
     },
 }
 TOOLS = {"_cli", "_demo", "simulator"}
-THIRD_PARTY = {"httpx": {"_session", "_bodies", "_configuration"}, "cattrs": {"_codec"}}
+THIRD_PARTY = {
+    "httpx": {"_session", "_bodies", "_configuration", "_engine"},
+    "h11": {"_engine"},
+    "httpcore": set(),
+    "cattrs": {"_codec"},
+}
 
 
 def imported(path: Path, *, at_run_time: bool = False) -> set[str]:

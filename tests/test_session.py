@@ -80,11 +80,10 @@ async def test_the_key_goes_to_the_configured_origin_only():
         return httpx.Response(200)
 
     async with doubles.client(handler) as client:
-        session = client._session
-        async with session._open_line() as line:
-            for url in ("https://service.example/a", "https://service.example:444/", "http://service.example/"):
-                await line.client.get(url)
-            await line.client.get("https://other.example/")
+        http = client._session._http
+        for url in ("https://service.example/a", "https://service.example:444/", "http://service.example/"):
+            await http.get(url)
+        await http.get("https://other.example/")
     key = doubles.KEY
     assert [value for _, value in seen] == [key, None, None, None]
 
@@ -568,22 +567,6 @@ async def test_closing_waits_for_what_it_ends():
         await anyio.wait_all_tasks_blocked()
         await client.aclose()
         assert len(ended) == 1
-
-
-async def test_a_pool_that_times_out_is_replaced():
-    with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
-        async with client_of(url) as client:
-            await client.get_settings()
-            first = client._session._line
-
-            async def full(*_: object, **__: object) -> None:
-                raise httpx.PoolTimeout("full")
-
-            first.client.send = full
-            with pytest.raises(TransportTimeoutError):
-                await client.get_settings()
-            assert len(await client.get_settings()) == 0
-            assert client._session._line is not first
 
 
 async def test_closing_ends_what_runs():

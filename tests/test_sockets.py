@@ -1,0 +1,207 @@
+"""Connections as sockets: opening in a race, sending in parts, telling when bytes leave."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+
+import anyio
+import pytest
+
+from sampling_async import _sockets
+from sampling_async._sockets import Wire, connect
+
+pytestmark = pytest.mark.anyio
+
+
+@contextlib.contextmanager
+def pair():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_a_large_message_is_sent_whole_and_told_of():
+    told = []
+    with pair() as (ours, theirs):
+        received = bytearray()
+
+        def read() -> None:
+            while len(received) < 2_000_000:
+                received.extend(theirs.recv(65536))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, read)
+            await Wire(ours).send(b"x" * 2_000_000, lambda: told.append(len(received)))
+    assert len(received) == 2_000_000
+    assert told[0] == 0
+
+
+async def test_nothing_has_left_while_the_peer_takes_nothing():
+    told = []
+    with pair() as (ours, _):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ours.send(b"x" * 65536)
+        with anyio.move_on_after(0.005):
+            await Wire(ours).send(b"x", lambda: told.append(True))
+    assert told == []
+
+
+async def test_what_lies_unread_or_the_end_is_noticed_without_reading_it():
+    with pair() as (ours, theirs):
+        line = Wire(ours)
+        assert line.is_quiet()
+        theirs.send(b"x")
+        assert not line.is_quiet()
+        assert await line.receive() == b"x"
+        theirs.close()
+        assert not line.is_quiet()
+        assert await line.receive() == b""
+        line.close()
+        assert not line.is_quiet()
+
+
+class Scripted:
+    """A TLS socket whose calls go as told: an exception is raised, anything else returned."""
+
+    def __init__(self, *steps) -> None:
+        self.steps = list(steps)
+
+    def _step(self, *_: object):
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    send = recv = do_handshake = _step
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[str]:
+    """Note waits for a socket instead of waiting."""
+    seen: list[str] = []
+
+    async def readable(_: object) -> None:
+        seen.append("read")
+
+    async def writable(_: object) -> None:
+        seen.append("write")
+
+    monkeypatch.setattr(anyio, "wait_readable", readable)
+    monkeypatch.setattr(anyio, "wait_writable", writable)
+    return seen
+
+
+WANTS = (ssl.SSLWantReadError(), ssl.SSLWantWriteError())
+
+
+async def test_tls_may_want_to_read_to_write_and_the_other_way_round(waits):
+    sending = Scripted(*WANTS, 1)
+    await Wire(sending).send(b"x", lambda: None)
+    receiving = Scripted(*WANTS, b"x")
+    assert await Wire(receiving).receive() == b"x"
+    await _sockets._handshake(Scripted(*WANTS, None))
+    assert waits == ["read", "write"] * 3
+
+
+async def test_a_refused_connection_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        await connect("127.0.0.1", port, None)
+
+
+@pytest.fixture
+def addresses(monkeypatch):
+    """Let a host have these addresses, and connecting to each go as told."""
+
+    def use(ways: dict[str, object]) -> list[socket.socket]:
+        opened: list[socket.socket] = []
+
+        async def found(*_: object, **__: object):
+            return [(socket.AF_INET6 if ":" in name else socket.AF_INET, 1, 6, "", (name, 1)) for name in ways]
+
+        async def connected(_family: int, address: tuple[str, int]) -> socket.socket:
+            tried.append(address[0])
+            way = ways[address[0]]
+            if isinstance(way, OSError):
+                raise way
+            if way == "never":
+                await anyio.sleep_forever()
+            opened.append(socket.socket())
+            return opened[-1]
+
+        monkeypatch.setattr(anyio, "getaddrinfo", found)
+        monkeypatch.setattr(_sockets, "_connected", connected)
+        monkeypatch.setattr(_sockets, "_HEAD_START", 0.002)
+        return opened
+
+    tried: list[str] = []
+    use.tried = tried
+    return use
+
+
+async def test_a_dead_address_costs_a_head_start_and_families_take_turns(addresses):
+    opened = addresses({"a::1": "never", "a::2": "never", "1.1.1.1": "works", "1.1.1.2": "works"})
+    (await connect("host", 1, None)).close()
+    assert addresses.tried == ["a::1", "1.1.1.1"]
+    assert len(opened) == 1
+
+
+async def test_a_refusal_moves_on_at_once_and_the_last_one_is_told(addresses, monkeypatch):
+    addresses({"a::1": OSError("first"), "1.1.1.1": OSError("last")})
+    monkeypatch.setattr(_sockets, "_HEAD_START", 60)
+    with anyio.fail_after(5), pytest.raises(OSError, match="last"):
+        await connect("host", 1, None)
+
+
+async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
+    """Two addresses can answer in the same turn of the event loop."""
+    opened = addresses({"a::1": "works", "1.1.1.1": "works"})
+    gate = anyio.Event()
+    connected = _sockets._connected
+
+    async def together(family: int, address: tuple[str, int]) -> socket.socket:
+        if len(addresses.tried) == 1:
+            gate.set()
+        sock = await connected(family, address)
+        with anyio.CancelScope(shield=True):
+            await gate.wait()
+        return sock
+
+    monkeypatch.setattr(_sockets, "_connected", together)
+    winner = await connect("host", 1, None)
+    assert len(opened) == 2
+    assert sorted(sock.fileno() >= 0 for sock in opened) == [False, True]
+    winner.close()
+
+
+async def test_a_winner_is_closed_when_the_race_is_cancelled(addresses, monkeypatch):
+    opened = addresses({"a::1": "works"})
+    connected = _sockets._connected
+    with anyio.CancelScope() as scope:
+
+        async def late(family: int, address: tuple[str, int]) -> socket.socket:
+            sock = await connected(family, address)
+            scope.cancel()
+            return sock
+
+        monkeypatch.setattr(_sockets, "_connected", late)
+        await connect("host", 1, None)
+        pytest.fail("was not cancelled")
+    assert [sock.fileno() for sock in opened] == [-1]
+
+
+async def test_a_failed_handshake_closes_the_socket(addresses):
+    opened = addresses({"1.1.1.1": "works"})
+
+    class Refusing:
+        def wrap_socket(self, *_: object, **__: object) -> None:
+            raise ssl.SSLError("no")
+
+    with pytest.raises(ssl.SSLError):
+        await connect("host", 1, Refusing())
+    assert opened[0].fileno() == -1
