@@ -17,6 +17,7 @@ from sampling_async._errors import (
     ForbiddenError,
     IncompleteBulkError,
     InvalidRequestError,
+    JournalError,
     PagingError,
     SamplingError,
     ServerError,
@@ -25,6 +26,7 @@ from sampling_async._errors import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
+from sampling_async._journal import Journal
 from sampling_async._models import (
     Invite,
     Layer,
@@ -43,6 +45,7 @@ from sampling_async._outcomes import BulkInviteResult, InviteOutcome, OutcomeSta
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import InviteRequest
 from sampling_async._settings import MemberURL, PartnerSettings
+from sampling_async._snapshot import Snapshot
 from sampling_async._version import __version__
 
 __all__ = [
@@ -59,6 +62,8 @@ __all__ = [
     "Invite",
     "InviteOutcome",
     "InviteRequest",
+    "Journal",
+    "JournalError",
     "Layer",
     "MemberURL",
     "OutcomeStatus",
@@ -78,6 +83,7 @@ __all__ = [
     "ServerError",
     "ServiceError",
     "Setting",
+    "Snapshot",
     "SubQuota",
     "Survey",
     "SurveyWaveExclusion",

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from sampling_async._errors import BadRequestError, DecodeError, Delivery, SamplingError, ServiceError
-from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked
+from sampling_async._errors import (
+    BadRequestError,
+    DecodeError,
+    Delivery,
+    SamplingError,
+    ServiceError,
+    TransportTimeoutError,
+)
+from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
 from sampling_async._replies import disguised_refusal, refusal
-from sampling_async._scheduler import Gate, Permit
 from sampling_async._session import Session, Track
 
 if TYPE_CHECKING:
@@ -19,11 +25,15 @@ if TYPE_CHECKING:
 
     from sampling_async._protocol import Call
     from sampling_async._replies import Reply
+    from sampling_async._scheduler import Gate, Permit
 
 T = TypeVar("T")
 
 _THREADED_BYTES: Final = 2**20
 """Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
+
+_LEAST_SECONDS: Final = 1.0
+"""What must be left of a deadline for another attempt to begin."""
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -58,18 +68,17 @@ class Caller:
         self._random = random
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
-    async def run(self, call: Call[T], permit: Permit | None = None, track: Track | None = None) -> T:
+    async def run(self, call: Call[T], permit: Permit, track: Track | None = None) -> T:
         """Make a call, again where the policy allows, and return what its body says.
 
         Args:
             call: What to ask.
-            permit: Leave for the first attempt, where the caller holds it already.
+            permit: Leave for the attempts; it may be held already for the first one. Its end is the deadline.
             track: Where to note what may have been sent, for a caller that is interrupted.
 
         Raises:
             SamplingError: The last failure, with what is known of all attempts.
         """
-        permit = permit or Permit(self._gate)
         track = track or Track()
         started = self._clock()
         failures: list[SamplingError] = []
@@ -80,11 +89,13 @@ class Caller:
                 return answer
             failures.append(answer)
             self._note(answer, call, track, started)
-            if not (self._policy.allows(call.endpoint, failures) and self.budget.spend()):
+            wait = self._policy.backoff(failures, self._random)
+            in_time = wait + _LEAST_SECONDS <= permit.remaining
+            if not (in_time and self._policy.allows(call.endpoint, failures) and self.budget.spend()):
                 break
             with self._session.until_closed():
-                await self._sleep(self._policy.backoff(failures, self._random))
-        answer.delivery = _delivery_of_all(call, failures)
+                await self._sleep(wait)
+        answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
             raise answer
         finally:
@@ -92,20 +103,48 @@ class Caller:
 
     async def _try(self, call: Call[T], permit: Permit, track: Track) -> T | SamplingError:
         with self._session.until_closed():
-            await permit.acquire()
-        began = self._clock()
+            if not await permit.acquire():
+                late = TransportTimeoutError("the deadline passes before this could be sent")
+                late.retry_after = self._gate.held_for or None
+                return late
         try:
-            reply = await self._session.attempt(call, track)
-        except SamplingError as exc:
-            self._log(call, track, began, type(exc).__name__)
-            return exc
+            answer = await self._attempt(call, permit, track)
         finally:
             permit.release()
-        self._log(call, track, began, reply.status)
-        refused = refusal(reply, private=self._private(call))
-        if refused is not None:
-            return refused
-        return await self._decoded(call, reply)
+        if isinstance(answer, SamplingError):
+            return answer
+        return await self._decoded(call, answer)
+
+    async def _attempt(self, call: Call[T], permit: Permit, track: Track) -> Reply | SamplingError:
+        began = self._clock()
+        answer: Reply | SamplingError
+        try:
+            reply = await self._session.attempt(call, track, within=permit.remaining)
+        except SamplingError as exc:
+            answer, ended = exc, type(exc).__name__
+        else:
+            answer, ended = refusal(reply, private=self._private(call)) or reply, str(reply.status)
+        self._learn(call, permit, answer, self._clock() - began)
+        self._log(call, track, began, ended)
+        return answer
+
+    def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, seconds: float) -> None:
+        """Let the limit of the client follow from how an attempt ended."""
+        limit, generation, running = self._gate.adaptive, permit.generation, self._gate.running
+        if isinstance(answer, SamplingError):
+            if shows_overload(answer):
+                limit.overloaded(generation)
+        elif call.endpoint == "bulk_invite":
+            limit.answered_in(
+                seconds,
+                quota_ids=call.quota_ids,
+                patience=self._session.timeouts.read_limit(call.endpoint, call.quota_ids),
+                generation=generation,
+                running=running,
+                among=permit.among,
+            )
+        else:
+            limit.answered(generation, running)
 
     async def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
         try:
@@ -113,7 +152,9 @@ class Caller:
                 return call.read(reply.body)
             return await anyio.to_thread.run_sync(call.read, reply.body, abandon_on_cancel=True)
         except DecodeError as exc:
-            return disguised_refusal(reply, private=self._private(call)) or exc
+            exc.__context__ = None
+            # The frames that read the body hold it in their locals, with whatever it repeats.
+            return disguised_refusal(reply, private=self._private(call)) or exc.with_traceback(None)
 
     def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Say on the error what is known of the call so far, and obey what the service asks of the client."""
@@ -130,7 +171,7 @@ class Caller:
     def _private(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
-    def _log(self, call: Call[Any], track: Track, began: float, ended: object) -> None:
+    def _log(self, call: Call[Any], track: Track, began: float, ended: str) -> None:
         """Say how an attempt ended, by the endpoint's name; URLs and member codes stay out of every log."""
         logger.debug(
             "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
@@ -143,13 +184,10 @@ class Caller:
         )
 
 
-def _delivery_of_all(call: Call[Any], failures: list[SamplingError]) -> Delivery:
+def _delivery_of_all(call: Call[Any], last: SamplingError, *, ambiguous: bool) -> Delivery:
     """Return what is known of a call after all its attempts.
 
     Where asking has an effect, no later answer takes back that an earlier attempt may have had it: a quota that
     is full by now may have been filled by the invite whose answer was lost.
     """
-    last = failures[-1].delivery
-    if any(may_have_worked(error) for error in failures) and (last == "not_sent" or call.has_effect):
-        return "unknown"
-    return last
+    return "unknown" if ambiguous and (last.delivery == "not_sent" or call.has_effect) else last.delivery

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import random as _random
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import anyio
 
 from sampling_async import _protocol
 from sampling_async._bodies import BodyLimits
-from sampling_async._bulk import AnyIterable, ChunkSource, OutcomeStream, source_of
+from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
+from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, spread
 from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError, PagingError
+from sampling_async._invites import Inviter
+from sampling_async._journal import Journal
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, Cursor, InviteRequest, member_code_of, quota_id_of
-from sampling_async._scheduler import Gate, ReadAhead
+from sampling_async._scheduler import Gate, Lane, Permit, ReadAhead
 from sampling_async._session import Session, Track
+from sampling_async._snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -44,7 +49,8 @@ class SamplingClient:
         base_url: The service's address, without the paths of the contract. https, or http for loopback.
         panel_guid: The PanelGUID, issued by the operator for a panel and culture.
         api_key: The API_AUTH_KEY, a Guid. It is sent to `base_url` only, and no repr or error shows it.
-        max_concurrency: How many requests may be in flight at once, over all calls of this client.
+        max_concurrency: How many requests may be in flight at once, over all calls of this client. Below it,
+            the limit adapts to what the service can take, see `snapshot()`.
         timeouts: Time limits of an attempt.
         retry: Whether and how failed calls are repeated.
         limits: Bounds of an answer's body, in bytes.
@@ -89,7 +95,7 @@ class SamplingClient:
             connections=max_concurrency + _SPARE_CONNECTIONS,
             transport=transport,
         )
-        self._gate = Gate(max_concurrency, clock=clock, sleep=sleep)
+        self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random)
         self._caller = Caller(
             self._session, self._gate, retry or RetryPolicy(), clock=clock, sleep=sleep, random=random
         )
@@ -137,21 +143,50 @@ class SamplingClient:
         self._gate.unhold()
         await self._session.aclose()
 
-    async def get_quotas(self, *, include_routables: bool = True) -> Quotas:
+    def snapshot(self) -> Snapshot:
+        """Return what the client is doing now: its limit, what runs and waits, retries left, latency."""
+        limit, line = self._gate.adaptive, self._gate.adaptive.latency.line
+        return Snapshot(
+            limit=limit.limit,
+            max_concurrency=limit.maximum,
+            running=self._gate.running,
+            waiting=self._gate.waiting,
+            held_for=self._gate.held_for,
+            retry_tokens=self._caller.budget.tokens,
+            seconds_per_request=None if line is None else line.a,
+            seconds_per_id=None if line is None else line.b,
+        )
+
+    def _interactive(self, deadline: float | None) -> Permit:
+        return Permit(self._gate, self._gate.interactive, self._until(deadline))
+
+    def _until(self, deadline: float | None) -> float:
+        if deadline is None:
+            return float("inf")
+        return self._gate.clock() + _positive(deadline, "deadline", "seconds")
+
+    async def get_quotas(self, *, include_routables: bool = True, deadline: float | None = None) -> Quotas:
         """Return the surveys and quotas that need supply (endpoint Get Quotas).
 
         Args:
             include_routables: Whether conditions on routable questions are part of the answer.
+            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
 
         Raises:
             SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
         """
-        return await self._caller.run(
-            _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
-        )
+        call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
+        return await self._caller.run(call, self._interactive(deadline))
 
-    async def generate_invite(self, member_code: str, quota_id: SupportsIndex) -> Invite:
+    async def generate_invite(
+        self, member_code: str, quota_id: SupportsIndex, *, deadline: float | None = None
+    ) -> Invite:
         """Return an invite of one member to one quota (endpoint Generate Invite).
+
+        Args:
+            member_code: The member.
+            quota_id: The quota.
+            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
 
         Raises:
             InvalidRequestError: The member code or quota ID cannot be sent.
@@ -159,10 +194,17 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        return await self._caller.run(call)
+        return await self._caller.run(call, self._interactive(deadline))
 
     async def bulk_invite(
-        self, member_code: str, quota_ids: Iterable[SupportsIndex], *, chunk_size: int = MAX_QUOTA_IDS
+        self,
+        member_code: str,
+        quota_ids: Iterable[SupportsIndex],
+        *,
+        chunk_size: int = MAX_QUOTA_IDS,
+        goal: Goal = "throughput",
+        deadline: float | None = None,
+        weight: float = 1.0,
     ) -> BulkInviteResult:
         """Ask invites of one member to many quotas, in parallel requests (endpoint Bulk Invite).
 
@@ -172,6 +214,11 @@ class SamplingClient:
             member_code: The member.
             quota_ids: Any number of quota IDs. A repeated one is sent once and answered at each of its places.
             chunk_size: Quota IDs a request, 1 to 100.
+            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
+                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
+            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
+                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            weight: The share of slots beside that of other bulks that run, which have 1.
 
         Returns:
             One outcome for each ID given, in its order.
@@ -180,12 +227,21 @@ class SamplingClient:
             InvalidRequestError: The member code or a quota ID cannot be sent; nothing was.
         """
         request = InviteRequest(member_code, quota_ids)
-        async with self.fan_out([request], chunk_size=chunk_size) as stream:
+        async with self.fan_out(
+            [request], chunk_size=chunk_size, goal=goal, deadline=deadline, weight=weight
+        ) as stream:
             outcomes = {outcome.quota_id: outcome async for outcome in stream}
         return BulkInviteResult((outcomes[quota_id] for quota_id in request.quota_ids), stream.unrequested)
 
     def stream_bulk_invite(
-        self, member_code: str, quota_ids: AnyIterable[SupportsIndex], *, chunk_size: int = MAX_QUOTA_IDS
+        self,
+        member_code: str,
+        quota_ids: AnyIterable[SupportsIndex],
+        *,
+        chunk_size: int = MAX_QUOTA_IDS,
+        goal: Goal = "throughput",
+        deadline: float | None = None,
+        weight: float = 1.0,
     ) -> OutcomeStream:
         """Ask invites of one member to many quotas and yield the outcomes as they finish.
 
@@ -199,14 +255,28 @@ class SamplingClient:
                 iterator, IDs are sent once within a chunk. An async generator is closed at the end.
             chunk_size: Quota IDs a request, 1 to 100. A request is sent when its chunk is full, the last when
                 the input ends.
+            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
+                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
+                It needs a collection: of what can be read only once, nobody knows how many are to come.
+            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
+                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            weight: The share of slots beside that of other bulks that run, which have 1.
 
         Raises:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
         """
-        return self._stream(*source_of(member_code, quota_ids, _size(chunk_size)))
+        source = self._source(chunk_size, goal, deadline)
+        return self._stream(source, source.of(member_code, quota_ids), deadline, weight)
 
     def fan_out(
-        self, requests: AnyIterable[InviteRequest], *, chunk_size: int = MAX_QUOTA_IDS
+        self,
+        requests: AnyIterable[InviteRequest],
+        *,
+        chunk_size: int = MAX_QUOTA_IDS,
+        goal: Goal = "throughput",
+        deadline: float | None = None,
+        weight: float = 1.0,
+        journal: str | os.PathLike[str] | Journal | None = None,
     ) -> OutcomeStream:
         """Ask invites of many members, each to its quotas, and yield the outcomes as they finish.
 
@@ -218,26 +288,77 @@ class SamplingClient:
                 with them. An ID repeated within a request is sent once. An async generator is closed at the
                 end.
             chunk_size: Quota IDs a request, 1 to 100; a request to the service is about one member.
+            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
+                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
+            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
+                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            weight: The share of slots beside that of other bulks that run, which have 1.
+            journal: A file to write down what is sent and answered. A run that was killed is started again with
+                the same input and the same journal: answers are handed over from it, what was in flight is
+                `unknown`, and the rest is sent. See `Journal`.
 
         Raises:
             InvalidRequestError: While iterating: something else than an InviteRequest was given.
+            JournalError: On entering, the journal cannot be used; while iterating or on leaving, it could not
+                be written.
         """
-        source = ChunkSource(_size(chunk_size))
-        return self._stream(source, source.of_panel(requests))
+        if journal is not None:
+            journal = journal if isinstance(journal, Journal) else Journal(journal)
+            journal.claim(str(self._base_url), self._panel_guid)
+        source = self._source(chunk_size, goal, deadline, journal)
+        return self._stream(source, source.of_panel(requests), deadline, weight, journal)
 
-    def _stream(self, source: ChunkSource, chunks: AsyncGenerator[_protocol.Chunk, None]) -> OutcomeStream:
-        return OutcomeStream(self._caller, self._gate, self._panel_guid, source, chunks)
+    def _source(
+        self, chunk_size: int, goal: Goal, deadline: float | None, journal: Journal | None = None
+    ) -> ChunkSource:
+        size = _size(chunk_size)
+        if goal not in {"throughput", "first"}:
+            raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
+        if goal == "throughput" and deadline is None:
+            return ChunkSource(size, journal=journal)
 
-    async def get_settings(self) -> PartnerSettings:
+        def size_of(quota_ids: int) -> int:
+            slots = max(1, self._gate.limit - self._gate.running)
+            return spread(quota_ids, slots=slots, line=self._gate.adaptive.latency.line, largest=size)
+
+        return ChunkSource(size, size_of, journal)
+
+    def _stream(
+        self,
+        source: ChunkSource,
+        jobs: AsyncGenerator[Job, None],
+        deadline: float | None,
+        weight: float,
+        journal: Journal | None = None,
+    ) -> OutcomeStream:
+        lane, until = Lane(_positive(weight, "weight", "a share")), self._until(deadline)
+
+        def shortest(quota_ids: int) -> float | None:
+            line = self._gate.adaptive.latency.line
+            return None if line is None else line(quota_ids)
+
+        inviter = Inviter(self._caller, self._panel_guid, shortest=shortest, journal=journal)
+        permit = partial(Permit, self._gate, lane, until)
+        return OutcomeStream(inviter, source, jobs, permit, window=self._gate.adaptive.maximum + 1)
+
+    async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).
+
+        Args:
+            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
 
         Raises:
             SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
         """
-        return await self._caller.run(_protocol.get_settings(self._panel_guid))
+        return await self._caller.run(_protocol.get_settings(self._panel_guid), self._interactive(deadline))
 
     async def recontact_pages(
-        self, quota_id: SupportsIndex, *, max_results: int | None = None, after: str | None = None
+        self,
+        quota_id: SupportsIndex,
+        *,
+        max_results: int | None = None,
+        after: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncGenerator[RecontactMembers, None]:
         """Yield the members wanted back for a recontact quota, page by page (Get Recontact Members For Quota).
 
@@ -245,31 +366,42 @@ class SamplingClient:
             quota_id: A quota of a survey with `is_survey_recontact`.
             max_results: Member codes a page; keep it under 10000. None: the service's own default.
             after: The last member code already received, to resume after it.
+            deadline: Seconds that reading one page may take in all; your own time between pages does not count.
 
         Raises:
             InvalidRequestError: An argument cannot be sent.
             PagingError: The list does not advance; its `cursor` resumes it.
             SamplingError: A page could not be read; only that page was repeated before.
         """
-        cursor, read = self._pager(quota_id, max_results, after)
+        cursor, read = self._pager(quota_id, max_results, after, deadline)
         while not cursor.done:
             yield await read()
 
     async def recontact_members(
-        self, quota_id: SupportsIndex, *, max_results: int | None = None, after: str | None = None
+        self,
+        quota_id: SupportsIndex,
+        *,
+        max_results: int | None = None,
+        after: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncGenerator[str, None]:
         """Yield the codes of the members wanted back for a recontact quota.
 
         Pages are read one after the other as codes are taken. Breaking off at any code is safe; resume with
         `after=` that code. Arguments and errors are those of `recontact_pages`.
         """
-        cursor, read = self._pager(quota_id, max_results, after)
+        cursor, read = self._pager(quota_id, max_results, after, deadline)
         while not cursor.done:
             for member_code in (await read()).member_codes:
                 yield member_code
 
     def stream_recontact_members(
-        self, quota_id: SupportsIndex, *, max_results: int | None = None, after: str | None = None
+        self,
+        quota_id: SupportsIndex,
+        *,
+        max_results: int | None = None,
+        after: str | None = None,
+        deadline: float | None = None,
     ) -> RecontactStream:
         """Yield member codes like `recontact_members`, reading the next page while this one is worked on.
 
@@ -278,23 +410,26 @@ class SamplingClient:
 
         Arguments and errors are those of `recontact_pages`.
         """
-        return RecontactStream(self.recontact_pages(quota_id, max_results=max_results, after=after))
+        pages = self.recontact_pages(quota_id, max_results=max_results, after=after, deadline=deadline)
+        return RecontactStream(pages)
 
     def _pager(
-        self, quota_id: SupportsIndex, max_results: int | None, after: str | None
+        self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
     ) -> tuple[Cursor, Callable[[], Awaitable[RecontactMembers]]]:
         """Return a cursor, and what reads the page after it and moves it on."""
         quota = quota_id_of(quota_id)
         if max_results is not None and not (type(max_results) is int and max_results > 0):
             raise InvalidRequestError(f"max_results is a whole number above 0, not {max_results!r}")
+        self._until(deadline)  # refuses one that is none now, not at the first page
         cursor = Cursor(None if after is None else member_code_of(after))
+        lane = Lane()
 
         async def read() -> RecontactMembers:
             call = _protocol.recontact_members(
                 self._panel_guid, quota, max_results=max_results, after=cursor.after
             )
             track = Track()
-            page = await self._caller.run(call, track=track)
+            page = await self._caller.run(call, Permit(self._gate, lane, self._until(deadline)), track)
             try:
                 return cursor.advance(page)
             except PagingError as exc:
@@ -339,6 +474,12 @@ class RecontactStream:
             if page is None:
                 raise StopAsyncIteration
             self._codes.append(iter(page.member_codes))
+
+
+def _positive(value: float, name: str, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidRequestError(f"{name} is {what} above 0, not {value!r}")
+    return value
 
 
 def _size(chunk_size: int) -> int:

@@ -12,6 +12,7 @@
     ├── DecodeError                a 200 whose body is not what the contract says
     ├── PagingError                a recontact list that does not advance
     ├── IncompleteBulkError        raised on request, by BulkInviteResult.raise_for_incomplete()
+    ├── JournalError               the journal of a fan-out cannot be opened, read or written
     └── ClientClosedError          the client was closed before or during the call
 
 No text of these errors holds the key, a URL or a member code, and all of them survive pickling.
@@ -22,6 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sampling_async._outcomes import BulkInviteResult
 
 Delivery: TypeAlias = Literal["not_sent", "unknown", "answered"]
@@ -201,6 +204,23 @@ class IncompleteBulkError(SamplingError):
         super().__init__(message, endpoint="bulk_invite", delivery="unknown")
         if bulk_result is not None:
             self.bulk_result = bulk_result
+
+
+class JournalError(SamplingError):
+    """The journal of a fan-out cannot be opened, read or written.
+
+    Attributes:
+        path: The file.
+    """
+
+    path: Path | None
+
+    def __init__(self, reason: str = "", *, path: Path | None = None) -> None:
+        super().__init__(reason, endpoint="bulk_invite")
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"the journal {self.path} {self.args[0]}"
 
 
 class ClientClosedError(SamplingError):

@@ -147,6 +147,13 @@ def may_have_worked(error: SamplingError) -> bool:
     return error.delivery == "unknown"
 
 
+def shows_overload(error: SamplingError) -> bool:
+    """Return whether the failed attempt says that the service, or the way to it, had enough."""
+    if isinstance(error, ServiceError):
+        return error.status in _THROTTLED
+    return isinstance(error, TransportError) and not error.permanent
+
+
 def _surely_unprocessed(error: SamplingError) -> bool:
     if isinstance(error, ServiceError):
         return error.status in _REFUSED_UNPROCESSED

@@ -193,10 +193,17 @@ def _segment(text: str) -> str:
 
 @frozen
 class Chunk:
-    """Distinct quota IDs of one member for one bulk request, each with the number of places it was asked in."""
+    """Distinct quota IDs of one member for one bulk request.
+
+    Attributes:
+        member_code: The member.
+        places: The quota IDs, each with the number of places it was asked in.
+        asked_before: Whether an earlier request about them may have worked.
+    """
 
     member_code: str = field(repr=hidden)
     places: Mapping[int, int]
+    asked_before: bool = False
 
     @property
     def quota_ids(self) -> tuple[int, ...]:
@@ -206,9 +213,14 @@ class Chunk:
 
 def plan_chunks(request: InviteRequest, size: int = MAX_QUOTA_IDS) -> Iterator[Chunk]:
     """Cut a request into chunks of `size` distinct quota IDs; a repeated ID is in one chunk only."""
-    places = iter(Counter(request.quota_ids).items())
+    return cut(Chunk(request.member_code, Counter(request.quota_ids)), size)
+
+
+def cut(chunk: Chunk, size: int) -> Iterator[Chunk]:
+    """Cut a chunk into those of at most `size` quota IDs."""
+    places = iter(chunk.places.items())
     while batch := dict(islice(places, size)):
-        yield Chunk(request.member_code, batch)
+        yield evolve(chunk, places=batch)
 
 
 # --- Recontact paging --------------------------------------------------------------------------------------

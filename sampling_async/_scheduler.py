@@ -1,20 +1,24 @@
 """Running many jobs under one limit: bounded, fair, without surprises. Knows anyio and nothing of surveys.
 
-A `Gate` is the limit of a whole client. A `Permit` is leave for one attempt under it, taken before the work
-is spawned and given back when the attempt ends. A `JobStream` draws jobs, runs each in a task and hands the
-results over as they finish; it holds at most `window` jobs that were drawn and whose result was not taken.
+A `Gate` is the limit of a whole client. A `Lane` is where one of its users queues for it. A `Permit` is leave
+for one attempt, taken before the work is spawned and given back when the attempt ends. A `JobStream` draws
+jobs, runs each in a task and hands the results over as they finish; it holds at most `window` jobs that were
+drawn and whose result was not taken.
 """
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 import anyio
 
 from sampling_async._cancellation import is_stray
+from sampling_async._limit import AdaptiveLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -25,45 +29,101 @@ if TYPE_CHECKING:
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+_SPREAD: Final = 0.1  # of a hold, and at most a second, over which those it held back set out again
+
+
+class Lane:
+    """A queue at a gate. Lanes take turns, so that nobody's length is another's wait.
+
+    Args:
+        weight: How many turns it has beside a lane of weight 1.
+    """
+
+    __slots__ = ("_waiting", "in_line", "stride", "turn")
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.stride = 1.0 / weight
+        self.turn = 0.0
+        self.in_line = False
+        self._waiting: deque[_Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        """Return whether anybody waits; those who gave up do not count."""
+        while self._waiting and self._waiting[0].gave_up:
+            self._waiting.popleft()
+        return bool(self._waiting)
+
+    def join(self, waiter: _Waiter) -> None:
+        """Queue."""
+        self._waiting.append(waiter)
+
+    def leave(self) -> _Waiter:
+        """Take out who has waited longest."""
+        return self._waiting.popleft()
+
+
+class _Waiter:
+    __slots__ = ("gave_up", "granted", "turn_came")
+
+    def __init__(self) -> None:
+        self.turn_came: anyio.Event | None = None  # made only by who has to wait
+        self.granted = False
+        self.gave_up = False
+
 
 class Gate:
-    """A fair limit on what runs at once, adjustable at any time, that can be held shut for a while.
+    """A fair limit on what runs at once, which adapts and can be held shut for a while.
 
-    Waiters are served first come, first served. Each call of a client waits with one waiter at most, so a
-    large fan-out takes turns with the others and does not stand in front of them with its whole length.
+    The lane `interactive` goes first, whatever else waits: one of its waiters waits for the next permit given
+    back, even where the limit was lowered meanwhile, and behind others of its lane only. All other lanes take
+    turns by their weight; within a lane, first come is first served.
+
+    Attributes:
+        interactive: The lane of calls that somebody waits for.
+        adaptive: The limit.
+        running: How many permits are out.
+        waiting: How many wait for a permit.
+        clock: Seconds, from any start.
     """
 
     def __init__(
-        self, limit: int, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[object]]
+        self,
+        maximum: int,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
     ) -> None:
-        self._limiter = anyio.CapacityLimiter(limit)
-        self._clock = clock
+        self.interactive = Lane()
+        self.adaptive = AdaptiveLimit(maximum)
+        self.running = 0
+        self.waiting = 0
+        self._interactive_running = 0
+        self._lanes: list[tuple[float, int, Lane]] = []  # a heap of those where somebody waits, by turn
+        self._now = 0.0  # the turn that was served last
+        self._joined = count()
+        self.clock = clock
         self._sleep = sleep
+        self._random = random
         self._held_until = float("-inf")
+        self._spread = 0.0
         self._held_back: set[anyio.CancelScope] = set()
 
     @property
     def limit(self) -> int:
-        """How many permits there are. Lowering it takes effect as running attempts end."""
-        return int(self._limiter.total_tokens)
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._limiter.total_tokens = limit
+        """How many permits there are now. Lowered, it takes effect as running attempts end."""
+        return self.adaptive.limit
 
     @property
-    def running(self) -> int:
-        """How many permits are out."""
-        return int(self._limiter.borrowed_tokens)
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for a permit."""
-        return self._limiter.statistics().tasks_waiting
+    def held_for(self) -> float:
+        """For how many seconds more no permits are given."""
+        return max(0.0, self._held_until - self.clock())
 
     def hold(self, seconds: float) -> None:
-        """Give no new permits for so long; the longest hold counts."""
-        self._held_until = max(self._held_until, self._clock() + seconds)
+        """Give no new permits for so long; the longest hold counts. Those held back set out spread a little."""
+        until = self.clock() + seconds
+        if until > self._held_until:
+            self._held_until, self._spread = until, min(1.0, _SPREAD * seconds)
 
     def unhold(self) -> None:
         """End the hold now."""
@@ -71,46 +131,118 @@ class Gate:
         for scope in self._held_back:
             scope.cancel()
 
-    async def acquire(self, permit: Permit) -> None:
+    async def acquire(self, lane: Lane) -> None:
         """Wait for a permit, and for the end of a hold; the permit is not kept meanwhile."""
         while True:
-            await self._limiter.acquire_on_behalf_of(permit)
-            wait = self._held_until - self._clock()
-            if wait <= 0:
+            while wait := self.held_for:
+                with anyio.CancelScope() as scope:
+                    self._held_back.add(scope)
+                    try:
+                        await self._sleep(wait + self._random() * self._spread)
+                    finally:
+                        self._held_back.discard(scope)
+            await self._queue(lane)
+            if not self.held_for:
                 return
-            self._limiter.release_on_behalf_of(permit)
-            with anyio.CancelScope() as scope:
-                self._held_back.add(scope)
-                try:
-                    await self._sleep(wait)
-                finally:
-                    self._held_back.discard(scope)
+            self.release(lane)
 
-    def release(self, permit: Permit) -> None:
+    async def _queue(self, lane: Lane) -> None:
+        waiter = _Waiter()
+        lane.join(waiter)
+        self._put_in_line(lane)
+        self.serve()
+        if not waiter.granted:
+            await self._turn_of(waiter, lane)
+
+    async def _turn_of(self, waiter: _Waiter, lane: Lane) -> None:
+        waiter.turn_came = anyio.Event()
+        self.waiting += 1
+        try:
+            await waiter.turn_came.wait()
+        except BaseException:
+            waiter.gave_up = True
+            if waiter.granted:  # in the same moment
+                self.release(lane)
+            raise
+        finally:
+            self.waiting -= 1
+
+    def release(self, lane: Lane) -> None:
         """Take a permit back."""
-        self._limiter.release_on_behalf_of(permit)
+        self.running -= 1
+        self._interactive_running -= lane is self.interactive
+        self.serve()
+
+    def serve(self) -> None:
+        """Give the permits there are to those whose turn it is."""
+        # The interactive are not counted against others' attempts above a limit that was lowered.
+        while (
+            self._interactive_running < self.limit and self.running < self.adaptive.maximum and self.interactive
+        ):
+            self._interactive_running += 1
+            self._grant(self.interactive)
+        while self._lanes and self.running < self.limit:
+            self._now, _, lane = heapq.heappop(self._lanes)
+            lane.in_line = False
+            if lane:
+                self._grant(lane)
+                lane.turn = self._now + lane.stride
+                self._put_in_line(lane)
+
+    def _put_in_line(self, lane: Lane) -> None:
+        if lane is not self.interactive and not lane.in_line and lane:
+            lane.in_line = True
+            lane.turn = max(lane.turn, self._now)  # who was away has not saved up turns
+            heapq.heappush(self._lanes, (lane.turn, next(self._joined), lane))
+
+    def _grant(self, lane: Lane) -> None:
+        waiter = lane.leave()
+        waiter.granted = True
+        self.running += 1
+        if waiter.turn_came is not None:
+            waiter.turn_came.set()
 
 
 class Permit:
-    """Leave to have one attempt in flight: acquired for each attempt, never held through a backoff."""
+    """Leave to have one attempt in flight: acquired for each attempt, never held through a backoff.
 
-    __slots__ = ("_gate", "_held")
+    Args:
+        gate: Whose.
+        lane: Where to queue for it.
+        until: When it is of no use any more, by the gate's clock.
+    """
 
-    def __init__(self, gate: Gate) -> None:
+    __slots__ = ("_gate", "_held", "_lane", "_until", "among", "generation")
+
+    def __init__(self, gate: Gate, lane: Lane, until: float = float("inf")) -> None:
         self._gate = gate
+        self._lane = lane
+        self._until = until
         self._held = False
+        self.generation = 0  # of the limit, when it was acquired
+        self.among = 0  # how many were out then, itself included
 
-    async def acquire(self) -> None:
-        """Wait for leave; returns at once if it is held already."""
-        if not self._held:
-            await self._gate.acquire(self)
-            self._held = True
+    @property
+    def remaining(self) -> float:
+        """For how many seconds it is of use."""
+        return self._until - self._gate.clock()
+
+    async def acquire(self) -> bool:
+        """Wait for leave; False if it does not come in time. Returns at once if it is held already."""
+        remaining = self.remaining
+        if not self._held and max(0.0, self._gate.held_for) < remaining:
+            with anyio.move_on_after(remaining):
+                await self._gate.acquire(self._lane)
+                self._held = True
+                self.generation = self._gate.adaptive.generation
+                self.among = self._gate.running
+        return self._held and remaining > 0
 
     def release(self) -> None:
         """Give leave back, if it is held."""
         if self._held:
             self._held = False
-            self._gate.release(self)
+            self._gate.release(self._lane)
 
 
 class _Background(ABC):
@@ -198,15 +330,16 @@ class JobStream(_Background, Generic[Job, Result]):
     over, then the iteration raises it, bare.
 
     Args:
-        gate: The limit; a permit is acquired before a job's task is spawned.
+        permit: Makes a permit; it is acquired before a job's task is spawned.
         jobs: Where jobs are drawn from, one at a time, in a task of its own, which closes it at the end.
-        run: Runs one job. It owns the permit, which is given back at the latest when it returns.
+        run: Runs one job. It owns the permit, which is given back at the latest when it returns, and which is
+            not held where it did not come in time.
         window: How many jobs may be drawn without their result taken: the bound of the memory used.
     """
 
     def __init__(
         self,
-        gate: Gate,
+        permit: Callable[[], Permit],
         jobs: AsyncGenerator[Job, None],
         run: Callable[[Job, Permit], Awaitable[Result]],
         *,
@@ -215,7 +348,7 @@ class JobStream(_Background, Generic[Job, Result]):
         super().__init__()
         self.unstarted: list[Job] = []
         self.untaken: deque[Result] = deque()
-        self._gate = gate
+        self._permit = permit
         self._jobs = jobs
         self._run = run
         self._window = anyio.Semaphore(window)
@@ -242,7 +375,7 @@ class JobStream(_Background, Generic[Job, Result]):
                     async for job in jobs:
                         self.unstarted.append(job)
                         await self._window.acquire()
-                        permit = Permit(self._gate)
+                        permit = self._permit()
                         await permit.acquire()
                         self.unstarted.pop()
                         running.start_soon(self._run_one, job, permit, drawing)

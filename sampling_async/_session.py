@@ -91,7 +91,7 @@ class Session:
         self._base_url = base_url
         self._base_path = base_url.raw_path.decode().rstrip("/")
         self._key = api_key
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._limits = limits
         self._own_engine = transport is None
         self._http = httpx.AsyncClient(
@@ -116,8 +116,13 @@ class Session:
         key = self._key.reveal()
         return key, key.replace("-", "")
 
-    async def attempt(self, call: Call[Any], track: Track) -> Reply:
+    async def attempt(self, call: Call[Any], track: Track, within: float = float("inf")) -> Reply:
         """Carry one attempt out and return the reply, whatever its status.
+
+        Args:
+            call: What to ask.
+            track: Where to note what has been sent.
+            within: Seconds left of a deadline; they shorten every limit of `Timeouts`.
 
         Raises:
             ClientClosedError: The session is closed, or was while this ran.
@@ -129,11 +134,11 @@ class Session:
         track.sent = False
         self._check_open()
         track.attempts += 1
-        wall = self._timeouts.wall_limit(call.endpoint, call.quota_ids)
+        wall = min(within, self.timeouts.wall_limit(call.endpoint, call.quota_ids))
         failure: SamplingError | None = None
         with self.until_closed(wall) as scope:
             try:
-                return await self._exchange(call, track)
+                return await self._exchange(call, track, within)
             except SamplingError as exc:
                 failure = exc
             except BaseException as exc:
@@ -151,11 +156,12 @@ class Session:
         if self.closed:
             return ClientClosedError("the client was closed during the call", delivery=track.delivery)
         return TransportTimeoutError(
-            f"no complete answer within the wall limit of {wall:g} s", delivery=track.delivery
+            f"no complete answer within {wall:.3g} s, the wall limit or what was left of the deadline",
+            delivery=track.delivery,
         )
 
-    async def _exchange(self, call: Call[Any], track: Track) -> Reply:
-        request = self._request(call, track)
+    async def _exchange(self, call: Call[Any], track: Track, within: float) -> Reply:
+        request = self._request(call, track, within)
         quiet = _ours.set(True)
         try:
             response = await self._http.send(request, stream=True)
@@ -177,14 +183,15 @@ class Session:
             is_whole=body is not None,
         )
 
-    def _request(self, call: Call[Any], track: Track) -> httpx.Request:
+    def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         def sent(may_be: bool) -> None:  # noqa: FBT001
             track.sent = may_be
 
         sent(True)  # until an engine that knows says otherwise: ours does, a mock does not
-        limits = self._timeouts
+        limits = self.timeouts
         read = limits.read_limit(call.endpoint, call.quota_ids)
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
+        timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
         extensions = {"timeout": timeout, "sent": sent}
         url = self._base_url.copy_with(raw_path=f"{self._base_path}{call.target}".encode())
         if call.body is None:

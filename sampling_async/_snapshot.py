@@ -1,0 +1,31 @@
+"""What a client is doing, at one moment."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Snapshot:
+    """The state of a client at one moment, for logs, metrics and the curious.
+
+    Attributes:
+        limit: How many attempts may run now; it adapts to what the service can take.
+        max_concurrency: The highest it gets.
+        running: How many attempts run.
+        waiting: How many wait to be let in.
+        held_for: Seconds for which the service asked to send nothing, still to go.
+        retry_tokens: What is left of the retry budget.
+        seconds_per_request: What a bulk invite takes at best without its IDs, as learned so far; None before
+            the first answer.
+        seconds_per_id: What each quota ID adds to it.
+    """
+
+    limit: int
+    max_concurrency: int
+    running: int
+    waiting: int
+    held_for: float
+    retry_tokens: float
+    seconds_per_request: float | None
+    seconds_per_id: float | None

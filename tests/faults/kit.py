@@ -1,0 +1,79 @@
+"""What the tests of this folder share: clients, the five calls, and checks that nothing leaks or is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import doubles
+
+from sampling_async import RetryPolicy, SamplingClient, Timeouts
+
+ONCE = RetryPolicy(max_attempts=1)
+_TESTS = Path(__file__).parent
+QUICK = Timeouts(connect=0.5, read=0.03, wall=0.5)
+"""For faults that are silent: tests wait for real as long as this."""
+
+
+def client_of(url: str, **options: Any) -> SamplingClient:
+    """Return a client of a server on a socket whose backoffs and holds take no time."""
+    time = doubles.FakeTime()
+    given = {
+        "panel_guid": doubles.PANEL,
+        "api_key": doubles.KEY,
+        "clock": time.clock,
+        "sleep": time.sleep,
+        "random": lambda: 1.0,
+    }
+    return SamplingClient(url, **given | options)
+
+
+async def call(client: SamplingClient, endpoint: str, member_code: str = "m1", **options: Any) -> Any:
+    """Make one call of an endpoint: one request, if all goes well."""
+    match endpoint:
+        case "get_settings":
+            return await client.get_settings(**options)
+        case "get_quotas":
+            return await client.get_quotas(**options)
+        case "generate_invite":
+            return await client.generate_invite(member_code, 2, **options)
+        case "bulk_invite":
+            return await client.bulk_invite(member_code, [2, 3], **options)
+    async with contextlib.aclosing(client.recontact_pages(5, **options)) as pages:
+        return await anext(pages)
+
+
+def descriptors() -> int:
+    """Return how many files and sockets this process has open; 0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    gc.collect()
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def assert_idle(client: SamplingClient, where: object = "") -> None:
+    """Check that no permit is out, nobody waits and no attempt is under way."""
+    held = client._gate.running, client._gate.waiting, len(client._session._scopes)
+    assert held == (0, 0, 0), (held, where)
+
+
+def everything_shown(error: BaseException, *others: Any) -> str:
+    """Return all that a log, a crash reporter or a debugger could print of an error and of objects near it.
+
+    The frames of the tests are left out: they know the key.
+    """
+    trace = traceback.TracebackException.from_exception(error, capture_locals=True)
+    frames = [str(frame.locals) for frame in trace.stack if not Path(frame.filename).is_relative_to(_TESTS)]
+    parts = ["".join(trace.format_exception_only()), *frames, str(error), repr(error), str(vars(error))]
+    for other in others:
+        parts += [repr(other), str(vars(other))]
+    chain: BaseException | None = error
+    while chain is not None:
+        parts += [repr(chain), repr(getattr(chain, "request", None)), *getattr(chain, "__notes__", ())]
+        chain = chain.__cause__ or chain.__context__
+    with contextlib.suppress(Exception):
+        parts.append(str(pickle.dumps(error)))
+    return "\n".join(parts)

@@ -1,0 +1,47 @@
+"""The kit's own clock and model service: what simulations stand on."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+import virtual_time
+from kit import client_of
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+@BACKENDS
+def test_a_day_passes_at_once(backend):
+    async def main() -> float:
+        await anyio.sleep(86_400)
+        return anyio.current_time()
+
+    assert virtual_time.run(main, backend=backend) == pytest.approx(86_400)
+
+
+def test_waiting_for_nothing_is_an_error_and_no_hang():
+    with pytest.raises(RuntimeError, match="would wait for ever"):
+        virtual_time.run(anyio.sleep_forever, backend="asyncio")
+
+
+@BACKENDS
+def test_workers_take_requests_in_order_and_as_many_at_once_as_there_are(backend):
+    service = virtual_time.ModelService(workers=((0, 2), (30, 1)), base=10, per_id=0)
+
+    async def main() -> list[float]:
+        ends = []
+
+        async def one() -> None:
+            async with client_of("https://service.example", transport=service) as client:
+                await client.get_quotas()
+            ends.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one)
+            await anyio.sleep(25)
+            for _ in range(3):
+                tasks.start_soon(one)
+        return ends
+
+    assert virtual_time.run(main, backend=backend) == [10, 10, 20, 35, 35, 45]

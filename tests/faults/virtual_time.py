@@ -1,0 +1,141 @@
+"""Simulations in virtual time: hours of a service with few workers, in milliseconds and always alike.
+
+`run(main, backend=...)` runs an async function on an event loop whose clock jumps to the next timer as soon as
+nobody can go on. `ModelService` is a service in memory for it: so many workers, first come first served, a time
+for each request that grows with its quota IDs. Like real ones it goes on with what it was asked after the
+client has given up, so that time limits make invites that nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import selectors
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import httpx
+import trio.testing
+from attrs import Factory, define, field
+from fault_server import Ledger, Request, right_document
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+T = TypeVar("T")
+
+
+def run(main: Callable[..., Awaitable[T]], *args: Any, backend: str) -> T:
+    """Run an async function to its end in virtual time, which starts at 0."""
+    if backend == "trio":
+        options: dict[str, Any] = {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    else:
+        options = {"loop_factory": _JumpingLoop}
+    return anyio.run(main, *args, backend=backend, backend_options=options)
+
+
+_FOREVER = 1e7
+"""Seconds after which a simulation has no end: what waits for ever does so with timers of a day on asyncio."""
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Where the loop would wait, moves the clock instead."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready and (timeout is None or self.now > _FOREVER):
+            self.now = 0.0  # for what the loop does to end its tasks
+            raise RuntimeError("nothing is left that could happen: the tasks would wait for ever")
+        if not ready and timeout and timeout > 0:
+            self.now += timeout
+        return ready
+
+
+class _JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop for what needs neither sockets nor threads."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[random.Random]:
+    """Give random numbers that repeat, and say their seed on whatever fails with them."""
+    try:
+        yield random.Random(seed)
+    except BaseException as exc:
+        exc.add_note(f"seed {seed}")
+        raise
+
+
+@define(eq=False)
+class ModelService(httpx.AsyncBaseTransport):
+    """A service with workers, a queue and a ledger, as a transport of httpx.
+
+    It keeps the read limit of a request as a connection would: after it the client sees a `ReadTimeout`.
+
+    Attributes:
+        workers: Pairs of a time and how many workers there are from then on.
+        base: Seconds of work for any request.
+        per_id: Seconds of work for each quota ID.
+        failures: Share of the requests that end badly: processed or not, half of each.
+        random: Decides which.
+        started: When each request came.
+    """
+
+    workers: Sequence[tuple[float, int]] = ((0.0, 4),)
+    base: float = 0.5
+    per_id: float = 0.1
+    failures: float = 0.0
+    random: random.Random = field(factory=lambda: random.Random(0))
+    ledger: Ledger = Factory(Ledger)
+    started: list[float] = Factory(list)
+    _ends: list[float] = Factory(list)
+    _last_start: float = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        now = anyio.current_time()
+        raw = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n"
+        raw += "\r\n".join(f"{name}: {value}" for name, value in request.headers.items())
+        asked = Request.of(raw.encode() + b"\r\n\r\n" + await request.aread())
+        self.started.append(now)
+        self.ledger.received.append(asked)
+        end = self._queue(now, self.base + self.per_id * len(asked.quota_ids))
+        kind = self.random.choice(("refused", "lost")) if self.random.random() < self.failures else "right"
+        if kind != "refused":
+            self.ledger.process(asked)  # at the latest when its turn comes: nobody takes a request back
+        limit = request.extensions["timeout"]["read"]
+        await anyio.sleep(min(end - now, limit))
+        if end - now > limit:
+            raise httpx.ReadTimeout("no answer yet")
+        if kind != "right":
+            return httpx.Response(503 if kind == "refused" else 500)
+        status, document = right_document(asked)
+        return httpx.Response(status, content=json.dumps(document).encode())
+
+    def _queue(self, now: float, seconds: float) -> float:
+        """Put work into the queue and return when it will be done.
+
+        First come, first served: a start depends on nothing that comes later, so it is known at once.
+        """
+        start = max(now, self._last_start)
+        running = sorted(end for end in self._ends if end > start)
+        for moment in sorted({start, *running, *(since for since, _ in self.workers if since > start)}):
+            if sum(end > moment for end in running) < self._workers_at(moment):
+                start = moment
+                break
+        self._last_start = start
+        self._ends = [end for end in self._ends if end > start]
+        self._ends.append(start + seconds)
+        return start + seconds
+
+    def _workers_at(self, moment: float) -> int:
+        return [count for since, count in self.workers if since <= moment][-1]

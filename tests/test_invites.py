@@ -1,0 +1,445 @@
+"""What a chunk comes to: one bad ID found, deadlines, goals, lanes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import partial
+
+import anyio
+import doubles
+import httpx
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from sampling_async import InvalidRequestError, InviteRequest, RetryPolicy, Timeouts, TransportTimeoutError
+
+pytestmark = pytest.mark.anyio
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def refusing(bad: set[int], status: int = 400, **headers: str) -> doubles.Service:
+    """Return a service that refuses a request whole if it holds one of these IDs."""
+
+    def answer(request: httpx.Request):
+        if bad & set(doubles.asked(request)):
+            return httpx.Response(status, json={"Result": "NO_QUOTA_ID", "ResultCode": 10}, headers=headers)
+        return doubles.bulk(request)
+
+    return doubles.Service(answer)
+
+
+async def bulk(service, quota_ids, chunk_size: int = 100, **options):
+    async with doubles.client(service, **options) as client:
+        return await client.bulk_invite("m", quota_ids, chunk_size=chunk_size)
+
+
+# --- One bad ID
+
+
+@pytest.mark.parametrize("bad", [1, 50, 51, 77, 100])
+async def test_one_bad_id_among_a_hundred_is_found(bad):
+    service = refusing({bad})
+    result = await bulk(service, range(1, 101))
+    assert result.resendable() == (bad,)
+    assert len(result.invited) + len(result.rejected) == 99
+    assert result[bad - 1].result_code == 10
+    assert len(service.requests) <= 1 + 14
+    assert [outcome.quota_id for outcome in result] == list(range(1, 101))
+
+
+async def test_two_bad_ids_are_found_or_not_sent_and_the_effort_is_bounded():
+    service = refusing({3, 90})
+    result = await bulk(service, range(1, 101))
+    assert {3, 90} <= set(result.resendable())
+    assert len(result.resendable()) < 50
+    assert len(service.requests) <= 1 + 16
+
+
+async def test_what_is_refused_whole_and_in_parts_is_not_taken_apart_again():
+    service = refusing(set(range(1, 1001)))
+    result = await bulk(service, range(1, 1001), max_concurrency=1)
+    assert len(result.not_sent) == 1000
+    assert len(service.requests) <= 10 + 2 * 4  # one chunk, and one that ran beside it
+
+
+@pytest.mark.parametrize("code", [3, 12, 14])
+async def test_a_refusal_of_the_panel_or_the_member_is_not_about_a_quota(code):
+    service = doubles.Service(httpx.Response(400, json={"Result": "R", "ResultCode": code}))
+    assert len((await bulk(service, range(1, 101))).not_sent) == 100
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "failure", [httpx.Response(500), httpx.Response(502), httpx.ReadError("cut"), httpx.Response(404)]
+)
+async def test_what_proves_nothing_is_never_taken_apart(failure):
+    service = doubles.Service(failure)
+    await bulk(service, range(1, 101))
+    assert len(service.requests) == 1
+
+
+async def test_a_503_that_does_not_pass_while_others_are_answered_is_taken_apart():
+    service = refusing({7}, 503)
+    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, retry=RetryPolicy(budget=100))
+    assert result.resendable() == (7,)
+
+
+async def test_a_503_alone_is_about_the_load():
+    service = refusing({7}, 503)
+    assert len((await bulk(service, range(1, 9))).not_sent) == 8
+    assert len(service.requests) == 3
+
+
+async def test_an_outage_is_not_taken_apart_for_long():
+    service = doubles.Service(httpx.Response(503))
+    async with doubles.client(service) as client:
+        for _ in range(100):
+            await client.bulk_invite("m", range(1, 101))
+    assert len(service.requests) <= 110
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [({"retry": ONCE}, {}), ({}, {"Retry-After": "1"}), ({"retry": RetryPolicy(budget=2, deposit=0)}, {})],
+)
+async def test_a_503_is_not_taken_apart(options, headers):
+    service = refusing({7}, 503, **headers)
+    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, **options)
+    assert len(result.not_sent) == 8
+    assert len(service.requests) <= 3 + 3
+
+
+async def test_a_part_that_may_have_worked_is_unknown_and_the_rest_as_answered():
+    def answer(request: httpx.Request):
+        ids = doubles.asked(request)
+        if len(ids) == 8:
+            return httpx.Response(400)
+        return httpx.Response(500) if 1 in ids else doubles.bulk(request)
+
+    result = await bulk(doubles.Service(answer), range(1, 9))
+    assert [outcome.quota_id for outcome in result.unknown] == [1, 2, 3, 4]
+    assert len(result.invited) + len(result.rejected) == 4
+
+
+async def test_a_key_that_is_refused_in_a_part_ends_it():
+    def answer(request: httpx.Request):
+        return httpx.Response(400 if len(doubles.asked(request)) == 8 else 403)
+
+    service = doubles.Service(answer)
+    assert len((await bulk(service, range(1, 9))).not_sent) == 8
+    assert len(service.requests) == 2
+
+
+async def test_parts_that_were_answered_stay_known_when_it_is_cut_off():
+    """An invite that was made in the first half is not `not_sent` because the second half was cancelled."""
+    second = anyio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        ids = doubles.asked(request)
+        if len(ids) == 8:
+            return httpx.Response(400)
+        if 5 in ids:
+            second.set()
+            await anyio.sleep_forever()
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(answer) as client:
+        async with client.stream_bulk_invite("m", range(1, 9)) as stream:
+            with anyio.fail_after(5):
+                await second.wait()
+    kinds = {outcome.quota_id: outcome.status for outcome in stream.left_over}
+    assert kinds == {1: "rejected", 2: "invited", 3: "rejected", 4: "invited"} | dict.fromkeys(
+        range(5, 9), "unknown"
+    )
+
+
+async def test_parts_that_were_not_asked_yet_are_not_sent():
+    first = anyio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if len(doubles.asked(request)) == 8:
+            return httpx.Response(400)
+        first.set()
+        return await anyio.sleep_forever()
+
+    async with doubles.client(answer) as client:
+        async with client.stream_bulk_invite("m", range(1, 9)) as stream:
+            await first.wait()
+    kinds = [outcome.status for outcome in stream.left_over]
+    assert kinds == ["unknown"] * 4 + ["not_sent"] * 4
+
+
+# --- Goals
+
+
+async def sizes(**options) -> list[int]:
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        await client.bulk_invite("m", range(1, 101), **options)
+    return [len(doubles.asked(request)) for request in service.requests]
+
+
+async def test_a_bulk_is_as_few_requests_as_can_be_by_default():
+    assert await sizes() == [100]
+
+
+@pytest.mark.parametrize("options", [{"goal": "first"}, {"deadline": 60}])
+async def test_a_bulk_that_is_waited_for_is_spread_over_the_free_slots(options):
+    assert await sizes(**options) == [13] * 7 + [9]
+
+
+async def test_what_has_no_slot_free_is_not_spread():
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service, max_concurrency=1) as client:
+        await client.bulk_invite("m", range(1, 101), goal="first")
+        await client.bulk_invite("m", [], goal="first")
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"goal": "last"},
+        {"deadline": 0},
+        {"deadline": True},
+        {"deadline": "1"},
+        {"weight": -1},
+        {"weight": math.nan},
+    ],
+)
+async def test_what_makes_no_sense_is_refused(options):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match=next(iter(options))):
+            await client.bulk_invite("m", [1], **options)
+
+
+async def test_a_deadline_of_paging_is_checked_at_once():
+    async with doubles.client(doubles.Service(doubles.page())) as client:
+        with pytest.raises(InvalidRequestError, match="deadline"):
+            await anext(client.recontact_pages(5, deadline=-1))
+
+
+# --- Deadlines
+
+
+@pytest.mark.parametrize("name", ["get_quotas", "get_settings", "generate_invite", "recontact"])
+async def test_every_call_ends_at_its_deadline(name):
+    async def never(_: httpx.Request) -> httpx.Response:
+        return await anyio.sleep_forever()
+
+    async with doubles.client(never, clock=anyio.current_time, sleep=anyio.sleep) as client:
+        calls = {
+            "get_quotas": lambda: client.get_quotas(deadline=0.01),
+            "get_settings": lambda: client.get_settings(deadline=0.01),
+            "generate_invite": lambda: client.generate_invite("m", 5, deadline=0.01),
+            "recontact": lambda: anext(client.recontact_members(5, deadline=0.01)),
+        }
+        with anyio.fail_after(5), pytest.raises(TransportTimeoutError) as caught:
+            await calls[name]()
+    assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
+
+
+async def test_the_limits_of_an_attempt_are_cut_to_what_is_left():
+    service = doubles.Service([])
+    async with doubles.client(service) as client:
+        await client.get_settings(deadline=3)
+    assert set(service.requests[0].extensions["timeout"].values()) == {3}
+
+
+async def test_no_attempt_begins_with_less_than_a_second_left():
+    time = doubles.FakeTime()
+    service = doubles.Service(httpx.ConnectError("refused"))
+    async with doubles.client(service, time) as client:
+        with pytest.raises(Exception, match="refused") as caught:
+            await client.get_settings(deadline=1.7)  # waits of 0.25 and 0.5 s
+    assert (caught.value.attempts, time.slept) == (2, [0.25])
+
+
+async def test_a_wait_beyond_the_deadline_is_left_to_the_caller():
+    time = doubles.FakeTime()
+    service = doubles.Service(httpx.Response(503, headers={"Retry-After": "30"}))
+    async with doubles.client(service, time) as client:
+        with pytest.raises(Exception, match="503") as caught:
+            await client.get_settings(deadline=20)
+        assert (caught.value.retry_after, caught.value.attempts, time.slept) == (30, 1, [])
+        with pytest.raises(TransportTimeoutError, match="could be sent") as caught:
+            await client.get_settings(deadline=20)
+    assert (caught.value.delivery, time.slept) == ("not_sent", [])
+
+
+async def test_a_call_that_waits_for_a_permit_ends_at_its_deadline():
+    async def never(_: httpx.Request) -> httpx.Response:
+        return await anyio.sleep_forever()
+
+    async with doubles.client(never, max_concurrency=1, clock=anyio.current_time) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.get_settings)
+            await wait_all_tasks_blocked()
+            with pytest.raises(TransportTimeoutError) as caught:
+                await client.get_settings(deadline=0.01)
+            tasks.cancel_scope.cancel()
+        assert (client.snapshot().running, client.snapshot().waiting) == (0, 0)
+    assert (caught.value.delivery, caught.value.attempts) == ("not_sent", 0)
+
+
+async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
+    """In flight: unknown. Not sent by then: not_sent."""
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.01 if 1 in doubles.asked(request) else 60)
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(slow, max_concurrency=2, clock=anyio.current_time) as client:
+        result = await client.bulk_invite("m", range(1, 51), chunk_size=5, deadline=0.1)
+    kinds = [outcome.status for outcome in result]
+    assert len(kinds) == 50
+    assert kinds[:5] == ["rejected", "invited", "rejected", "invited", "rejected"]
+    assert kinds.count("unknown") == 10
+    assert kinds.count("not_sent") == 35
+    assert isinstance(result[49].error, TransportTimeoutError)
+
+
+async def test_what_cannot_be_answered_in_time_is_not_sent():
+    time = doubles.FakeTime()
+
+    def answer(request: httpx.Request):
+        time.now += 10.0
+        return doubles.bulk(request)
+
+    service = doubles.Service(answer)
+    async with doubles.client(service, time, max_concurrency=1) as client:
+        await client.bulk_invite("m", range(1, 101))
+        result = await client.bulk_invite("m", range(1, 101), deadline=5)
+    assert len(result.not_sent) == 100
+    assert "takes 10 s at best" in str(result[0].error)
+    assert len(service.requests) == 1
+
+
+# --- Lanes
+
+
+class Slots:
+    """A service that answers when told to, and notes who was let in."""
+
+    def __init__(self) -> None:
+        self.let_in: list[str] = []
+        self._turn = anyio.Event()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        is_bulk = request.method == "POST"
+        self.let_in.append(request.url.path.split("/")[-2] if is_bulk else "interactive")
+        turn = self._turn
+        await turn.wait()
+        return httpx.Response(200, json=doubles.bulk(request) if is_bulk else [])
+
+    async def answer_all(self) -> None:
+        """Answer all that are in, and let the next ones come in."""
+        turn, self._turn = self._turn, anyio.Event()
+        turn.set()
+        await wait_all_tasks_blocked()
+
+
+async def consume(client, member: str, count: int, **options) -> None:
+    async with client.stream_bulk_invite(member, iter(range(1, count)), chunk_size=1, **options) as outcomes:
+        async for _ in outcomes:
+            pass
+
+
+async def test_an_interactive_call_waits_for_one_freed_slot_of_a_bulk_without_end():
+    slots = Slots()
+    async with doubles.client(slots, max_concurrency=4) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume, client, "bulk", 10_000_000)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(client.get_settings)
+            await wait_all_tasks_blocked()
+            assert slots.let_in == ["bulk"] * 4
+            await slots.answer_all()
+            assert slots.let_in[4] == "interactive"
+            tasks.cancel_scope.cancel()
+
+
+async def test_it_does_so_also_where_the_limit_was_lowered_meanwhile():
+    slots = Slots()
+    async with doubles.client(slots, max_concurrency=4) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume, client, "bulk", 10_000_000)
+            await wait_all_tasks_blocked()
+            client._gate.adaptive._limit = 1.0
+            tasks.start_soon(client.get_settings)
+            await wait_all_tasks_blocked()
+            client._gate.release(client._gate.interactive)
+            client._gate._interactive_running += 1
+            await wait_all_tasks_blocked()
+            assert slots.let_in[4] == "interactive"
+            client._gate.running += 1
+            tasks.cancel_scope.cancel()
+
+
+async def test_bulks_share_evenly_or_by_their_weights():
+    for weights, shares in (((1, 1), (0.5, 0.5)), ((3, 1), (0.75, 0.25))):
+        slots = Slots()
+        async with doubles.client(slots, max_concurrency=1) as client:
+            async with anyio.create_task_group() as tasks:
+                for name, weight in zip("ab", weights, strict=True):
+                    tasks.start_soon(partial(consume, client, name, 1_000_000, weight=weight))
+                for _ in range(40):
+                    await wait_all_tasks_blocked()
+                    await slots.answer_all()
+                tasks.cancel_scope.cancel()
+        counted = tuple(slots.let_in[:40].count(name) / 40 for name in "ab")
+        assert counted == pytest.approx(shares, abs=0.05)
+
+
+async def test_a_bulk_that_comes_late_gets_its_share_and_no_more():
+    slots = Slots()
+    async with doubles.client(slots, max_concurrency=1) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume, client, "a", 1_000_000)
+            for _ in range(20):
+                await wait_all_tasks_blocked()
+                await slots.answer_all()
+            tasks.start_soon(consume, client, "b", 1_000_000)
+            for _ in range(20):
+                await wait_all_tasks_blocked()
+                await slots.answer_all()
+            tasks.cancel_scope.cancel()
+    assert 8 <= slots.let_in.count("b") <= 12
+
+
+async def test_a_snapshot_shows_what_is_going_on():
+    slots = Slots()
+    async with doubles.client(slots, max_concurrency=2) as client:
+        assert client.snapshot().seconds_per_id is None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume, client, "m", 4)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(client.get_settings)
+            await wait_all_tasks_blocked()
+            shot = client.snapshot()
+            assert (shot.limit, shot.max_concurrency, shot.running, shot.waiting) == (2, 2, 2, 2)
+            assert (shot.retry_tokens, shot.held_for) == (10, 0)
+            while client.snapshot().running:
+                await slots.answer_all()
+        assert client.snapshot().seconds_per_id == 0
+
+
+async def test_the_limit_follows_what_the_service_shows():
+    service = doubles.Service(*[httpx.Response(429)] * 3, *[[]] * 99)
+    async with doubles.client(service, retry=ONCE) as client:
+        for limit in (4, 2, 1):
+            with contextlib.suppress(Exception):
+                await client.get_settings()
+            assert client.snapshot().limit == limit
+        await client.get_settings()
+        assert client.snapshot().limit == 2
+
+
+async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():
+    service = doubles.Service(doubles.bulk)
+    requests = [InviteRequest(f"m{n}", range(1, 11)) for n in range(3)]
+    async with doubles.client(service, timeouts=Timeouts()) as client:
+        async with client.fan_out(requests, goal="first", deadline=100, weight=2) as stream:
+            assert len([outcome async for outcome in stream]) == 30
+    assert len(service.requests) > 3

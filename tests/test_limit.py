@@ -1,0 +1,159 @@
+"""The adaptive limit: numbers in, limit out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async._limit import AdaptiveLimit, LatencyLine, Line
+
+
+def answered(limit: AdaptiveLimit, seconds: float, *, ids: int = 100, running: int = 99, **changes) -> None:
+    facts = {"patience": 65.0, "generation": limit.generation, "among": running} | changes
+    limit.answered_in(seconds, quota_ids=ids, running=running, **facts)
+
+
+@pytest.mark.parametrize(("maximum", "start"), [(1, 1), (4, 4), (8, 8), (64, 8)])
+def test_it_starts_at_a_modest_width(maximum, start):
+    assert AdaptiveLimit(maximum).limit == start
+
+
+def test_what_shows_overload_halves_it_once_a_generation():
+    limit = AdaptiveLimit(8)
+    limit.overloaded(0)
+    limit.overloaded(0)  # was started before the cut
+    assert (limit.limit, limit.generation) == (4, 1)
+    limit.overloaded(1)
+    assert limit.limit == 2
+    for generation in range(2, 9):
+        limit.overloaded(generation)
+    assert limit.limit == 1
+
+
+def test_an_answer_as_fast_as_ever_gives_a_permit():
+    limit = AdaptiveLimit(64)
+    for _ in range(8):
+        answered(limit, 10.0)
+    assert limit.limit == 16
+    for _ in range(100):
+        answered(limit, 10.0)
+    assert limit.limit == 64
+
+
+def test_a_slower_answer_gives_a_part_of_one_and_a_still_slower_none():
+    limit = AdaptiveLimit(64)
+    answered(limit, 10.0)
+    for _ in range(8):
+        answered(limit, 19.0)
+    assert limit.limit == 9
+    for _ in range(100):
+        answered(limit, 29.0)
+    assert limit.limit == 9
+
+
+def test_an_answer_that_took_too_long_lowers_it_to_what_is_really_worked_on():
+    limit = AdaptiveLimit(8)
+    answered(limit, 10.0)
+    answered(limit, 80.0, among=8)  # one at a time, then
+    assert limit.limit == 2
+
+
+def test_a_time_far_from_its_limit_is_harmless_however_it_compares():
+    limit = AdaptiveLimit(16)
+    answered(limit, 0.001)
+    answered(limit, 3.0)
+    assert limit.limit == 10
+
+
+def test_time_that_grows_with_the_ids_is_no_overload():
+    limit = AdaptiveLimit(8)
+    for _ in range(3):
+        answered(limit, 6.0, ids=10)
+        answered(limit, 60.0, ids=100)
+    assert limit.limit == 8
+    answered(limit, 60.0, ids=10, among=8)
+    assert limit.limit == 1
+
+
+def test_a_limit_that_is_not_used_does_not_grow():
+    limit = AdaptiveLimit(64)
+    for _ in range(50):
+        answered(limit, 10.0, running=3)
+    limit.answered(0, running=3)
+    assert limit.limit == 8
+
+
+def test_other_calls_let_it_grow_slowly():
+    limit = AdaptiveLimit(64)
+    for _ in range(9):
+        limit.answered(0, running=8)
+    assert limit.limit == 9
+
+
+def test_what_was_started_before_a_cut_lets_nothing_grow():
+    limit = AdaptiveLimit(8)
+    limit.overloaded(0)
+    for _ in range(50):
+        answered(limit, 10.0, generation=0)
+    assert limit.limit == 4
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["overloaded", "answered", "slow"]), st.integers(0, 50), st.floats(0, 1000))
+    ),
+    st.integers(1, 100),
+)
+def test_it_stays_between_one_and_its_maximum(events, maximum):
+    limit = AdaptiveLimit(maximum)
+    for kind, running, seconds in events:
+        if kind == "overloaded":
+            limit.overloaded(limit.generation)
+        elif kind == "answered":
+            limit.answered(limit.generation, running)
+        else:
+            answered(limit, seconds, ids=running + 1, running=running)
+        assert 1 <= limit.limit <= maximum
+
+
+# --- The line of latencies
+
+
+def learned(*points: tuple[int, float], alone: bool = False) -> Line:
+    latency = LatencyLine()
+    for ids, seconds in points:
+        latency.learn(ids, seconds, alone=alone)
+    assert latency.line is not None
+    return latency.line
+
+
+def test_there_is_no_line_before_the_first_answer():
+    assert LatencyLine().line is None
+
+
+def test_the_line_goes_through_the_shortest_times():
+    line = learned((10, 9.0), (10, 1.5), (100, 10.5), (100, 70.0), (50, 5.5))
+    assert (line.a, line.b, line(20)) == pytest.approx((0.5, 0.1, 2.5))
+
+
+def test_one_number_of_ids_is_taken_as_in_proportion():
+    assert learned((100, 10.0)) == Line(0.0, 0.1)
+
+
+def test_neither_part_of_the_line_is_below_nothing():
+    assert learned((10, 0.5), (100, 20.0)).a == 0
+    line = learned((10, 8.0), (100, 4.0))
+    assert (line.a, line.b) == (6.0, 0.0)
+
+
+def test_a_longer_time_is_learned_only_when_nothing_else_ran():
+    assert learned((100, 10.0), (100, 50.0)).b == 0.1
+    assert learned((100, 10.0), (100, 50.0), alone=True).b == 0.2
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.001, 500)), min_size=1))
+def test_a_line_is_never_below_nothing(points):
+    line = learned(*points)
+    assert line.a >= -1e-9
+    assert line.b >= 0
