@@ -106,19 +106,18 @@ class Journal:
 
     def _check(self, database: sqlite3.Connection) -> None:
         database.execute("PRAGMA locking_mode = EXCLUSIVE")  # two runs with one journal would send twice
+        tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            raise JournalError("is a database of something else; give a path of its own", path=self.path)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         with _transaction(database):
-            found = database.execute("PRAGMA application_id").fetchone()[0]
-            tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if not tables and not found:
+            if not tables:
                 database.execute(f"PRAGMA application_id = {_APPLICATION}")
                 database.execute(f"PRAGMA user_version = {_VERSION}")
                 for statement in filter(str.strip, _TABLES.split(";")):
                     database.execute(statement)
                 database.execute("INSERT INTO owner VALUES (?, ?)", self._owner)
-            elif found != _APPLICATION:
-                raise JournalError("is a database of something else; give a path of its own", path=self.path)
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version != _VERSION:
                 raise JournalError(

@@ -7,6 +7,7 @@ import math
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import doubles
 import httpx
 import pytest
@@ -319,6 +320,12 @@ async def test_what_cannot_be_answered_in_time_is_not_sent():
 # --- Lanes
 
 
+async def settled() -> None:
+    """Let everything run until it waits for the service."""
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+
+
 class Slots:
     """A service that answers when told to, and notes who was let in."""
 
@@ -337,7 +344,7 @@ class Slots:
         """Answer all that are in, and let the next ones come in."""
         turn, self._turn = self._turn, anyio.Event()
         turn.set()
-        await wait_all_tasks_blocked()
+        await settled()
 
 
 async def consume(client, member: str, count: int, **options) -> None:
@@ -351,9 +358,9 @@ async def test_an_interactive_call_waits_for_one_freed_slot_of_a_bulk_without_en
     async with doubles.client(slots, max_concurrency=4) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "bulk", 10_000_000)
-            await wait_all_tasks_blocked()
+            await settled()
             tasks.start_soon(client.get_settings)
-            await wait_all_tasks_blocked()
+            await settled()
             assert slots.let_in == ["bulk"] * 4
             await slots.answer_all()
             assert slots.let_in[4] == "interactive"
@@ -365,13 +372,13 @@ async def test_it_does_so_also_where_the_limit_was_lowered_meanwhile():
     async with doubles.client(slots, max_concurrency=4) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "bulk", 10_000_000)
-            await wait_all_tasks_blocked()
+            await settled()
             client._gate.adaptive._limit = 1.0
             tasks.start_soon(client.get_settings)
-            await wait_all_tasks_blocked()
+            await settled()
             client._gate.release(client._gate.interactive)
             client._gate._interactive_running += 1
-            await wait_all_tasks_blocked()
+            await settled()
             assert slots.let_in[4] == "interactive"
             client._gate.running += 1
             tasks.cancel_scope.cancel()
@@ -385,7 +392,7 @@ async def test_bulks_share_evenly_or_by_their_weights():
                 for name, weight in zip("ab", weights, strict=True):
                     tasks.start_soon(partial(consume, client, name, 1_000_000, weight=weight))
                 for _ in range(40):
-                    await wait_all_tasks_blocked()
+                    await settled()
                     await slots.answer_all()
                 tasks.cancel_scope.cancel()
         counted = tuple(slots.let_in[:40].count(name) / 40 for name in "ab")
@@ -398,11 +405,11 @@ async def test_a_bulk_that_comes_late_gets_its_share_and_no_more():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "a", 1_000_000)
             for _ in range(20):
-                await wait_all_tasks_blocked()
+                await settled()
                 await slots.answer_all()
             tasks.start_soon(consume, client, "b", 1_000_000)
             for _ in range(20):
-                await wait_all_tasks_blocked()
+                await settled()
                 await slots.answer_all()
             tasks.cancel_scope.cancel()
     assert 8 <= slots.let_in.count("b") <= 12
@@ -414,9 +421,9 @@ async def test_a_snapshot_shows_what_is_going_on():
         assert client.snapshot().seconds_per_id is None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "m", 4)
-            await wait_all_tasks_blocked()
+            await settled()
             tasks.start_soon(client.get_settings)
-            await wait_all_tasks_blocked()
+            await settled()
             shot = client.snapshot()
             assert (shot.limit, shot.max_concurrency, shot.running, shot.waiting) == (2, 2, 2, 2)
             assert (shot.retry_tokens, shot.held_for) == (10, 0)

@@ -1,0 +1,330 @@
+"""The journal: what a run that was killed leaves behind, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import stat
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import anyio
+import doubles
+import httpx
+import pytest
+
+from sampling_async import (
+    ClientClosedError,
+    InviteOutcome,
+    InviteRequest,
+    Journal,
+    JournalError,
+    RetryPolicy,
+    SamplingError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+ONCE = RetryPolicy(max_attempts=1)
+PANEL = [InviteRequest(f"m{n}", range(1, 7)) for n in range(5)]
+
+
+class Ledger(doubles.Service):
+    """A service that counts how often each member was asked about each quota."""
+
+    def __init__(self, *answers) -> None:
+        super().__init__(*(answers or (doubles.bulk,)))
+        self.asked: Counter[tuple[str, int]] = Counter()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        member_code = request.url.path.split("/")[-2]
+        self.asked.update((member_code, quota_id) for quota_id in doubles.asked(request))
+        return await super().__call__(request)
+
+
+async def run(service, journal, requests=PANEL, take: int | None = None, **options) -> list[InviteOutcome]:
+    """Run a panel; return the outcomes, or the first ones and what was left over."""
+    options = {"chunk_size": 3} | options
+    client_options = {name: options.pop(name) for name in ("retry", "panel_guid") if name in options}
+    async with doubles.client(service, **client_options) as client:
+        async with client.fan_out(requests, journal=journal, **options) as stream:
+            outcomes = []
+            async for outcome in stream:
+                outcomes.append(outcome)
+                if len(outcomes) == take:
+                    break
+        return outcomes + list(stream.left_over)
+
+
+def facts(outcomes: list[InviteOutcome]) -> list[tuple]:
+    return sorted((o.member_code, o.quota_id, o.status, o.invite and o.invite.url) for o in outcomes)
+
+
+async def test_a_second_run_sends_nothing_and_hands_over_the_same_outcomes(tmp_path):
+    service = Ledger()
+    first = await run(service, tmp_path / "journal")
+    second = await run(service, tmp_path / "journal")
+    assert facts(first) == facts(second)
+    assert set(service.asked.values()) == {1}
+    assert len(service.requests) == 10
+
+
+async def test_what_a_run_was_left_with_is_sent_by_the_next(tmp_path):
+    service = Ledger()
+    first = await run(service, tmp_path / "journal", take=4)
+    assert "not_sent" in {outcome.status for outcome in first}
+    second = await run(service, tmp_path / "journal")
+    assert {outcome.status for outcome in second} <= {"invited", "rejected", "unknown"}
+    assert len(second) == 30
+    assert set(service.asked.values()) == {1}
+
+
+async def test_more_input_than_last_time_is_sent_too(tmp_path):
+    service = Ledger()
+    await run(service, tmp_path / "journal", PANEL[:2])
+    outcomes = await run(service, str(tmp_path / "journal"), [*reversed(PANEL), InviteRequest("m0", [7, 1])])
+    assert len(outcomes) == 32
+    assert set(service.asked.values()) == {1}
+
+
+def killed(path: Path, *, answered: bool) -> None:
+    """Leave a journal as a process does that is killed in the middle."""
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT chunk FROM sent ORDER BY chunk").fetchall()
+        if not answered:
+            database.execute("DELETE FROM answered WHERE chunk = ?", rows[0])
+    database.close()
+
+
+async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
+    service = Ledger()
+    await run(service, tmp_path / "journal", PANEL[:1])
+    killed(tmp_path / "journal", answered=False)
+    outcomes = await run(service, tmp_path / "journal", PANEL[:1])
+    unknown = [outcome for outcome in outcomes if outcome.status == "unknown"]
+    assert [outcome.quota_id for outcome in unknown] == [1, 2, 3]
+    assert "ended before an answer was written down" in str(unknown[0].error)
+    assert unknown[0].error.delivery == "unknown"
+    assert set(service.asked.values()) == {1}
+
+
+async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
+    service = Ledger()
+    await run(service, tmp_path / "journal", PANEL[:1])
+    killed(tmp_path / "journal", answered=False)
+    again = Journal(tmp_path / "journal", resend_unknown=True)
+    outcomes = {o.quota_id: o for o in await run(service, again, PANEL[:1])}
+    assert [service.asked["m0", quota_id] for quota_id in range(1, 7)] == [2, 2, 2, 1, 1, 1]
+    assert [outcomes[i].status for i in (1, 2, 3)] == ["unknown", "invited", "unknown"]
+    assert "an earlier invite may exist" in outcomes[2].anomaly
+    assert outcomes[4].anomaly is None
+
+
+@pytest.mark.parametrize("failure", [httpx.ConnectError("refused"), httpx.Response(403)])
+async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
+    service = Ledger()
+    await run(service, tmp_path / "journal", PANEL[:1])
+    killed(tmp_path / "journal", answered=False)
+    again = Journal(tmp_path / "journal", resend_unknown=True)
+    outcomes = await run(doubles.Service(failure), again, PANEL[:1], retry=ONCE)
+    assert Counter(o.status for o in outcomes)["unknown"] == 3
+    third = await run(service, tmp_path / "journal", PANEL[:1])
+    assert Counter(o.status for o in third)["unknown"] == 3
+
+
+async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
+    answers = iter([httpx.Response(500), httpx.Response(404), *[doubles.bulk] * 99])
+
+    def answer(request: httpx.Request):
+        result = next(answers)
+        return result(request) if callable(result) else result
+
+    service = Ledger(answer)
+    first = await run(service, tmp_path / "journal", PANEL[:1], retry=ONCE)
+    assert [outcome.status for outcome in sorted(first, key=lambda o: o.quota_id)] == ["unknown"] * 3 + [
+        "not_sent"
+    ] * 3
+    second = {o.quota_id: o for o in await run(service, tmp_path / "journal", PANEL[:1])}
+    assert [second[i].status for i in range(1, 7)] == ["unknown"] * 3 + ["invited", "rejected", "invited"]
+    assert "500" in str(second[1].error)
+    assert service.asked["m0", 1] == 1
+
+
+async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_place(tmp_path):
+    service = Ledger()
+    outcomes = await run(service, tmp_path / "journal", [PANEL[0], PANEL[0], InviteRequest("m0", [1, 1])])
+    assert len(outcomes) == 14
+    assert set(service.asked.values()) == {1}
+
+
+async def test_cancelled_runs_write_down_what_is_known(tmp_path):
+    arrived = anyio.Event()
+
+    async def silent(request: httpx.Request) -> httpx.Response:
+        arrived.set()
+        return await anyio.sleep_forever()
+
+    async with doubles.client(silent, max_concurrency=1) as client:
+        stream = client.fan_out(PANEL, journal=tmp_path / "journal", chunk_size=3)
+        async with anyio.create_task_group() as tasks:
+
+            async def consume() -> None:
+                async with stream:
+                    await anext(stream)
+
+            tasks.start_soon(consume)
+            await arrived.wait()
+            tasks.cancel_scope.cancel()
+    assert Counter(o.status for o in stream.left_over)["unknown"] == 3
+    service = Ledger()
+    outcomes = await run(service, tmp_path / "journal")
+    kinds = Counter(outcome.status for outcome in outcomes)
+    assert kinds["unknown"] == 3
+    assert sum(service.asked.values()) == 27
+
+
+async def test_a_client_that_is_closed_leaves_a_journal_to_go_on_with(tmp_path):
+    arrived = anyio.Event()
+
+    async def silent(request: httpx.Request) -> httpx.Response:
+        arrived.set()
+        return await anyio.sleep_forever()
+
+    client = doubles.client(silent, max_concurrency=1, retry=ONCE)
+    async with client.fan_out(PANEL[:2], journal=tmp_path / "journal") as stream:
+        await arrived.wait()
+        await client.aclose()
+        outcomes = [outcome async for outcome in stream]
+    assert {type(outcome.error) for outcome in outcomes} == {ClientClosedError}
+    service = Ledger()
+    kinds = Counter(outcome.status for outcome in await run(service, tmp_path / "journal", PANEL[:2]))
+    assert kinds["unknown"] == 6
+    assert sum(service.asked.values()) == 6
+
+
+async def test_a_journal_can_be_used_again_and_shows_no_member(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    for _ in range(2):
+        await run(Ledger(), journal, PANEL[:1])
+    assert repr(journal) == f"Journal('{tmp_path}/journal', resend_unknown=False)"
+
+
+async def test_the_file_is_for_its_owner_only_and_holds_no_key(tmp_path):
+    await run(Ledger(), tmp_path / "journal")
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert doubles.KEY.encode() not in file.read_bytes()
+
+
+async def test_rows_are_only_ever_added(tmp_path):
+    def rows():
+        with sqlite3.connect(tmp_path / "journal") as database:
+            found = [database.execute(f"SELECT * FROM {name}").fetchall() for name in ("sent", "answered")]
+        database.close()
+        return found
+
+    await run(Ledger(), tmp_path / "journal", PANEL[:2])
+    before = rows()
+    await run(Ledger(), tmp_path / "journal", PANEL)
+    assert all(after[: len(earlier)] == earlier for earlier, after in zip(before, rows(), strict=True))
+
+
+# --- What cannot be used
+
+
+async def test_two_runs_cannot_use_one_journal(tmp_path):
+    async with doubles.client(Ledger()) as client:
+        journal = Journal(tmp_path / "journal")
+        async with client.fan_out([], journal=journal):
+            for other in (journal, tmp_path / "journal"):
+                with pytest.raises(JournalError, match="in use"):
+                    async with client.fan_out([], journal=other):
+                        pytest.fail("entered")
+
+
+async def test_a_journal_of_another_panel_is_refused(tmp_path):
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    with pytest.raises(JournalError, match="another service or panel"):
+        await run(Ledger(), tmp_path / "journal", panel_guid=doubles.KEY)
+    await run(Ledger(), tmp_path / "journal", PANEL[:1], panel_guid=doubles.PANEL.upper())
+
+
+def of_something_else(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE t (x)")
+    database.close()
+
+
+def of_a_later_form(path: Path) -> None:
+    anyio.run(run, Ledger(), path, PANEL[:1])
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (of_something_else, "of something else"),
+        (of_a_later_form, "in form 2"),
+        (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
+        (lambda path: path.mkdir(), "cannot be used"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, make, reason):
+    path = tmp_path / "journal"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(JournalError, match=reason) as caught:
+        anyio.run(run, Ledger(), path)
+    assert caught.value.path == path
+    assert str(path) in str(caught.value)
+    assert (path.read_bytes() if path.is_file() else b"") == before
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    service = Ledger()
+    async with doubles.client(service) as client:
+        stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
+        monkeypatch.setattr(Journal, "_insert", full)
+        with pytest.raises(JournalError, match="disk is full"):
+            async with stream:
+                async for _ in stream:
+                    pytest.fail("nothing was asked")
+    assert {outcome.status for outcome in stream.left_over} == {"not_sent"}
+    assert not service.requests
+
+
+async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monkeypatch):
+    insert, calls = Journal._insert, []
+
+    def full(self, rows) -> None:
+        calls.append(rows)
+        if len(calls) > 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        insert(self, rows)
+
+    monkeypatch.setattr(Journal, "_insert", full)
+    async with doubles.client(Ledger(), max_concurrency=1) as client:
+        stream = client.fan_out(PANEL[:1], journal=tmp_path / "journal")
+        seen = []
+        with pytest.raises(JournalError):
+            async with stream:
+                async for outcome in stream:
+                    seen.append(outcome)
+    assert Counter(o.status for o in [*seen, *stream.left_over]) == {"invited": 3, "rejected": 3}
+
+
+async def test_an_error_of_the_input_comes_through(tmp_path):
+    def broken():
+        yield PANEL[0]
+        raise SamplingError("of the input")
+
+    with pytest.raises(SamplingError, match="of the input"):
+        await run(Ledger(), tmp_path / "journal", broken())
