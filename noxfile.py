@@ -23,6 +23,7 @@ CORE = [
     "limit",
     "policy",
     "protocol",
+    "recontact",
     "replies",
     "scheduler",
     "session",

@@ -6,7 +6,7 @@ Everything a user needs is here, flat; the modules behind it are private. The si
 
 from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
-from sampling_async._client import RecontactStream, SamplingClient
+from sampling_async._client import SamplingClient
 from sampling_async._codec import from_json, to_json
 from sampling_async._errors import (
     BadRequestError,
@@ -44,6 +44,7 @@ from sampling_async._models import (
 from sampling_async._outcomes import BulkInviteResult, InviteOutcome, OutcomeStatus
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import InviteRequest
+from sampling_async._recontact import RecontactStream
 from sampling_async._settings import MemberURL, PartnerSettings
 from sampling_async._snapshot import Snapshot
 from sampling_async._version import __version__

@@ -1,10 +1,9 @@
-"""The client: what it promises to its user, and the recontact pager."""
+"""The client: what it promises to its user."""
 
 from __future__ import annotations
 
 import os
 import random as _random
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -16,18 +15,19 @@ from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
 from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, spread
 from sampling_async._configuration import Secret, base_url_of, guid_of
-from sampling_async._errors import InvalidRequestError, PagingError
+from sampling_async._errors import InvalidRequestError
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
-from sampling_async._protocol import MAX_QUOTA_IDS, Cursor, InviteRequest, member_code_of, quota_id_of
-from sampling_async._scheduler import Gate, Lane, Permit, ReadAhead
-from sampling_async._session import Session, Track
+from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
+from sampling_async._recontact import PageReader, RecontactStream
+from sampling_async._scheduler import Gate, Lane, Permit
+from sampling_async._session import Session
 from sampling_async._snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from types import TracebackType
     from uuid import UUID
 
@@ -373,9 +373,9 @@ class SamplingClient:
             PagingError: The list does not advance; its `cursor` resumes it.
             SamplingError: A page could not be read; only that page was repeated before.
         """
-        cursor, read = self._pager(quota_id, max_results, after, deadline)
-        while not cursor.done:
-            yield await read()
+        reader = self._reader(quota_id, max_results, after, deadline)
+        while not reader.done:
+            yield await reader.read()
 
     async def recontact_members(
         self,
@@ -390,9 +390,9 @@ class SamplingClient:
         Pages are read one after the other as codes are taken. Breaking off at any code is safe; resume with
         `after=` that code. Arguments and errors are those of `recontact_pages`.
         """
-        cursor, read = self._pager(quota_id, max_results, after, deadline)
-        while not cursor.done:
-            for member_code in (await read()).member_codes:
+        reader = self._reader(quota_id, max_results, after, deadline)
+        while not reader.done:
+            for member_code in (await reader.read()).member_codes:
                 yield member_code
 
     def stream_recontact_members(
@@ -411,69 +411,20 @@ class SamplingClient:
         Arguments and errors are those of `recontact_pages`.
         """
         pages = self.recontact_pages(quota_id, max_results=max_results, after=after, deadline=deadline)
-        return RecontactStream(pages)
+        return RecontactStream(pages, after)
 
-    def _pager(
+    def _reader(
         self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
-    ) -> tuple[Cursor, Callable[[], Awaitable[RecontactMembers]]]:
-        """Return a cursor, and what reads the page after it and moves it on."""
-        quota = quota_id_of(quota_id)
-        if max_results is not None and not (type(max_results) is int and max_results > 0):
-            raise InvalidRequestError(f"max_results is a whole number above 0, not {max_results!r}")
+    ) -> PageReader:
         self._until(deadline)  # refuses one that is none now, not at the first page
-        cursor = Cursor(None if after is None else member_code_of(after))
         lane = Lane()
 
-        async def read() -> RecontactMembers:
-            call = _protocol.recontact_members(
-                self._panel_guid, quota, max_results=max_results, after=cursor.after
-            )
-            track = Track()
-            page = await self._caller.run(call, Permit(self._gate, lane, self._until(deadline)), track)
-            try:
-                return cursor.advance(page)
-            except PagingError as exc:
-                exc.attempts = track.attempts
-                raise
+        def permit() -> Permit:
+            return Permit(self._gate, lane, self._until(deadline))
 
-        return cursor, read
-
-
-class RecontactStream:
-    """Member codes of a recontact quota, read one page ahead: see `stream_recontact_members`.
-
-    Attributes:
-        last_taken: The last member code handed over, to resume with `after=`; None before the first.
-    """
-
-    def __init__(self, pages: AsyncGenerator[RecontactMembers, None]) -> None:
-        self.last_taken: str | None = None
-        self._pages = ReadAhead(pages)
-        self._codes: deque[Iterator[str]] = deque()
-
-    async def __aenter__(self) -> Self:
-        await self._pages.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._pages.__aexit__(exc_type, exc, traceback)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> str:
-        while True:
-            while self._codes:
-                for code in self._codes[0]:
-                    self.last_taken = code
-                    return code
-                self._codes.popleft()
-            page = await self._pages.next()
-            if page is None:
-                raise StopAsyncIteration
-            self._codes.append(iter(page.member_codes))
+        return PageReader(
+            self._caller, self._panel_guid, quota_id, max_results=max_results, after=after, permit=permit
+        )
 
 
 def _positive(value: float, name: str, what: str) -> float:

@@ -141,20 +141,16 @@ class _Connection:
 
     async def read_head(self, limits: Limits) -> h11.Response:
         """Return the head of the answer, past interim ones."""
-        while True:
-            event = await self._next(limits)
-            if isinstance(event, h11.Response):
-                return event
-            if not isinstance(event, h11.InformationalResponse):
-                raise httpx.RemoteProtocolError("expected an answer")
+        while not isinstance(event := await self._next(limits), h11.Response):
+            assert isinstance(event, h11.InformationalResponse)
+        return event
 
     async def read_part(self, limits: Limits) -> bytes | None:
         """Return a part of the body; None after the last."""
         event = await self._next(limits)
         if isinstance(event, h11.Data):
             return bytes(event.data)
-        if not isinstance(event, h11.EndOfMessage):
-            raise httpx.RemoteProtocolError("expected a body")
+        assert isinstance(event, h11.EndOfMessage)
         return None
 
     async def _next(self, limits: Limits) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:

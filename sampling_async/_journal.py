@@ -223,8 +223,8 @@ class Journal:
                     await self._write()
                 finally:
                     database, self._database = self._database, None
-                    if database is not None:
-                        await self._in_thread(database.close)
+                    assert database is not None
+                    await self._in_thread(database.close)
 
 
 @contextmanager

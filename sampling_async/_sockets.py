@@ -74,10 +74,8 @@ class Wire:
 
     def is_quiet(self) -> bool:
         """Return whether the peer has neither closed nor sent anything since we read last."""
-        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-            return False
         try:
-            # Below TLS too: whatever lies there, a record or the end, was not asked for.
+            # Below TLS too, which keeps nothing back: what lies there, a record or the end, was not asked for.
             socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
@@ -137,8 +135,6 @@ async def _race(addresses: Sequence[tuple[int, Address]]) -> socket.socket:
                 runners.start_soon(run, family, address, over)
                 with anyio.move_on_after(_HEAD_START):
                     await over.wait()
-                if winners:
-                    break
     except BaseException:
         for sock in winners:
             sock.close()

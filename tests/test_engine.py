@@ -118,6 +118,18 @@ async def test_connections_that_grew_old_are_closed_as_others_come_back(monkeypa
             assert len(engine._idle) == 1
 
 
+async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_back():
+    with wire.serve(Counted()) as url:
+        async with client_of(url) as client:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(client.get_settings)
+            engine = client._session._http._transport._inner
+            engine._idle[0]._used_at -= 60
+            await client.get_settings()
+            assert len(engine._idle) == 1
+
+
 async def test_no_more_connections_are_kept_than_asked_for():
     with wire.serve(Counted()) as url:
         async with client_of(url) as client:

@@ -134,6 +134,16 @@ async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
     assert Counter(o.status for o in third)["unknown"] == 3
 
 
+async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    with sqlite3.connect(tmp_path / "journal") as database:
+        database.execute("DELETE FROM answered")
+    database.close()
+    again = Journal(tmp_path / "journal", resend_unknown=True)
+    outcomes = await run(doubles.Service(httpx.Response(403)), again, PANEL[:1], chunk_size=1)
+    assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
+
+
 async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
     answers = iter([httpx.Response(500), httpx.Response(404), *[doubles.bulk] * 99])
 

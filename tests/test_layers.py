@@ -59,6 +59,7 @@ LAYERS = {
         "_session",
     },
     "_bulk": {"_chunks", "_invites", "_outcomes", "_scheduler"},
+    "_recontact": {"_calls", "_errors", "_models", "_protocol", "_scheduler", "_session"},
     "_client": {
         "_bodies",
         "_bulk",
@@ -72,6 +73,7 @@ LAYERS = {
         "_outcomes",
         "_policy",
         "_protocol",
+        "_recontact",
         "_scheduler",
         "_session",
         "_settings",

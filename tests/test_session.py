@@ -405,6 +405,28 @@ async def test_what_follows_a_refused_part_is_not_read_on():
         await read(head + chunks, wire=50)
 
 
+async def test_a_stream_that_goes_on_after_its_end_is_drained():
+    class Endless(httpx.AsyncByteStream):
+        def __init__(self) -> None:
+            self.parts = 0
+
+        async def __aiter__(self):
+            for _ in range(5):
+                self.parts += 1
+                yield b" " * 60
+
+    stream = Endless()
+    with pytest.raises(DecodeError, match="larger than 50 bytes on the wire"):
+        await read_streamed(stream, wire=50)
+    assert stream.parts == 5
+
+
+async def read_streamed(stream: httpx.AsyncByteStream, **limits) -> object:
+    service = doubles.Service(lambda _: httpx.Response(200, stream=stream))
+    async with doubles.client(service, retry=ONCE, limits=BodyLimits(**limits)) as client:
+        return await client.get_settings()
+
+
 async def test_a_pool_that_times_out_was_never_sent():
     async with doubles.client(doubles.Service(httpx.PoolTimeout("full")), retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError) as caught:
@@ -612,6 +634,17 @@ def test_a_client_belongs_to_one_event_loop():
     anyio.run(client.get_settings)
     with pytest.raises(InvalidRequestError, match="another event loop"):
         anyio.run(client.get_settings)
+
+
+def test_a_transport_of_another_event_loop_is_left_alone():
+    class Bound(httpx.MockTransport):
+        async def aclose(self) -> None:
+            pytest.fail("its connections are gone with their loop")
+
+    client = doubles.client(doubles.Service([]), transport=Bound(doubles.Service([])))
+    anyio.run(client.get_settings)
+    anyio.run(client.aclose)
+    assert "closed" in repr(client)
 
 
 def test_a_client_can_be_closed_on_another_event_loop():
