@@ -71,7 +71,11 @@ class OutcomeStream:
             yield from answered.outcomes()
 
     async def __aenter__(self) -> Self:
-        await self._inviter.begin()
+        try:
+            await self._inviter.begin()
+        except BaseException:
+            self._jobs.left = True  # before anything was taken
+            raise
         await self._jobs.__aenter__()
         return self
 

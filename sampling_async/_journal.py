@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -70,7 +69,7 @@ class Journal:
         self._noted = 0
         self._written_rows = 0
         self._chunks = 0
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: set[tuple[str, int]] = set()
         self._settled = anyio.Event()
 
     def __repr__(self) -> str:
@@ -132,9 +131,9 @@ class Journal:
     async def recall(self, request: InviteRequest) -> dict[int, InviteOutcome]:
         """Return what is known of a request's quota IDs: all but those that were surely never sent.
 
-        Waits for what this run has under way about the member.
+        Waits for what this run has under way about the same.
         """
-        while self._in_flight[request.member_code]:
+        while any((request.member_code, quota_id) in self._in_flight for quota_id in request.quota_ids):
             await self._settled.wait()
         rows: list[tuple[str, str | None]] = []
         with anyio.CancelScope(shield=True):  # cut off here, what is known of the request would be lost
@@ -159,12 +158,12 @@ class Journal:
         return self._database.execute(_RECALL, (member_code,)).fetchall()
 
     def take_up(self, chunk: Chunk) -> None:
-        """Note that a chunk is under way: its member's next request waits for what it comes to."""
-        self._in_flight[chunk.member_code] += 1
+        """Note that a chunk is under way: a later request about the same waits for what it comes to."""
+        self._in_flight.update((chunk.member_code, quota_id) for quota_id in chunk.places)
 
     def settle(self, chunk: Chunk) -> None:
         """Note that a chunk is under way no more."""
-        self._in_flight -= Counter([chunk.member_code])
+        self._in_flight.difference_update((chunk.member_code, quota_id) for quota_id in chunk.places)
         self._settled.set()
         self._settled = anyio.Event()
 

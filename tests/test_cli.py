@@ -213,6 +213,22 @@ def test_outcomes_agree_with_the_summary(sim):
     assert "MEMBER_DOES_NOT_MATCH_QUOTA" in result.stderr
 
 
+def test_a_journal_is_gone_on_with(sim, tmp_path):
+    code, asked = list(sim.members)[7], quota_ids(sim)
+    text = " ".join(map(str, asked))
+    before = len(sim.ledger.requests)
+    first = lines(run("bulk-invite", code, "--journal", tmp_path / "journal", stdin=text))
+    sent = len(sim.ledger.requests)
+    again = lines(run("bulk-invite", code, *asked, "--journal", tmp_path / "journal"))
+    assert sorted(map(str, first)) == sorted(map(str, again))
+    assert len(again) == len(asked)
+    assert sent > before
+    assert len(sim.ledger.requests) == sent
+    broken = run("bulk-invite", code, 1, "--journal", tmp_path)
+    assert "the journal" in broken.stderr
+    assert broken.exit_code != 0
+
+
 def test_outcomes_on_a_terminal_are_lines_for_people(sim, monkeypatch):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     code = list(sim.members)[5]

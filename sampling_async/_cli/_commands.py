@@ -12,6 +12,7 @@ import typer
 from sampling_async import (
     InvalidRequestError,
     InviteOutcome,
+    InviteRequest,
     OutcomeStream,
     SamplingClient,
     __version__,
@@ -158,20 +159,33 @@ def bulk_invite(
             show_default=False,
         ),
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write down what is sent and answered; given again, go on where a run was ended.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
 
     Quota IDs are arguments, a file, or stdin, separated by blanks, commas or
     newlines. Every ID gets one outcome, also when interrupted. A summary
-    closes on stderr.
+    closes on stderr. With a journal, all IDs are read before the first is sent.
     """
     asked = ended_by_failure(lambda: _asked(quota_ids or [], file))
     tally = Tally()
     shown = _OutcomePrinter(tally, as_lines=show.as_lines(as_json), total=_length(asked))
 
     async def work(client: SamplingClient) -> None:
-        await shown.follow(client.stream_bulk_invite(member_code, asked))
+        if journal is None:
+            stream = client.stream_bulk_invite(member_code, asked)
+        else:
+            known = [each async for each in asked] if isinstance(asked, AsyncIterable) else asked
+            stream = client.fan_out([InviteRequest(member_code, known)], journal=journal)
+        await shown.follow(stream)
 
     connection.call(work)
     if not tally.total and not quota_ids:
