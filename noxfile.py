@@ -75,6 +75,13 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def scoreboard(session: nox.Session) -> None:
+    """Measure what is promised, beside a naive client; `-- --long` writes the page that is committed."""
+    install(session, "scoreboard")
+    session.run("python", "benchmarks/scoreboard", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure throughput, memory and import time; arguments after `--` go to the throughput benchmark."""
     install(session)

@@ -168,6 +168,17 @@ class ChunkSource:
         return self.of_member(member_code_of(member_code), quota_ids)
 
 
+def readable(items: AnyIterable[T], name: str) -> AnyIterable[T]:
+    """Return an input, if it can be one.
+
+    Raises:
+        InvalidRequestError: It is neither iterable nor async iterable.
+    """
+    if not isinstance(items, Iterable | AsyncIterable):
+        raise InvalidRequestError(f"{name} is an iterable or async iterable, not {type(items).__name__}")
+    return items
+
+
 def _aiter(items: AnyIterable[T]) -> AsyncIterator[T]:
     return aiter(items) if isinstance(items, AsyncIterable) else Stepwise(items)
 

@@ -13,7 +13,7 @@ from sampling_async import _protocol
 from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
-from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, spread
+from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, readable, spread
 from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError
 from sampling_async._invites import Inviter
@@ -81,8 +81,9 @@ class SamplingClient:
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         random: Callable[[], float] = _random.random,
     ) -> None:
-        key = guid_of(api_key, "api_key")
-        del api_key  # the frames of an error below may be reported with their locals
+        key = Secret.of(api_key)
+        del api_key  # the frames of an error may be reported with their locals, also where it is mistyped
+        key = guid_of(key, "api_key")
         if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise InvalidRequestError(f"max_concurrency is a whole number above 0, not {max_concurrency!r}")
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
@@ -266,7 +267,7 @@ class SamplingClient:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
         """
         source = self._source(chunk_size, goal, deadline)
-        return self._stream(source, source.of(member_code, quota_ids), deadline, weight)
+        return self._stream(source, source.of(member_code, readable(quota_ids, "quota_ids")), deadline, weight)
 
     def fan_out(
         self,
@@ -306,7 +307,7 @@ class SamplingClient:
             journal = journal if isinstance(journal, Journal) else Journal(journal)
             journal.claim(str(self._base_url), self._panel_guid)
         source = self._source(chunk_size, goal, deadline, journal)
-        return self._stream(source, source.of_panel(requests), deadline, weight, journal)
+        return self._stream(source, source.of_panel(readable(requests, "requests")), deadline, weight, journal)
 
     def _source(
         self, chunk_size: int, goal: Goal, deadline: float | None, journal: Journal | None = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+_NEXT_TO_NOTHING: Final = 1e-9  # seconds: timers fire so much too early, and sleeping for that is spinning
 _SPREAD: Final = 0.1  # of a hold, and at most a second, over which those it held back set out again
 
 
@@ -117,7 +118,8 @@ class Gate:
     @property
     def held_for(self) -> float:
         """For how many seconds more no permits are given."""
-        return max(0.0, self._held_until - self.clock())
+        left = self._held_until - self.clock()
+        return left if left > _NEXT_TO_NOTHING else 0.0
 
     def hold(self, seconds: float) -> None:
         """Give no new permits for so long; the longest hold counts. Those held back set out spread a little."""

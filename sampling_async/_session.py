@@ -319,7 +319,9 @@ def _translated(exc: BaseException, track: Track) -> TransportError:
             delivery=track.delivery,
             permanent=True,
         )
-    detail = f": {exc}" if isinstance(exc, httpx.ConnectError) else ""
+    # What the system says quotes nothing of ours; the text of somebody's transport may.
+    reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
+    detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
     what = "the connection was lost after the request was sent" if track.sent else "no connection"
     return TransportError(f"{what} ({name}{detail})", delivery=track.delivery)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -611,3 +612,11 @@ def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_i
     assert sum(map(len, kinds)) == len(quota_ids)
     assert all(outcome.quota_id in ledger for outcome in result.invited)
     assert not any(outcome.quota_id in ledger for outcome in (*result.rejected, *result.not_sent))
+
+
+@pytest.mark.parametrize("nothing", [5, None, 1.5, True])
+async def test_what_is_no_input_is_refused_at_once(nothing):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
+            with pytest.raises(InvalidRequestError, match="is an iterable or async iterable, not"):
+                ask(nothing)

@@ -653,3 +653,18 @@ def test_a_client_can_be_closed_on_another_event_loop():
         anyio.run(client.get_settings)
         anyio.run(client.aclose)
     assert "closed" in repr(client)
+
+
+def test_a_mistyped_key_shows_in_no_frame_of_ours():
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingClient("https://service.example", panel_guid=doubles.PANEL, api_key=f"{doubles.KEY}0")
+    trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    assert doubles.KEY not in str([frame.locals for frame in trace.stack if "sampling_async" in frame.filename])
+
+
+async def test_the_text_of_a_foreign_transport_is_not_repeated():
+    failure = httpx.ConnectError(f"no way to https://service.example/m/Invites with {doubles.KEY}")
+    async with doubles.client(doubles.Service(failure), retry=ONCE) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.get_settings()
+    assert str(caught.value) == "get_settings: no connection (ConnectError)"

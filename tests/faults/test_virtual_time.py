@@ -44,4 +44,4 @@ def test_workers_take_requests_in_order_and_as_many_at_once_as_there_are(backend
                 tasks.start_soon(one)
         return ends
 
-    assert virtual_time.run(main, backend=backend) == [10, 10, 20, 35, 35, 45]
+    assert virtual_time.run(main, backend=backend) == pytest.approx([10, 10, 20, 35, 35, 45])

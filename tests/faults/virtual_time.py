@@ -40,6 +40,10 @@ _FOREVER = 1e7
 """Seconds after which a simulation has no end: what waits for ever does so with timers of a day on asyncio."""
 
 
+_LATE = 1e-9
+"""Real clocks wake late. Woken early by a rounding error, who waits for a moment would never get there."""
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     """Where the loop would wait, moves the clock instead."""
 
@@ -51,7 +55,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             self.now = 0.0  # for what the loop does to end its tasks
             raise RuntimeError("nothing is left that could happen: the tasks would wait for ever")
         if not ready and timeout and timeout > 0:
-            self.now += timeout
+            self.now += timeout + _LATE
         return ready
 
 

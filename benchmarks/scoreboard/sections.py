@@ -1,0 +1,82 @@
+"""The sections, and how one is run: in a process of its own, so that none disturbs or takes down another."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from scoreboard.board import Row, Run, Section, missing, shown
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+SECTIONS: Final = {
+    "truth": "Truth: one true outcome for every quota ID",
+    "pager": "Pager: every recontact row once",
+    "sweeps": "Sweeps: cut at every byte, cancelled at every tick",
+    "manners": "Manners: load put on a failing service",
+    "brownout": "Brown-out: a service that slows down",
+    "retry_after": "Retry-After: never early",
+    "leaks": "Clean-up after faults and cancellations",
+    "kill": "Kill: the process dies in the middle of a journalled run",
+    "bad_inputs": "Bad inputs: nothing but typed errors",
+    "secrecy": "Secrecy: the key and member codes stay where they belong",
+    "planted_bugs": "Planted bugs: what the tests notice",
+}
+LIMITS: Final = {"short": 240.0, "long": 1500.0}
+"""Seconds after which a section counts as hung."""
+
+
+def measured(name: str, run: Run) -> Section:
+    """Measure one section in a fresh process, and say on the way how it goes."""
+    command = f"python benchmarks/scoreboard --{run.version} --only {name} --seed {run.seed}"
+    section = Section(name, SECTIONS[name], command)
+    print(f"{section.title} ...", flush=True)
+    started = time.perf_counter()
+    section.rows = _in_process(name, run)
+    section.seconds = time.perf_counter() - started
+    for row in section.rows:
+        verdict = {None: "", True: "met", False: "MISSED"}[row.met]
+        print(f"  {verdict:7}{row.name}: {shown(row.ours, row.unit)}   [naive {shown(row.naive, row.unit)}]")
+    print(f"  {section.seconds:.0f} s", flush=True)
+    return section
+
+
+def _in_process(name: str, run: Run) -> list[Row]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(theirs, name, run))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(LIMITS[run.version]):
+            return [missing(name, "to end", "hung: stopped at its time limit")]
+        rows: list[Row] = ours.recv()
+    except EOFError:
+        return [missing(name, "to end", "its process ended without a result")]
+    else:
+        return rows
+    finally:
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+def _measure(pipe: Connection, name: str, run: Run) -> None:
+    try:
+        rows = importlib.import_module(f"scoreboard.{name}").rows(run)
+    except Exception as exc:  # noqa: BLE001  a section that fails must not take the others with it
+        print(_told(exc))
+        rows = [missing(name, "to run", f"failed with {type(exc).__name__}")]
+    pipe.send(rows)
+
+
+def _told(exc: Exception) -> str:
+    """Return a traceback without the folders of this machine."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+    return f"  {places}: {type(exc).__name__}: {exc}"

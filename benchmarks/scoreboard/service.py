@@ -1,0 +1,129 @@
+"""The simulator in a process of its own: it costs the measured process nothing, and survives its death."""
+
+from __future__ import annotations
+
+import multiprocessing
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from peers.common import Address
+
+from sampling_async import Price, Quota, Quotas, Survey
+from sampling_async.simulator import SimulatedMember, Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PLENTY = 10**9
+FIRST_QUOTA = 5_000_000
+FIRST_SURVEY = 2_000_000
+
+
+class Remote:
+    """A simulator in another process."""
+
+    def __init__(self, pipe: Connection, address: Address) -> None:
+        self._pipe = pipe
+        self.address = address
+
+    def ask(self, function: Callable[Concatenate[Simulator, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of a module with the simulator, over there, and return what it returns."""
+        self._pipe.send((function, args, kwargs))
+        is_good, answer = self._pipe.recv()
+        if not is_good:
+            raise RuntimeError(f"the simulator's process failed: {answer}")
+        result: T = answer
+        return result
+
+
+@contextmanager
+def service(build: Callable[P, Simulator], *args: P.args, **kwargs: P.kwargs) -> Iterator[Remote]:
+    """Run a simulator in a process of its own.
+
+    Args:
+        build: A function of a module, which makes the simulator over there.
+        args: Its arguments.
+        kwargs: Its arguments.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, build, args, kwargs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Remote(ours, ours.recv())
+    finally:
+        ours.close()
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+def _serve(
+    pipe: Connection, build: Callable[..., Simulator], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Serve until the other end of the pipe is gone."""
+    simulator = build(*args, **kwargs)
+    with simulator.serve() as url:
+        pipe.send(Address(url, simulator.panel_guid, simulator.api_key))
+        while True:
+            try:
+                function, given, named = pipe.recv()
+            except EOFError:
+                return
+            try:
+                pipe.send((True, function(simulator, *given, **named)))
+            except Exception as exc:  # noqa: BLE001  told to who asked
+                pipe.send((False, f"{type(exc).__name__}: {exc}"))
+
+
+def open_inventory(quotas: int, *, refused_every: int = 0, recontacts: int = 0) -> Quotas:
+    """Return an inventory of surveys with one quota each, open to every member.
+
+    The generated inventories refuse most members, as real ones do; here invites are wanted, since only an
+    invite can be lost or made twice.
+
+    Args:
+        quotas: How many.
+        refused_every: Each so many-th quota is for a device nobody has; 0 for none.
+        recontacts: How many of them are of recontact surveys, the first ones.
+    """
+    surveys = []
+    for number in range(quotas):
+        is_refused = refused_every and number % refused_every == 0
+        surveys.append(
+            Survey(
+                survey_id=FIRST_SURVEY + number,
+                survey_name=f"Survey {number}",
+                wave_id=1,
+                loi=10,
+                ir=50,
+                study_type_id=1,
+                scheduled_completion_date=datetime(2030, 1, 1, tzinfo=UTC),
+                device_type_ids=(9,) if is_refused else (1,),
+                is_survey_recontact=number < recontacts,
+                completes_required=PLENTY,
+                estimated_completes_remaining=PLENTY,
+                price=Price(amount=1.0, currency_id=1),
+                quotas=(
+                    Quota(
+                        quota_id=FIRST_QUOTA + number,
+                        completes_required=PLENTY,
+                        estimated_completes_remaining=PLENTY,
+                        layers=(),
+                    ),
+                ),
+                survey_wave_exclusions=(),
+            )
+        )
+    return Quotas(country_id=1, cache_expires=datetime(2030, 1, 1, tzinfo=UTC), surveys=tuple(surveys))
+
+
+def open_members(count: int) -> list[SimulatedMember]:
+    """Return members that all fit the open inventory."""
+    return [SimulatedMember(f"m{number:06}") for number in range(1, count + 1)]
