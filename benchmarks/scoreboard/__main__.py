@@ -2,9 +2,9 @@
 
     python benchmarks/scoreboard [--short | --long] [--only NAME ...] [--output DIR] [--seed N]
 
-Writes `scoreboard.md` and `scoreboard.json`, or `scoreboard-short.*`. Each section runs in a process of its own,
-so that none disturbs or takes down another. The exit code is 1 if a goal was missed. Needs the dependency group
-`scoreboard`.
+Writes `scoreboard.md` and `scoreboard.json`, or `scoreboard-short.*`. Each section runs in a process of its
+own, so that none disturbs or takes down another. The exit code is 1 if a goal was missed. Needs the dependency
+group `scoreboard`.
 """
 
 from __future__ import annotations

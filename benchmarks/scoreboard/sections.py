@@ -21,6 +21,7 @@ SECTIONS: Final = {
     "manners": "Manners: load put on a failing service",
     "brownout": "Brown-out: a service that slows down",
     "retry_after": "Retry-After: never early",
+    "churn": "Churn: calls cut off in every phase, then calls with time enough",
     "leaks": "Clean-up after faults and cancellations",
     "kill": "Kill: the process dies in the middle of a journalled run",
     "bad_inputs": "Bad inputs: nothing but typed errors",
