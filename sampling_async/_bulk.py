@@ -48,6 +48,7 @@ class OutcomeStream:
         self._jobs = JobStream(permit, jobs, inviter.ask, window=window)
         self._current: deque[Iterator[InviteOutcome]] = deque()  # more than one where several tasks read
         self._left_over: tuple[InviteOutcome, ...] | None = None
+        self._entered = False
 
     @property
     def left_over(self) -> tuple[InviteOutcome, ...]:
@@ -71,6 +72,9 @@ class OutcomeStream:
             yield from answered.outcomes()
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a stream is entered once; make another one")
+        self._entered = True
         try:
             await self._inviter.begin()
         except BaseException:

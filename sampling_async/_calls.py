@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_THREADS: Final = 4
 _THREADED_BYTES: Final = 2**20
 """Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
 
 _LEAST_SECONDS: Final = 1.0
 """What must be left of a deadline for another attempt to begin."""
+
+_NO_TIME: Final = 0.001
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -66,6 +69,7 @@ class Caller:
         self._clock = clock
         self._sleep = sleep
         self._random = random
+        self._threads: anyio.CapacityLimiter | None = None
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
     async def run(self, call: Call[T], permit: Permit, track: Track | None = None) -> T:
@@ -113,7 +117,9 @@ class Caller:
             permit.release()
         if isinstance(answer, SamplingError):
             return answer
-        return await self._decoded(call, answer)
+        with anyio.move_on_after(permit.remaining):
+            return await self._decoded(call, answer)
+        return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
 
     async def _attempt(self, call: Call[T], permit: Permit, track: Track) -> Reply | SamplingError:
         began = self._clock()
@@ -132,7 +138,7 @@ class Caller:
         """Let the limit of the client follow from how an attempt ended."""
         limit, generation, running = self._gate.adaptive, permit.generation, self._gate.running
         if isinstance(answer, SamplingError):
-            if shows_overload(answer):
+            if shows_overload(answer) and permit.remaining > _NO_TIME:  # else it was the caller's hurry
                 limit.overloaded(generation)
         elif call.endpoint == "bulk_invite":
             limit.answered_in(
@@ -150,7 +156,11 @@ class Caller:
         try:
             if len(reply.body) < _THREADED_BYTES:
                 return call.read(reply.body)
-            return await anyio.to_thread.run_sync(call.read, reply.body, abandon_on_cancel=True)
+            # Threads of our own: those of the host application may all be busy.
+            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
+            return await anyio.to_thread.run_sync(
+                call.read, reply.body, abandon_on_cancel=True, limiter=self._threads
+            )
         except DecodeError as exc:
             exc.__context__ = None
             # The frames that read the body hold it in their locals, with whatever it repeats.

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterable, Callable, Collection, Iterable, Itera
 from inspect import isasyncgen
 from itertools import chain, repeat
 from math import ceil
-from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, TypeVar
 
+import anyio
 from attrs import frozen
 
 from sampling_async._errors import InvalidRequestError
@@ -36,6 +37,7 @@ Goal: TypeAlias = Literal["throughput", "first"]
 
 _IN_PROPORTION: Final = Line(0.0, 1.0)  # what the contract says of the time, until times are known
 _NEARLY: Final = 1.05
+_END: Final = object()
 
 
 def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> int:
@@ -80,14 +82,22 @@ class ChunkSource:
     Args:
         size: Quota IDs a chunk, at most.
         size_of: Where given, returns the size to cut this many quota IDs of one request into, now.
+        remaining: Where given, returns the seconds left of a deadline. After it, nothing more is taken of an
+            input that can be read only once; a collection is answered whole.
         journal: Where given, what it knows of is not asked again.
     """
 
     def __init__(
-        self, size: int, size_of: Callable[[int], int] | None = None, journal: Journal | None = None
+        self,
+        size: int,
+        *,
+        size_of: Callable[[int], int] | None = None,
+        remaining: Callable[[], float] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._size = size
         self._size_of = size_of
+        self._remaining = remaining
         self._journal = journal
         self._rest: Iterator[Job] = iter(())
 
@@ -100,7 +110,7 @@ class ChunkSource:
         self._rest = (Chunk(member_code, taken) for taken in (places,) if taken)
         source = _aiter(quota_ids)
         try:
-            async for value in source:
+            while (value := await self._next(source, quota_ids)) is not _END:
                 quota_id = quota_id_of(value)
                 places[quota_id] = places.get(quota_id, 0) + 1
                 if len(places) == self._size:
@@ -118,7 +128,7 @@ class ChunkSource:
         """Yield the chunks of many members; an ID repeated within a request is sent once."""
         source = _aiter(requests)
         try:
-            async for request in source:
+            while (request := await self._next(source, requests)) is not _END:
                 if not isinstance(request, InviteRequest):
                     raise InvalidRequestError(
                         f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
@@ -130,6 +140,16 @@ class ChunkSource:
                     yield job
         finally:
             await _close(source)
+
+    async def _next(self, source: AsyncIterator[Any], items: object) -> Any:
+        """Return the next of an input, or `_END`."""
+        if self._remaining is None or isinstance(items, Collection):
+            return await anext(source, _END)
+        remaining = self._remaining()
+        if remaining > 0:
+            with anyio.move_on_after(remaining):
+                return await anext(source, _END)
+        return _END
 
     def _planned(
         self, request: InviteRequest, known: Mapping[int, InviteOutcome], journal: Journal

@@ -203,7 +203,7 @@ class SamplingClient:
         quota_ids: Iterable[SupportsIndex],
         *,
         chunk_size: int = MAX_QUOTA_IDS,
-        goal: Goal = "throughput",
+        goal: Goal | None = None,
         deadline: float | None = None,
         weight: float = 1.0,
     ) -> BulkInviteResult:
@@ -215,10 +215,12 @@ class SamplingClient:
             member_code: The member.
             quota_ids: Any number of quota IDs. A repeated one is sent once and answered at each of its places.
             chunk_size: Quota IDs a request, 1 to 100.
-            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
-                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
-            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
-                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
+                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
+                8 requests.
+            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
+                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
+                that can be read only once, nothing more is taken after it.
             weight: The share of slots beside that of other bulks that run, which have 1.
 
         Returns:
@@ -240,7 +242,7 @@ class SamplingClient:
         quota_ids: AnyIterable[SupportsIndex],
         *,
         chunk_size: int = MAX_QUOTA_IDS,
-        goal: Goal = "throughput",
+        goal: Goal | None = None,
         deadline: float | None = None,
         weight: float = 1.0,
     ) -> OutcomeStream:
@@ -256,25 +258,28 @@ class SamplingClient:
                 iterator, IDs are sent once within a chunk. An async generator is closed at the end.
             chunk_size: Quota IDs a request, 1 to 100. A request is sent when its chunk is full, the last when
                 the input ends.
-            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
-                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
+            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
+                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
+                8 requests.
                 It needs a collection: of what can be read only once, nobody knows how many are to come.
-            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
-                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
+                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
+                that can be read only once, nothing more is taken after it.
             weight: The share of slots beside that of other bulks that run, which have 1.
 
         Raises:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
         """
-        source = self._source(chunk_size, goal, deadline)
-        return self._stream(source, source.of(member_code, readable(quota_ids, "quota_ids")), deadline, weight)
+        until = self._until(deadline)
+        source = self._source(chunk_size, goal, until)
+        return self._stream(source, source.of(member_code, readable(quota_ids, "quota_ids")), until, weight)
 
     def fan_out(
         self,
         requests: AnyIterable[InviteRequest],
         *,
         chunk_size: int = MAX_QUOTA_IDS,
-        goal: Goal = "throughput",
+        goal: Goal | None = None,
         deadline: float | None = None,
         weight: float = 1.0,
         journal: str | os.PathLike[str] | Journal | None = None,
@@ -289,10 +294,12 @@ class SamplingClient:
                 with them. An ID repeated within a request is sent once. An async generator is closed at the
                 end.
             chunk_size: Quota IDs a request, 1 to 100; a request to the service is about one member.
-            goal: "throughput" sends as few requests as can be. "first" cuts them smaller where slots are free,
-                so that the last answer comes as early as can be: 100 IDs over 8 free slots are 8 requests.
-            deadline: Seconds until all of it must be known; implies `goal="first"`. What cannot be sent in time
-                ends `not_sent`; what was sent and not answered in time, `unknown`.
+            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
+                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
+                8 requests.
+            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
+                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
+                that can be read only once, nothing more is taken after it.
             weight: The share of slots beside that of other bulks that run, which have 1.
             journal: A file to write down what is sent and answered. A run that was killed is started again with
                 the same input and the same journal: answers are handed over from it, what was in flight is
@@ -306,40 +313,39 @@ class SamplingClient:
         if journal is not None:
             journal = journal if isinstance(journal, Journal) else Journal(journal)
             journal.claim(str(self._base_url), self._panel_guid)
-        source = self._source(chunk_size, goal, deadline, journal)
-        return self._stream(source, source.of_panel(readable(requests, "requests")), deadline, weight, journal)
+        until = self._until(deadline)
+        source = self._source(chunk_size, goal, until, journal)
+        return self._stream(source, source.of_panel(readable(requests, "requests")), until, weight, journal)
 
     def _source(
-        self, chunk_size: int, goal: Goal, deadline: float | None, journal: Journal | None = None
+        self, chunk_size: int, goal: Goal | None, until: float, journal: Journal | None = None
     ) -> ChunkSource:
-        size = _size(chunk_size)
-        if goal not in {"throughput", "first"}:
+        size, hurry = _size(chunk_size), until < float("inf")
+        if goal not in {"throughput", "first", None}:
             raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
-        if goal == "throughput" and deadline is None:
-            return ChunkSource(size, journal=journal)
 
         def size_of(quota_ids: int) -> int:
-            slots = max(1, self._gate.limit - self._gate.running)
-            return spread(quota_ids, slots=slots, line=self._gate.adaptive.latency.line, largest=size)
+            free = 0 if self._gate.waiting else self._gate.limit - self._gate.running
+            return spread(quota_ids, slots=max(1, free), line=self._gate.adaptive.latency.line, largest=size)
 
-        return ChunkSource(size, size_of, journal)
+        return ChunkSource(
+            size,
+            size_of=size_of if goal == "first" or (hurry and goal is None) else None,
+            remaining=(lambda: until - self._gate.clock()) if hurry else None,
+            journal=journal,
+        )
 
     def _stream(
         self,
         source: ChunkSource,
         jobs: AsyncGenerator[Job, None],
-        deadline: float | None,
+        until: float,
         weight: float,
         journal: Journal | None = None,
     ) -> OutcomeStream:
-        lane, until = Lane(_positive(weight, "weight", "a share")), self._until(deadline)
-
-        def shortest(quota_ids: int) -> float | None:
-            line = self._gate.adaptive.latency.line
-            return None if line is None else line(quota_ids)
-
-        inviter = Inviter(self._caller, self._panel_guid, shortest=shortest, journal=journal)
+        lane = Lane(_positive(weight, "weight", "a share"))
         permit = partial(Permit, self._gate, lane, until)
+        inviter = Inviter(self._caller, self._panel_guid, journal)
         return OutcomeStream(inviter, source, jobs, permit, window=self._gate.adaptive.maximum + 1)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:

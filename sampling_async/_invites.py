@@ -16,7 +16,6 @@ from sampling_async._errors import (
     InvalidRequestError,
     SamplingError,
     ServiceError,
-    TransportTimeoutError,
 )
 from sampling_async._models import ResultCode
 from sampling_async._outcomes import InviteOutcome, OutcomeStatus
@@ -26,8 +25,6 @@ from sampling_async._replies import BulkAnswer
 from sampling_async._session import Track
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sampling_async._calls import Caller
     from sampling_async._errors import Delivery
     from sampling_async._journal import Journal
@@ -60,25 +57,16 @@ class Inviter:
     Args:
         caller: Makes the calls.
         panel_guid: The panel.
-        shortest: Returns the shortest seconds in which so many IDs can be answered, or None if not known yet.
         journal: Where to write down what is sent and answered.
 
     Attributes:
         cut_off: What is known of chunks whose asking was cut off.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        panel_guid: str,
-        *,
-        shortest: Callable[[int], float | None],
-        journal: Journal | None = None,
-    ) -> None:
+    def __init__(self, caller: Caller, panel_guid: str, journal: Journal | None = None) -> None:
         self.cut_off: list[Answered] = []
         self._caller = caller
         self._panel_guid = panel_guid
-        self._shortest = shortest
         self._journal = journal
         self._stopped_by: SamplingError | None = None
         self._isolates = True
@@ -176,12 +164,6 @@ class Inviter:
         return unavailable and error.retry_after is None and error.attempts > 1 and others_answered
 
     async def _request(self, chunk: Chunk, permit: Permit, known: list[Answered]) -> Answered:
-        shortest = self._shortest(len(chunk.places))
-        if shortest is not None and shortest > permit.remaining:
-            raise TransportTimeoutError(
-                f"not sent: the deadline is nearer than an answer, which takes {shortest:.3g} s at best",
-                endpoint="bulk_invite",
-            )
         track = Track(ambiguous=chunk.asked_before)
         try:
             call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)

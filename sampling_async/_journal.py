@@ -34,16 +34,19 @@ _APPLICATION: Final = 0x5A3971  # what `file` and SQLite tell this database by
 _VERSION: Final = 1
 _TABLES: Final = """
 CREATE TABLE owner (base_url TEXT NOT NULL, panel_guid TEXT NOT NULL);
-CREATE TABLE sent (chunk INTEGER PRIMARY KEY, member_code TEXT NOT NULL, quota_ids TEXT NOT NULL);
+CREATE TABLE sent (
+    chunk INTEGER PRIMARY KEY, member_code TEXT NOT NULL, lowest INTEGER NOT NULL, highest INTEGER NOT NULL,
+    quota_ids TEXT NOT NULL
+);
 CREATE TABLE answered (chunk INTEGER NOT NULL, outcomes TEXT NOT NULL);
-CREATE INDEX sent_to ON sent (member_code);
+CREATE INDEX sent_to ON sent (member_code, lowest, highest);
 CREATE INDEX answered_for ON answered (chunk);
 """
-_SENT: Final = "INSERT OR IGNORE INTO sent VALUES (?, ?, ?)"
+_SENT: Final = "INSERT OR IGNORE INTO sent VALUES (?, ?, ?, ?, ?)"
 _ANSWERED: Final = "INSERT INTO answered VALUES (?, ?)"
 _RECALL: Final = """
 SELECT quota_ids, outcomes FROM sent LEFT JOIN answered USING (chunk)
-WHERE member_code = ? ORDER BY sent.chunk, answered.rowid
+WHERE member_code = ? AND lowest <= ? AND highest >= ? ORDER BY sent.chunk, answered.rowid
 """
 
 
@@ -64,6 +67,8 @@ class Journal:
         self._resend_unknown = resend_unknown
         self._database: sqlite3.Connection | None = None
         self._owner = ("", "")
+        self._is_wanted = False
+        self._threads: anyio.CapacityLimiter | None = None
         self._lock = anyio.Lock()
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._noted = 0
@@ -91,17 +96,31 @@ class Journal:
         self._in_flight.clear()
         self._settled = anyio.Event()
         self._lock = anyio.Lock()
-        self._database = await self._in_thread(self._opened)
-
-    def _opened(self) -> sqlite3.Connection:
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        self._threads = anyio.CapacityLimiter(1)  # of our own: those of the host application may all be busy
+        self._is_wanted = True
         try:
-            self._check(database)
+            await self._in_thread(self._open)
         except BaseException:
-            database.close()
+            self._is_wanted = False  # the thread may still be at it, where asyncio's own cancellation came
+            self._let_go()
             raise
-        return database
+
+    def _open(self) -> None:
+        path = self.path.absolute()  # or SQLite takes ":memory:" and the like for something else than a file
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._check(self._database)
+        except BaseException:
+            self._let_go()
+            raise
+        if not self._is_wanted:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
 
     def _check(self, database: sqlite3.Connection) -> None:
         database.execute("PRAGMA locking_mode = EXCLUSIVE")  # two runs with one journal would send twice
@@ -133,29 +152,34 @@ class Journal:
 
         Waits for what this run has under way about the same.
         """
-        while any((request.member_code, quota_id) in self._in_flight for quota_id in request.quota_ids):
-            await self._settled.wait()
+        asked = set(request.quota_ids)
         rows: list[tuple[str, str | None]] = []
-        with anyio.CancelScope(shield=True):  # cut off here, what is known of the request would be lost
+        # Cut off here, what is known of the request would be lost. What is under way ends, cancelled or not.
+        with anyio.CancelScope(shield=True):
+            while any((request.member_code, quota_id) in self._in_flight for quota_id in asked):
+                await self._settled.wait()
             async with self._lock:
-                rows = await self._in_thread(self._rows_of, request.member_code)
+                if self._pending:
+                    await self._write()
+                rows = await self._in_thread(self._rows_of, request.member_code, asked)
         known: dict[int, InviteOutcome] = {}
         for quota_ids, outcomes in rows:
             if outcomes is None:
                 known.update((id_, _in_flight(request.member_code, id_)) for id_ in json.loads(quota_ids))
             else:
-                read = (_read(request.member_code, row) for row in json.loads(outcomes))
-                known.update((outcome.quota_id, outcome) for outcome in read)
-        asked = dict.fromkeys(request.quota_ids)
-        return {id_: known[id_] for id_ in asked if id_ in known and known[id_].status != "not_sent"}
+                found = (row for row in json.loads(outcomes) if row[0] in asked)
+                known.update((row[0], _read(request.member_code, row)) for row in found)
+        return {id_: outcome for id_, outcome in known.items() if id_ in asked and outcome.status != "not_sent"}
 
     def asks_again(self, outcome: InviteOutcome) -> bool:
         """Return whether to send what is known of already."""
         return self._resend_unknown and outcome.status == "unknown"
 
-    def _rows_of(self, member_code: str) -> list[tuple[str, str | None]]:
+    def _rows_of(self, member_code: str, asked: set[int]) -> list[tuple[str, str | None]]:
         assert self._database is not None
-        return self._database.execute(_RECALL, (member_code,)).fetchall()
+        if not asked:
+            return []
+        return self._database.execute(_RECALL, (member_code, max(asked), min(asked))).fetchall()
 
     def take_up(self, chunk: Chunk) -> None:
         """Note that a chunk is under way: a later request about the same waits for what it comes to."""
@@ -170,7 +194,8 @@ class Journal:
     def note_sent(self, chunk: Chunk) -> int:
         """Note that a chunk is going to be sent, once `written()` returns; gives its number."""
         self._chunks += 1
-        self._note(_SENT, self._chunks, chunk.member_code, _compact(list(chunk.places)))
+        ids = chunk.places
+        self._note(_SENT, self._chunks, chunk.member_code, min(ids), max(ids), _compact(list(ids)))
         return self._chunks
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
@@ -205,9 +230,10 @@ class Journal:
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
         try:
-            return await anyio.to_thread.run_sync(function, *args)
+            return await anyio.to_thread.run_sync(function, *args, limiter=self._threads)
         except (sqlite3.Error, OSError) as exc:
-            reason = "is in use by another process" if "locked" in str(exc) else f"cannot be used: {exc}"
+            in_use = getattr(exc, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+            reason = "is in use by another run" if in_use else f"cannot be used: {exc}"
             raise JournalError(reason, path=self.path) from exc
 
     async def close(self) -> None:
@@ -221,9 +247,7 @@ class Journal:
                 try:
                     await self._write()
                 finally:
-                    database, self._database = self._database, None
-                    assert database is not None
-                    await self._in_thread(database.close)
+                    await self._in_thread(self._let_go)
 
 
 @contextmanager

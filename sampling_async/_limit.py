@@ -20,6 +20,7 @@ _GROWING: Final = 2.0
 _TOO_SLOW: Final = 3.0
 _HARMLESS: Final = 1 / 20
 _RELEARNED: Final = 0.25
+_LATEST: Final = 0.1
 
 
 @frozen
@@ -35,11 +36,16 @@ class Line:
 
 
 class LatencyLine:
-    """The shortest times seen for each number of quota IDs, and the line through them."""
+    """The shortest times for each number of quota IDs, and the line through them.
 
-    __slots__ = ("_best", "_line")
+    The shortest average, that is, of answers in a row: where times scatter, the shortest single one of many is
+    nothing that the others can be held to.
+    """
+
+    __slots__ = ("_best", "_line", "_recent")
 
     def __init__(self) -> None:
+        self._recent: dict[int, float] = {}
         self._best: dict[int, float] = {}
         self._line: Line | None = None
 
@@ -52,11 +58,13 @@ class LatencyLine:
             alone: Whether nothing else of ours was running: then a longer time is the service's own, and it is
                 learned too, or a service that has become slower for good would never be trusted again.
         """
+        recent = self._recent.get(quota_ids, seconds)
+        recent = self._recent[quota_ids] = recent + _LATEST * (seconds - recent)
         best = self._best.get(quota_ids)
-        if best is None or seconds < best:
-            self._best[quota_ids] = seconds
+        if best is None or recent < best:
+            self._best[quota_ids] = recent
         elif alone:
-            self._best[quota_ids] = best + _RELEARNED * (seconds - best)
+            self._best[quota_ids] = best + _RELEARNED * (recent - best)
         else:
             return
         self._line = _through(self._best)
@@ -96,6 +104,7 @@ class AdaptiveLimit:
     latency: LatencyLine = field(factory=LatencyLine, init=False)
     generation: int = field(default=0, init=False)
     _limit: float = field(init=False)
+    _ratio: float = field(default=0.0, init=False)  # of the answer before
 
     def __attrs_post_init__(self) -> None:
         self._limit = float(min(_START, self.maximum))
@@ -132,7 +141,8 @@ class AdaptiveLimit:
             ratio = _AT_EASE
         else:
             ratio = seconds / max(expected(quota_ids), 1e-9)
-        if ratio > _TOO_SLOW:
+        before, self._ratio = self._ratio, ratio
+        if ratio > _TOO_SLOW and before > _GROWING:  # one slow answer may be chance, two are not
             # Among so many, and taking so many times the time: the service works on as many as the quotient.
             self._limit = min(self._limit, max(1.0, _GROWING * among / ratio))
         elif ratio <= _AT_EASE:

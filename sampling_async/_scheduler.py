@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+_MOST_IN_A_ROW: Final = 9
 _NEXT_TO_NOTHING: Final = 1e-9  # seconds: timers fire so much too early, and sleeping for that is spinning
 _SPREAD: Final = 0.1  # of a hold, and at most a second, over which those it held back set out again
 
@@ -75,9 +76,10 @@ class _Waiter:
 class Gate:
     """A fair limit on what runs at once, which adapts and can be held shut for a while.
 
-    The lane `interactive` goes first, whatever else waits: one of its waiters waits for the next permit given
-    back, even where the limit was lowered meanwhile, and behind others of its lane only. All other lanes take
-    turns by their weight; within a lane, first come is first served.
+    The lane `interactive` goes first: one of its waiters waits for the next permit given back, even where the
+    limit was lowered meanwhile, and behind others of its lane only. Where they come without end, one permit in
+    ten goes to the other lanes all the same. Those take turns by their weight; within a lane, first come is
+    first served.
 
     Attributes:
         interactive: The lane of calls that somebody waits for.
@@ -100,6 +102,7 @@ class Gate:
         self.running = 0
         self.waiting = 0
         self._interactive_running = 0
+        self._in_a_row = 0  # permits given to the interactive, and none to others
         self._lanes: list[tuple[float, int, Lane]] = []  # a heap of those where somebody waits, by turn
         self._now = 0.0  # the turn that was served last
         self._joined = count()
@@ -177,19 +180,30 @@ class Gate:
 
     def serve(self) -> None:
         """Give the permits there are to those whose turn it is."""
-        # The interactive are not counted against others' attempts above a limit that was lowered.
-        while (
-            self._interactive_running < self.limit and self.running < self.adaptive.maximum and self.interactive
-        ):
-            self._interactive_running += 1
-            self._grant(self.interactive)
+        while self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive():
+            pass
+
+    def _serve_interactive(self, most_in_a_row: float = float("inf")) -> bool:
+        # They are not counted against others' attempts above a limit that was lowered.
+        has_room = self._interactive_running < self.limit and self.running < self.adaptive.maximum
+        if not (has_room and self._in_a_row < most_in_a_row and self.interactive):
+            return False
+        self._interactive_running += 1
+        self._in_a_row += 1
+        self._grant(self.interactive)
+        return True
+
+    def _serve_lane(self) -> bool:
         while self._lanes and self.running < self.limit:
             self._now, _, lane = heapq.heappop(self._lanes)
             lane.in_line = False
             if lane:
+                self._in_a_row = 0
                 self._grant(lane)
                 lane.turn = self._now + lane.stride
                 self._put_in_line(lane)
+                return True
+        return False
 
     def _put_in_line(self, lane: Lane) -> None:
         if lane is not self.interactive and not lane.in_line and lane:

@@ -308,7 +308,7 @@ _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 
 def _translated(exc: BaseException, track: Track) -> TransportError:
     """Return our error for one of a transport, without its text where that may quote the wire."""
-    track.sent = not isinstance(exc, _NEVER_SENT)
+    track.sent = track.sent and not isinstance(exc, _NEVER_SENT)
     name = type(exc).__name__
     if isinstance(exc, httpx.TimeoutException):
         return TransportTimeoutError(f"a time limit passed ({name})", delivery=track.delivery)

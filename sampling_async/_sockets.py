@@ -19,7 +19,7 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_RECEIVED_AT_ONCE: Final = 2**18
+_RECEIVED_AT_ONCE: Final = 2**16
 _HEAD_START: Final = 0.25  # seconds until the next address is tried too (RFC 8305, "Happy Eyeballs")
 
 Address = tuple[Any, ...]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -14,6 +17,9 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from sampling_async import InvalidRequestError, InviteRequest, RetryPolicy, Timeouts, TransportTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
@@ -308,7 +314,31 @@ async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
     assert isinstance(result[49].error, TransportTimeoutError)
 
 
-async def test_what_cannot_be_answered_in_time_is_not_sent():
+async def test_a_deadline_that_passes_is_not_the_services_fault():
+    async def slow(_: httpx.Request) -> httpx.Response:
+        await anyio.sleep(60)
+
+    async with doubles.client(slow, clock=anyio.current_time) as client:
+        for _ in range(3):
+            with contextlib.suppress(TransportTimeoutError):
+                await client.get_settings(deadline=0.01)
+        assert client.snapshot().limit == 8
+
+
+async def test_after_its_deadline_a_stream_takes_no_more_of_an_endless_input():
+    async def never() -> AsyncIterator[int]:
+        yield 1
+        await anyio.sleep_forever()
+
+    async with doubles.client(doubles.Service(doubles.bulk), clock=anyio.current_time) as client:
+        for endless in (count(1), never()):
+            with anyio.fail_after(5):
+                async with client.stream_bulk_invite("m", endless, chunk_size=1, deadline=0.05) as stream:
+                    kinds = {outcome.status async for outcome in stream}
+            assert {"rejected"} <= kinds
+
+
+async def test_a_collection_is_answered_whole_also_after_its_deadline():
     time = doubles.FakeTime()
 
     def answer(request: httpx.Request):
@@ -316,12 +346,55 @@ async def test_what_cannot_be_answered_in_time_is_not_sent():
         return doubles.bulk(request)
 
     service = doubles.Service(answer)
+    requests = [InviteRequest(f"m{n}", range(1, 11)) for n in range(5)]
     async with doubles.client(service, time, max_concurrency=1) as client:
-        await client.bulk_invite("m", range(1, 101))
-        result = await client.bulk_invite("m", range(1, 101), deadline=5)
-    assert len(result.not_sent) == 100
-    assert "takes 10 s at best" in str(result[0].error)
-    assert len(service.requests) == 1
+        async with client.fan_out(requests, deadline=15) as stream:
+            kinds = [outcome.status async for outcome in stream]
+        assert len(kinds) == 50
+        async with client.fan_out(iter(requests), deadline=15) as stream:
+            assert len([outcome async for outcome in stream]) < 50
+
+
+async def test_reading_an_answer_is_part_of_the_deadline(monkeypatch):
+    monkeypatch.setattr("sampling_async._calls._THREADED_BYTES", 0)
+    released = threading.Event()
+
+    def slowly(_: bytes) -> None:
+        released.wait(5)
+
+    monkeypatch.setattr("sampling_async._protocol.from_json", lambda *_: slowly(b""))
+    async with doubles.client(doubles.Service([]), clock=anyio.current_time, retry=ONCE) as client:
+        with pytest.raises(TransportTimeoutError, match="while the answer was read") as caught:
+            await client.get_settings(deadline=0.05)
+        released.set()
+    assert caught.value.delivery == "unknown"
+
+
+async def test_a_goal_that_is_given_counts_over_the_deadline():
+    assert await sizes(deadline=60, goal="throughput") == [100]
+
+
+async def test_slots_that_others_wait_for_are_not_free():
+    slots = Slots()
+    async with doubles.client(slots, max_concurrency=2) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume, client, "a", 100)
+            await settled()
+            tasks.start_soon(partial(client.bulk_invite, "b", range(1, 101), goal="first"))
+            for _ in range(6):
+                await settled()
+                await slots.answer_all()
+            assert slots.let_in.count("b") == 1
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_stream_is_entered_once():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        stream = client.fan_out([])
+        async with stream:
+            with pytest.raises(RuntimeError, match="entered once"):
+                async with stream:
+                    pytest.fail("entered twice")
 
 
 # --- Lanes
@@ -420,6 +493,25 @@ async def test_a_bulk_that_comes_late_gets_its_share_and_no_more():
                 await slots.answer_all()
             tasks.cancel_scope.cancel()
     assert 8 <= slots.let_in.count("b") <= 12
+
+
+async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_are():
+    slots = Slots()
+
+    async def ask_on() -> None:
+        while True:
+            await client.get_settings()
+
+    async with doubles.client(slots, max_concurrency=1) as client:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask_on)
+            tasks.start_soon(consume, client, "bulk", 1000)
+            for _ in range(40):
+                await settled()
+                await slots.answer_all()
+            tasks.cancel_scope.cancel()
+    assert 3 <= slots.let_in.count("bulk") <= 5
 
 
 async def test_a_snapshot_shows_what_is_going_on():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sqlite3
 import stat
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -338,3 +340,66 @@ async def test_an_error_of_the_input_comes_through(tmp_path):
 
     with pytest.raises(SamplingError, match="of the input"):
         await run(Ledger(), tmp_path / "journal", broken())
+
+
+async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
+    """A request that waits for another about the same is cut off: its IDs are as the journal has them."""
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    arrived = anyio.Event()
+
+    async def silent(request: httpx.Request) -> httpx.Response:
+        arrived.set()
+        return await anyio.sleep_forever()
+
+    requests = [InviteRequest("m0", range(1, 10)), InviteRequest("m0", range(1, 10))]
+    async with doubles.client(silent) as client:
+        stream = client.fan_out(requests, journal=tmp_path / "journal")
+        async with anyio.create_task_group() as tasks:
+
+            async def consume() -> None:
+                async with stream:
+                    await anyio.sleep_forever()
+
+            tasks.start_soon(consume)
+            await arrived.wait()
+            tasks.cancel_scope.cancel()
+    told = {(o.quota_id, o.status) for o in stream.left_over if o.quota_id < 7}
+    assert told == {(i, "rejected" if i % 2 else "invited") for i in range(1, 7)}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch):
+    check, checking, go_on = Journal._check, threading.Event(), threading.Event()
+
+    def slow(self, database) -> None:
+        checking.set()
+        go_on.wait(5)
+        check(self, database)
+
+    monkeypatch.setattr(Journal, "_check", slow)
+    task = asyncio.ensure_future(run(Ledger(), tmp_path / "journal"))
+    await anyio.to_thread.run_sync(checking.wait, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    monkeypatch.setattr(Journal, "_check", check)
+    with anyio.fail_after(5):
+        while True:
+            try:
+                outcomes = await run(Ledger(), tmp_path / "journal")
+                break
+            except JournalError:
+                await anyio.sleep(0.001)
+    assert len(outcomes) == 30
+
+
+async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (":memory:", "file:x?mode=memory", "blocked and locked"):
+        service = Ledger()
+        for _ in range(2):
+            await run(service, name, PANEL[:1])
+        assert set(service.asked.values()) == {1}
+    with pytest.raises(JournalError, match="No such file"):
+        await run(Ledger(), tmp_path / "locked" / "journal")

@@ -668,3 +668,10 @@ async def test_the_text_of_a_foreign_transport_is_not_repeated():
         with pytest.raises(TransportError) as caught:
             await client.get_settings()
     assert str(caught.value) == "get_settings: no connection (ConnectError)"
+
+
+async def test_a_trust_store_that_is_not_there_means_that_nothing_was_sent(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/at/all.pem")
+    async with client_of("https://localhost:1") as client:
+        result = await client.bulk_invite("m", [1, 2])
+    assert len(result.not_sent) == 2
