@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -68,6 +69,7 @@ class Journal:
         self._database: sqlite3.Connection | None = None
         self._owner = ("", "")
         self._is_wanted = False
+        self._in_use = threading.Lock()
         self._threads: anyio.CapacityLimiter | None = None
         self._lock = anyio.Lock()
         self._pending: list[tuple[str, tuple[object, ...]]] = []
@@ -101,8 +103,11 @@ class Journal:
         try:
             await self._in_thread(self._open)
         except BaseException:
-            self._is_wanted = False  # the thread may still be at it, where asyncio's own cancellation came
-            self._let_go()
+            self._is_wanted = False
+            # Where asyncio's own cancellation came, the thread may still be at it, and lets go by itself.
+            if self._in_use.acquire(blocking=False):
+                self._let_go()
+                self._in_use.release()
             raise
 
     def _open(self) -> None:
@@ -114,8 +119,6 @@ class Journal:
         except BaseException:
             self._let_go()
             raise
-        if not self._is_wanted:
-            self._let_go()
 
     def _let_go(self) -> None:
         database, self._database = self._database, None
@@ -230,11 +233,20 @@ class Journal:
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
         try:
-            return await anyio.to_thread.run_sync(function, *args, limiter=self._threads)
+            return await anyio.to_thread.run_sync(self._alone, function, *args, limiter=self._threads)
         except (sqlite3.Error, OSError) as exc:
             in_use = getattr(exc, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
             reason = "is in use by another run" if in_use else f"cannot be used: {exc}"
             raise JournalError(reason, path=self.path) from exc
+
+    def _alone(self, function: Callable[..., T], *args: object) -> T:
+        """Run a function while no other thread uses the database, also one whose caller was cancelled."""
+        with self._in_use:
+            result = function(*args)
+        if not self._is_wanted:
+            with self._in_use:
+                self._let_go()
+        return result
 
     async def close(self) -> None:
         """Write what is noted and close the file.
