@@ -96,6 +96,8 @@ class Journal:
         if self._database is not None:
             raise JournalError("is in use by another fan-out; give each its own", path=self.path)
         self._in_flight.clear()
+        self._pending.clear()  # of a run that could not write: what it did not write down it has not sent
+        self._noted = self._written_rows = 0
         self._settled = anyio.Event()
         self._lock = anyio.Lock()
         self._threads = anyio.CapacityLimiter(1)  # of our own: those of the host application may all be busy

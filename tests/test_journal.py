@@ -333,6 +333,20 @@ async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monke
     assert Counter(o.status for o in [*seen, *stream.left_over]) == {"invited": 3, "rejected": 3}
 
 
+async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    journal, service = Journal(tmp_path / "journal"), Ledger()
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "_insert", full)
+        with pytest.raises(JournalError):
+            await run(service, journal)
+    await run(service, journal, PANEL[:2])
+    assert len(await run(service, tmp_path / "journal")) == 30
+    assert set(service.asked.values()) == {1}
+
+
 async def test_an_error_of_the_input_comes_through(tmp_path):
     def broken():
         yield PANEL[0]
