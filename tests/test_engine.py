@@ -164,7 +164,7 @@ async def test_what_is_not_http_is_a_lost_answer(answer):
 
 
 async def test_a_body_of_many_parts_is_read():
-    parts = b"".join(b"1\r\n \r\n" for _ in range(50)) + b"2\r\n[]\r\n0\r\n\r\n"
+    parts = b"".join(b"1\r\n \r\n" for _ in range(600)) + b"2\r\n[]\r\n0\r\n\r\n"
     script = Counted(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", parts)
     with wire.serve(script) as url:
         async with client_of(url) as client:

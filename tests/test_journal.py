@@ -46,10 +46,13 @@ class Ledger(doubles.Service):
         return await super().__call__(request)
 
 
+_OF_CLIENTS = ("retry", "panel_guid", "max_concurrency")
+
+
 async def run(service, journal, requests=PANEL, take: int | None = None, **options) -> list[InviteOutcome]:
     """Run a panel; return the outcomes, or the first ones and what was left over."""
     options = {"chunk_size": 3} | options
-    client_options = {name: options.pop(name) for name in ("retry", "panel_guid") if name in options}
+    client_options = {name: options.pop(name) for name in _OF_CLIENTS if name in options}
     async with doubles.client(service, **client_options) as client:
         async with client.fan_out(requests, journal=journal, **options) as stream:
             outcomes = []
@@ -142,7 +145,7 @@ async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
         database.execute("DELETE FROM answered")
     database.close()
     again = Journal(tmp_path / "journal", resend_unknown=True)
-    outcomes = await run(doubles.Service(httpx.Response(403)), again, PANEL[:1], chunk_size=1)
+    outcomes = await run(doubles.Service(httpx.Response(403)), again, PANEL[:1], max_concurrency=1)
     assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
 
 
@@ -166,7 +169,11 @@ async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
 
 async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_place(tmp_path):
     service = Ledger()
-    outcomes = await run(service, tmp_path / "journal", [PANEL[0], PANEL[0], InviteRequest("m0", [1, 1])])
+    outcomes = await run(
+        service,
+        tmp_path / "journal",
+        [PANEL[0], PANEL[0], InviteRequest("m0", [1, 1]), InviteRequest("m0", [])],
+    )
     assert len(outcomes) == 14
     assert set(service.asked.values()) == {1}
 
@@ -391,7 +398,8 @@ async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journa
         check(self, database)
 
     monkeypatch.setattr(Journal, "_check", slow)
-    task = asyncio.ensure_future(run(Ledger(), tmp_path / "journal"))
+    journal = Journal(tmp_path / "journal")
+    task = asyncio.ensure_future(run(Ledger(), journal))
     await anyio.to_thread.run_sync(checking.wait, 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -399,13 +407,9 @@ async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journa
     go_on.set()
     monkeypatch.setattr(Journal, "_check", check)
     with anyio.fail_after(5):
-        while True:
-            try:
-                outcomes = await run(Ledger(), tmp_path / "journal")
-                break
-            except JournalError:
-                await anyio.sleep(0.001)
-    assert len(outcomes) == 30
+        while journal._database is not None:
+            await anyio.sleep(0.001)
+    assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
 async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):

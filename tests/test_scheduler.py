@@ -123,6 +123,20 @@ async def test_a_permit_is_not_kept_while_the_gate_is_held():
     permit.release()
 
 
+async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        shut.hold(5)
+        first.release()
+    assert (time.slept, shut.running) == ([5], 1)
+    second.release()
+
+
 async def test_all_jobs_are_run():
     async with JobStream(permits(gate()), numbers(50), double, window=2) as stream:
         results = [result async for result in stream]
