@@ -390,14 +390,20 @@ async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch):
-    check, checking, go_on = Journal._check, threading.Event(), threading.Event()
+    check, let_go = Journal._check, Journal._let_go
+    checking, go_on, gone = threading.Event(), threading.Event(), threading.Event()
 
     def slow(self, database) -> None:
         checking.set()
         go_on.wait(5)
         check(self, database)
 
+    def noted(self) -> None:
+        let_go(self)
+        gone.set()
+
     monkeypatch.setattr(Journal, "_check", slow)
+    monkeypatch.setattr(Journal, "_let_go", noted)
     journal = Journal(tmp_path / "journal")
     task = asyncio.ensure_future(run(Ledger(), journal))
     await anyio.to_thread.run_sync(checking.wait, 5)
@@ -406,9 +412,7 @@ async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journa
         await task
     go_on.set()
     monkeypatch.setattr(Journal, "_check", check)
-    with anyio.fail_after(5):
-        while journal._database is not None:
-            await anyio.sleep(0.001)
+    assert await anyio.to_thread.run_sync(gone.wait, 5)
     assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
