@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from sampling_async._models import Invite
 from sampling_async._outcomes import InviteOutcome
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable, Generator, Iterable
 
     from sampling_async._protocol import Chunk, InviteRequest
@@ -113,6 +113,8 @@ class Journal:
             raise
 
     def _open(self) -> None:
+        import sqlite3  # noqa: PLC0415  for runs with a journal only
+
         path = self.path.absolute()  # or SQLite takes ":memory:" and the like for something else than a file
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -236,7 +238,11 @@ class Journal:
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
         try:
             return await anyio.to_thread.run_sync(self._alone, function, *args, limiter=self._threads)
-        except (sqlite3.Error, OSError) as exc:
+        except Exception as exc:
+            import sqlite3  # noqa: PLC0415  loaded by now
+
+            if not isinstance(exc, sqlite3.Error | OSError):
+                raise
             in_use = getattr(exc, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
             reason = "is in use by another run" if in_use else f"cannot be used: {exc}"
             raise JournalError(reason, path=self.path) from exc
