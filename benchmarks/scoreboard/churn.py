@@ -82,7 +82,7 @@ async def _churn(
         healthy = 0
         for _ in range(HEALTHY_CALLS):
             try:
-                await asyncio.wait_for(client.settings(), 5.0)
+                await asyncio.wait_for(client.settings(), 1.0)
             except FAILURES:
                 continue
             healthy += 1
