@@ -38,14 +38,12 @@ class Engine(httpx.AsyncBaseTransport):
 
     Args:
         idle: How many unused connections are kept open.
-        tls: Makes the context for https, when the first connection needs it.
     """
 
-    def __init__(self, *, idle: int, tls: Callable[[], ssl.SSLContext] = httpx.create_ssl_context) -> None:
+    def __init__(self, *, idle: int) -> None:
         self._idle: deque[_Connection] = deque()
         self._most_idle = idle
-        self._make_tls = tls
-        self._tls: ssl.SSLContext | None = None
+        self._tls: ssl.SSLContext | None = None  # loaded when the first connection needs it
         self._stock: httpx.AsyncHTTPTransport | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -78,7 +76,7 @@ class Engine(httpx.AsyncBaseTransport):
     async def _connect(self, url: httpx.URL, limits: Limits) -> _Connection:
         tls = None
         if url.scheme == "https":
-            tls = self._tls = self._tls or self._make_tls()
+            tls = self._tls = self._tls or httpx.create_ssl_context()
         port = url.port or (443 if tls else 80)
         with _told_as(httpx.ConnectError, httpx.ConnectTimeout, limits["connect"]):
             return _Connection(await connect(url.raw_host.decode("ascii"), port, tls))

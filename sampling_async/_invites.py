@@ -86,14 +86,14 @@ class Inviter:
         """Return what a chunk's quota IDs come to; failures of requests are outcomes."""
         if isinstance(job, Answered):
             return job
-        if self._journal is None:
-            return await self._ask(job, permit, None)
         try:
-            return await self._ask(job, permit, self._journal)
+            return await self._ask(job, permit)
         finally:
-            self._journal.settle(job)
+            if self._journal is not None:
+                self._journal.settle(job)
 
-    async def _ask(self, chunk: Chunk, permit: Permit, journal: Journal | None) -> Answered:
+    async def _ask(self, chunk: Chunk, permit: Permit) -> Answered:
+        journal = self._journal
         if self._stopped_by is not None:
             return failed(chunk, self._stopped_by)
         known: list[Answered] = []  # of parts of the chunk, also when this is cut off

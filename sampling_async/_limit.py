@@ -116,7 +116,9 @@ class AdaptiveLimit:
 
     def overloaded(self, generation: int) -> None:
         """Learn that an attempt, started in this generation, was more than the service could take."""
-        self._cut(_OVERLOADED, generation)
+        if generation == self.generation:
+            self._limit = max(1.0, self._limit * _OVERLOADED)
+            self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
         """Learn that an attempt was answered, while so many were running."""
@@ -149,11 +151,6 @@ class AdaptiveLimit:
             self._grow(1.0, generation, running)
         elif ratio <= _GROWING:
             self._grow(1.0 / self._limit, generation, running)
-
-    def _cut(self, factor: float, generation: int) -> None:
-        if generation == self.generation:
-            self._limit = max(1.0, self._limit * factor)
-            self.generation += 1
 
     def _grow(self, step: float, generation: int, running: int) -> None:
         # What did not use the limit says nothing of a higher one.

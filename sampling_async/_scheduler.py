@@ -246,7 +246,7 @@ class Permit:
     async def acquire(self) -> bool:
         """Wait for leave; False if it does not come in time. Returns at once if it is held already."""
         remaining = self.remaining
-        if not self._held and max(0.0, self._gate.held_for) < remaining:
+        if not self._held and self._gate.held_for < remaining:
             with anyio.move_on_after(remaining):
                 await self._gate.acquire(self._lane)
                 self._held = True

@@ -381,9 +381,7 @@ async def test_slots_that_others_wait_for_are_not_free():
             tasks.start_soon(consume, client, "a", 100)
             await settled()
             tasks.start_soon(partial(client.bulk_invite, "b", range(1, 101), goal="first"))
-            for _ in range(6):
-                await settled()
-                await slots.answer_all()
+            await slots.answer_all(6)
             assert slots.let_in.count("b") == 1
             tasks.cancel_scope.cancel()
 
@@ -420,10 +418,12 @@ class Slots:
         await turn.wait()
         return httpx.Response(200, json=doubles.bulk(request) if is_bulk else [])
 
-    async def answer_all(self) -> None:
-        """Answer all that are in, and let the next ones come in."""
-        turn, self._turn = self._turn, anyio.Event()
-        turn.set()
+    async def answer_all(self, times: int = 1) -> None:
+        """Answer all that are in, and let the next ones come in; so many times."""
+        for _ in range(times):
+            await settled()
+            turn, self._turn = self._turn, anyio.Event()
+            turn.set()
         await settled()
 
 
@@ -471,9 +471,7 @@ async def test_bulks_share_evenly_or_by_their_weights():
             async with anyio.create_task_group() as tasks:
                 for name, weight in zip("ab", weights, strict=True):
                     tasks.start_soon(partial(consume, client, name, 1_000_000, weight=weight))
-                for _ in range(40):
-                    await settled()
-                    await slots.answer_all()
+                await slots.answer_all(40)
                 tasks.cancel_scope.cancel()
         counted = tuple(slots.let_in[:40].count(name) / 40 for name in "ab")
         assert counted == pytest.approx(shares, abs=0.05)
@@ -484,13 +482,9 @@ async def test_a_bulk_that_comes_late_gets_its_share_and_no_more():
     async with doubles.client(slots, max_concurrency=1) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "a", 1_000_000)
-            for _ in range(20):
-                await settled()
-                await slots.answer_all()
+            await slots.answer_all(20)
             tasks.start_soon(consume, client, "b", 1_000_000)
-            for _ in range(20):
-                await settled()
-                await slots.answer_all()
+            await slots.answer_all(20)
             tasks.cancel_scope.cancel()
     assert 8 <= slots.let_in.count("b") <= 12
 
@@ -507,9 +501,7 @@ async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_
             for _ in range(3):
                 tasks.start_soon(ask_on)
             tasks.start_soon(consume, client, "bulk", 1000)
-            for _ in range(40):
-                await settled()
-                await slots.answer_all()
+            await slots.answer_all(40)
             tasks.cancel_scope.cancel()
     assert 3 <= slots.let_in.count("bulk") <= 5
 
