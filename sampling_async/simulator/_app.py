@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import cache
+from importlib.resources import files
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -15,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sampling_async.simulator._alterations import altered
-from sampling_async.simulator._answers import Answer, encoded
+from sampling_async.simulator._answers import JSON, Answer, encoded
 from sampling_async.simulator._service import Call
 from sampling_async.simulator._transport import connection_of
 
@@ -53,7 +55,11 @@ class RawPath:
 
 
 class ServiceApp:
-    """The five endpoints over HTTP; every request goes the way of `_exchange`."""
+    """The five endpoints over HTTP; every request to them goes the way of `_exchange`.
+
+    Beside them stands `/openapi.json`, which describes them and is no part of the service: it needs no key, and
+    neither the ledger nor the faults know of it.
+    """
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class ServiceApp:
             Route(
                 f"{_PANEL_PATH}/Recontact/{{quota_id}}/MemberCodes", self._recontact_members, methods=["GET"]
             ),
+            Route("/openapi.json", _describe, methods=["GET"]),
         ]
         return Starlette(routes=routes, middleware=[Middleware(RawPath)])
 
@@ -217,6 +224,16 @@ class FaultyReply(Response):
             await self._connection.cut(reset=bool(cut.variant))
         else:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _describe(_request: Request) -> Response:
+    return Response(_openapi(), media_type=JSON)
+
+
+@cache
+def _openapi() -> bytes:
+    """Return the OpenAPI document of the five endpoints; most simulators are never asked for it."""
+    return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
 
 
 def _call(request: Request, endpoint: Endpoint, *, quota_ids: tuple[int, ...] | None = ()) -> Call:
