@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from inspect import isasyncgen
 from typing import TYPE_CHECKING, Final
 
 import anyio.lowlevel
@@ -14,12 +15,16 @@ from sampling_async._errors import DecodeError
 from sampling_async._stepwise import Stepwise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator
 
     from sampling_async._errors import Endpoint
 
 _MIB: Final = 2**20
 _PARTS_A_TURN: Final = 256
+_SLICE: Final = 2**17
+"""Bytes undone of gzip at once: some milliseconds' work for who decodes them."""
+
+_ENCODINGS: Final = frozenset({b"identity", b"gzip", b"x-gzip", b""})
 
 
 @frozen(kw_only=True)
@@ -45,56 +50,94 @@ class RequestBody(httpx.AsyncByteStream):
     """A request's body. httpx's own is an async generator, which a cancelled call leaves for trio to scold."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
+        self.content = content
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return Stepwise((self._content,))
+        return Stepwise((self.content,))
 
 
-async def read_body(response: httpx.Response, wire: int, decoded: int) -> bytes:
-    """Read a body within its limits, undoing gzip, the one encoding that we accept."""
-    if response.is_stream_consumed:  # made from memory, by a mock
-        if len(response.content) > decoded:
-            raise _too_large(decoded, "decoded")
-        return response.content
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"identity", "gzip", "x-gzip", ""}:
-        raise DecodeError("$", "expected no content encoding but gzip", permanent=True)
-    inflater = _Inflater(decoded) if "gzip" in encoding else None
-    parts: list[bytes] = []
-    wire_size = size = 0
-    async with _whole(response) as stream:
-        async for raw in stream:
-            wire_size += len(raw)
-            if wire_size > wire:
-                raise _too_large(wire, "on the wire")
-            parts.append(raw if inflater is None else inflater.feed(raw))
-            size += len(parts[-1])
-            if size > decoded:
-                raise _too_large(decoded, "decoded")
-            if not len(parts) % _PARTS_A_TURN:
-                await anyio.lowlevel.checkpoint()  # parts of a byte each come without waiting, thousands a read
-    if inflater is not None:
-        inflater.finish()
-    return b"".join(parts)
+class Body:
+    """The body of an answer, part by part, within its limits, with gzip undone, the one encoding we accept.
 
-
-@asynccontextmanager
-async def _whole(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes]]:
-    """Give the raw parts of a body, and run them to their end even where the block stops early.
-
-    httpx and httpcore read through nested async generators; one left in the middle is scolded by trio. Closing
-    the response first makes them end by themselves, without reading on.
+    Args:
+        response: Whose.
+        wire: The limit of what comes over the wire, in bytes.
+        decoded: The limit of what that makes.
     """
-    stream = response.aiter_raw()
-    try:
-        yield stream
-    except DecodeError:
-        await response.aclose()
-        with suppress(Exception):
-            async for _ in stream:
-                pass
-        raise
+
+    def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
+        self._response = response
+        self._wire_left = wire
+        self._decoded_left = decoded
+        self._parts = 0
+        self._limits = wire, decoded
+        encodings = [value for name, value in response.headers.raw if name.lower() == b"content-encoding"]
+        self._encoding = b", ".join(encodings).strip().lower()
+        self._inflater = _Inflater() if b"gzip" in self._encoding else None
+        self._source = self._raw = _raw_parts(response)
+        if response.is_stream_consumed:  # made from memory, by a mock, and decoded there
+            self._inflater, self._source = None, Stepwise((response.content,))
+
+    async def next(self) -> bytes:
+        """Return the next part, of modest size where the wire gave it so; nothing at the end.
+
+        Raises:
+            DecodeError: It is larger than a limit, encoded otherwise, or its encoding is broken.
+        """
+        if self._encoding not in _ENCODINGS:
+            raise DecodeError("$", "expected no content encoding but gzip", permanent=True)
+        while True:
+            if self._inflater is not None and (part := self._inflater.next()):
+                await anyio.lowlevel.checkpoint()  # a part on the wire can hold a thousand times as much
+                return self._within_limit(part)
+            raw = await self._next_raw()
+            if self._inflater is None:
+                return self._within_limit(raw)
+            if not raw:
+                self._inflater.finish()
+                return raw
+            self._inflater.feed(raw)
+
+    async def _next_raw(self) -> bytes:
+        while not (raw := await anext(self._source, None)):
+            if raw is None:
+                return b""
+        self._wire_left -= len(raw)
+        if self._wire_left < 0:
+            raise _too_large(self._limits[0], "on the wire")
+        self._parts += 1
+        if not self._parts % _PARTS_A_TURN:
+            await anyio.lowlevel.checkpoint()  # parts of a byte each come without waiting, thousands a read
+        return raw
+
+    def _within_limit(self, part: bytes) -> bytes:
+        self._decoded_left -= len(part)
+        if self._decoded_left < 0:
+            raise _too_large(self._limits[1], "decoded")
+        return part
+
+    async def read(self) -> bytes:
+        """Return all of it."""
+        parts: list[bytes] = []
+        while part := await self.next():
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def aclose(self) -> None:
+        """Close it, whether it was read whole or not."""
+        await self._response.aclose()
+        if isasyncgen(self._raw):
+            # httpx reads through nested async generators; one left in the middle is scolded by trio. With the
+            # response closed, they end by themselves and read no further.
+            with suppress(Exception):
+                while await anext(self._source, None) is not None:
+                    pass
+
+
+def _raw_parts(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Return the parts as they come: our engine's own, for httpx's layers cost as much as the reading does."""
+    own: AsyncIterator[bytes] | None = response.extensions.get("body")
+    return response.aiter_raw() if own is None else own
 
 
 def _too_large(limit: int, where: str) -> DecodeError:
@@ -106,24 +149,34 @@ def _too_large(limit: int, where: str) -> DecodeError:
 
 
 class _Inflater:
-    """Undoes gzip piece by piece, never making more than the limit at once."""
+    """Undoes gzip, a slice at a time."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=31)
+        self._raw = b""
 
-    def feed(self, raw: bytes) -> bytes:
-        """Return what a piece holds; of a piece that holds more than the limit, the limit and a byte."""
-        piece = b""
+    def feed(self, raw: bytes) -> None:
+        """Take a piece, after all that the one before holds was taken out."""
+        self._raw = raw
+
+    def next(self) -> bytes:
+        """Return the next slice of what the piece holds, or nothing.
+
+        Raises:
+            DecodeError: It is no gzip.
+        """
         try:
-            while True:
-                piece += self._zlib.decompress(raw, self._limit + 1)
-                raw = self._zlib.unused_data
-                if not raw or len(piece) > self._limit:
-                    return piece
-                self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
+            while self._raw:
+                if self._zlib.eof:
+                    self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
+                part = self._zlib.decompress(self._raw, _SLICE)
+                self._raw = self._zlib.unconsumed_tail or self._zlib.unused_data
+                if part:
+                    return part
         except zlib.error:
             pass
+        else:
+            return b""
         raise DecodeError("$", "expected a gzip body, found other bytes")
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -18,7 +18,7 @@ from sampling_async._errors import (
 )
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
 from sampling_async._replies import disguised_refusal, refusal
-from sampling_async._session import Session, Track
+from sampling_async._session import BodyReader, Session, Track
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
 _THREADS: Final = 4
 _THREADED_BYTES: Final = 2**20
 """Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
@@ -37,6 +38,8 @@ _LEAST_SECONDS: Final = 1.0
 """What must be left of a deadline for another attempt to begin."""
 
 _NO_TIME: Final = 0.001
+
+_OK: Final = 200
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -66,28 +69,31 @@ class Caller:
         self._session = session
         self._gate = gate
         self._policy = policy
-        self._clock = clock
+        self.clock = clock
         self._sleep = sleep
         self._random = random
         self._threads: anyio.CapacityLimiter | None = None
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
-    async def run(self, call: Call[T], permit: Permit, track: Track | None = None) -> T:
+    async def run(
+        self, call: Call[T], permit: Permit, track: Track | None = None, read: BodyReader | None = None
+    ) -> T:
         """Make a call, again where the policy allows, and return what its body says.
 
         Args:
             call: What to ask.
             permit: Leave for the attempts; it may be held already for the first one. Its end is the deadline.
             track: Where to note what may have been sent, for a caller that is interrupted.
+            read: Reads the body of a 200, and may work on it meanwhile.
 
         Raises:
             SamplingError: The last failure, with what is known of all attempts.
         """
         track = track or Track()
-        started = self._clock()
+        started = self.clock()
         failures: list[SamplingError] = []
         while True:
-            answer = await self._try(call, permit, track)
+            answer = await self._try(call, permit, track, read)
             if not isinstance(answer, SamplingError):
                 self.budget.deposit()
                 return answer
@@ -105,33 +111,68 @@ class Caller:
         finally:
             del answer, failures  # an error whose traceback holds itself lives until the next collection
 
-    async def _try(self, call: Call[T], permit: Permit, track: Track) -> T | SamplingError:
-        with self._session.until_closed():
-            if not await permit.acquire():
-                late = TransportTimeoutError("the deadline passes before this could be sent")
-                late.retry_after = self._gate.held_for or None
-                return late
+    def wall_limit(self, call: Call[Any]) -> float:
+        """Return the seconds one attempt may take in all."""
+        return self._session.timeouts.wall_limit(call.endpoint, call.quota_ids)
+
+    async def go_on(self, call: Call[Any], track: Track, run: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """Read on in an answer that was handed over before its end.
+
+        Raises:
+            SamplingError: It failed. It is not repeated: a part of the answer has been used.
+        """
+        began = self.clock()
         try:
-            answer = await self._attempt(call, permit, track)
+            return await self._session.guarded(run, track, seconds)
+        except SamplingError as exc:
+            self._note(exc, call, track, began)
+            failure = exc.with_traceback(None)  # the frames hold the body
+            failure.__context__ = None
+        raise failure
+
+    async def _try(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> T | SamplingError:
+        if not permit.is_held or permit.remaining <= 0:
+            with self._session.until_closed():
+                if not await permit.acquire():
+                    late = TransportTimeoutError("the deadline passes before this could be sent")
+                    late.retry_after = self._gate.held_for or None
+                    return late
+        try:
+            answer = await self._attempt(call, permit, track, read)
         finally:
             permit.release()
         if isinstance(answer, SamplingError):
             return answer
+        if answer.result is not None:
+            return cast("T", answer.result)
+        if len(answer.body) < _THREADED_BYTES:
+            return self._decoded(call, answer)
         with anyio.move_on_after(permit.remaining):
-            return await self._decoded(call, answer)
+            # Threads of our own: those of the host application may all be busy.
+            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
+            return await anyio.to_thread.run_sync(
+                self._decoded, call, answer, abandon_on_cancel=True, limiter=self._threads
+            )
         return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
 
-    async def _attempt(self, call: Call[T], permit: Permit, track: Track) -> Reply | SamplingError:
-        began = self._clock()
+    async def _attempt(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> Reply | SamplingError:
+        began = self.clock()
         answer: Reply | SamplingError
         try:
-            reply = await self._session.attempt(call, track, within=permit.remaining)
+            answer = await self._session.attempt(call, track, permit.remaining, read)
         except SamplingError as exc:
             answer, ended = exc, type(exc).__name__
         else:
-            answer, ended = refusal(reply, private=self._private(call)) or reply, str(reply.status)
-        self._learn(call, permit, answer, self._clock() - began)
-        self._log(call, track, began, ended)
+            ended = str(answer.status)
+            if answer.status != _OK:
+                answer = refusal(answer, private=self._private(call)) or answer
+        seconds = self.clock() - began
+        self._learn(call, permit, answer, seconds)
+        self._log(call, track, seconds, ended)
         return answer
 
     def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, seconds: float) -> None:
@@ -152,15 +193,9 @@ class Caller:
         else:
             limit.answered(generation, running)
 
-    async def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
+    def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
         try:
-            if len(reply.body) < _THREADED_BYTES:
-                return call.read(reply.body)
-            # Threads of our own: those of the host application may all be busy.
-            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
-            return await anyio.to_thread.run_sync(
-                call.read, reply.body, abandon_on_cancel=True, limiter=self._threads
-            )
+            return call.read(reply.body)
         except DecodeError as exc:
             exc.__context__ = None
             # The frames that read the body hold it in their locals, with whatever it repeats.
@@ -170,7 +205,7 @@ class Caller:
         """Say on the error what is known of the call so far, and obey what the service asks of the client."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts
-        error.elapsed = self._clock() - started
+        error.elapsed = self.clock() - started
         track.ambiguous = track.ambiguous or may_have_worked(error)
         track.sent = False
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
@@ -181,14 +216,16 @@ class Caller:
     def _private(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
-    def _log(self, call: Call[Any], track: Track, began: float, ended: str) -> None:
+    def _log(self, call: Call[Any], track: Track, seconds: float, ended: str) -> None:
         """Say how an attempt ended, by the endpoint's name; URLs and member codes stay out of every log."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
         logger.debug(
             "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
             call.method,
             call.endpoint,
             ended,
-            self._clock() - began,
+            seconds,
             track.attempts,
             call.quota_ids,
         )

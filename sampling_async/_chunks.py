@@ -133,7 +133,7 @@ class ChunkSource:
                     raise InvalidRequestError(
                         f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
                     )
-                self._rest = plan_chunks(request, self._size_for(len(set(request.quota_ids))))
+                self._rest = plan_chunks(request, self._size_for(request.quota_ids))
                 if self._journal is not None:
                     self._rest = self._planned(request, await self._journal.recall(request), self._journal)
                 for job in self._rest:
@@ -163,12 +163,12 @@ class ChunkSource:
             yield Answered(chunk, BulkAnswer({id_: known[id_] for id_ in chunk.places}))
         for left, asked_before in ((again, True), (fresh, False)):
             whole = Chunk(request.member_code, left, asked_before)
-            for chunk in cut(whole, self._size_for(len(left))):
+            for chunk in cut(whole, self._size_for(left)):
                 journal.take_up(chunk)
                 yield chunk
 
-    def _size_for(self, quota_ids: int) -> int:
-        return self._size if self._size_of is None or not quota_ids else self._size_of(quota_ids)
+    def _size_for(self, quota_ids: Collection[int]) -> int:
+        return self._size if self._size_of is None or not quota_ids else self._size_of(len(set(quota_ids)))
 
     def rest(self) -> Iterator[Job]:
         """Return what was taken from the input and not yielded."""

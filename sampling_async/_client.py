@@ -18,9 +18,11 @@ from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
+from sampling_async._loops import current_time
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
+from sampling_async._quotas import SurveyStream, read_quotas
 from sampling_async._recontact import PageReader, RecontactStream
 from sampling_async._scheduler import Gate, Lane, Permit
 from sampling_async._session import Session
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from sampling_async._models import Invite, Quotas, RecontactMembers
+    from sampling_async._models import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._settings import PartnerSettings
 
 _SPARE_CONNECTIONS = 2
@@ -77,7 +79,7 @@ class SamplingClient:
         limits: BodyLimits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         allow_http: bool = False,
-        clock: Callable[[], float] = anyio.current_time,
+        clock: Callable[[], float] = current_time,
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         random: Callable[[], float] = _random.random,
     ) -> None:
@@ -177,7 +179,33 @@ class SamplingClient:
             SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
         """
         call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
-        return await self._caller.run(call, self._interactive(deadline))
+        return await self._caller.run(call, self._interactive(deadline), read=read_quotas)
+
+    async def iter_surveys(
+        self, *, include_routables: bool = True, deadline: float | None = None
+    ) -> AsyncGenerator[Survey, None]:
+        """Yield the surveys of Get Quotas as they arrive, with no more of them in memory than came together.
+
+        The call is repeated as `RetryPolicy` says until the first surveys are there; what fails after that is
+        raised. Breaking off closes the connection; do so through `contextlib.aclosing`, or at the end of a loop
+        that is left early the connection stays open until the generator is collected. The service waits while
+        you work on a survey: if it may not, use `get_quotas()`.
+
+        Args:
+            include_routables: Whether conditions on routable questions are part of the answer.
+            deadline: Seconds the call may take in all; your own time between surveys does not count.
+
+        Raises:
+            SamplingError: The call failed, or the answer broke off; surveys yielded before are good.
+        """
+        call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
+        stream = SurveyStream(self._caller, call, self._interactive(deadline))
+        try:
+            while surveys := await stream.next():
+                for survey in surveys:
+                    yield survey
+        finally:
+            await stream.aclose()
 
     async def generate_invite(
         self, member_code: str, quota_id: SupportsIndex, *, deadline: float | None = None
@@ -233,8 +261,8 @@ class SamplingClient:
         async with self.fan_out(
             [request], chunk_size=chunk_size, goal=goal, deadline=deadline, weight=weight
         ) as stream:
-            outcomes = {outcome.quota_id: outcome async for outcome in stream}
-        return BulkInviteResult((outcomes[quota_id] for quota_id in request.quota_ids), stream.unrequested)
+            outcomes = await stream.by_quota_id()
+        return BulkInviteResult(map(outcomes.__getitem__, request.quota_ids), stream.unrequested)
 
     def stream_bulk_invite(
         self,

@@ -1,4 +1,4 @@
-"""What carries requests under httpx.AsyncClient: HTTP/1.1 by h11 over sockets of our own.
+"""What carries requests under httpx.AsyncClient: HTTP/1.1 over sockets of our own.
 
 httpx's own engine loses slots of its pool under cancellation, gives the surplus half of two answers in one
 packet to the next request, and works the longer the wider it is. This one has no pool to queue in: the
@@ -9,32 +9,29 @@ request that does not end with its whole answer closes its connection, at once a
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
-import h11
 import httpx
 
-from sampling_async._sockets import Wire, connect
+from sampling_async._answers import Answer
+from sampling_async._bodies import RequestBody
+from sampling_async._sockets import TooSlow, Wire, connect
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
     Limits = Mapping[str, float]
 
 _IDLE_SECONDS: Final = 4.0  # below the 5 s after which common servers close, so that we never race them
-_HEAD_BYTES: Final = 100 * 1024
 
 
-class Engine(httpx.AsyncBaseTransport):
-    """An httpx transport for one origin that survives cancellation and knows whether anything was sent.
-
-    It reads two extensions of a request: `timeout`, as httpx fills it, and `sent`, a function to be told False
-    while it is certain that no byte of the request has left, and True from then on.
+class Engine:
+    """Carries requests to one origin, survives cancellation and knows whether anything was sent.
 
     Args:
         idle: How many unused connections are kept open.
@@ -44,26 +41,28 @@ class Engine(httpx.AsyncBaseTransport):
         self._idle: deque[_Connection] = deque()
         self._most_idle = idle
         self._tls: ssl.SSLContext | None = None  # loaded when the first connection needs it
-        self._stock: httpx.AsyncHTTPTransport | None = None
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its answer, whose body is still to be read."""
-        if _is_mocked():
-            self._stock = self._stock or httpx.AsyncHTTPTransport(trust_env=False)
-            return await self._stock.handle_async_request(request)
+    async def exchange(self, request: httpx.Request, private: Mapping[str, str]) -> httpx.Response:
+        """Send a request and return its answer, whose body is still to be read.
+
+        Args:
+            request: What to send. Two of its extensions count: `timeout`, as httpx fills it, and `sent`, a
+                function to be told False while it is certain that no byte has left, and True from then on.
+            private: Headers that only the wire gets to see.
+        """
         limits: Limits = request.extensions["timeout"]
         request.extensions["sent"](False)
-        assert isinstance(request.stream, httpx.AsyncByteStream)
-        body = b"".join([part async for part in request.stream])
+        message = _message(request, private)
         connection = self._take_idle() or await self._connect(request.url, limits)
         try:
-            await connection.send(request, body, limits)
-            head = await connection.read_head(limits)
+            await connection.send(message, request.extensions["sent"], limits["write"])
+            answer = await connection.read_head(limits["read"])
         except BaseException:
             connection.close()
             raise
-        stream = _Body(connection, limits, self._release)
-        return httpx.Response(head.status_code, headers=list(head.headers), stream=stream)
+        body = _Body(connection, answer, limits["read"], self._release)
+        body.release_if_whole()
+        return httpx.Response(answer.status, headers=answer.headers, stream=body, extensions={"body": body})
 
     def _take_idle(self) -> _Connection | None:
         while self._idle:
@@ -78,8 +77,13 @@ class Engine(httpx.AsyncBaseTransport):
         if url.scheme == "https":
             tls = self._tls = self._tls or httpx.create_ssl_context()
         port = url.port or (443 if tls else 80)
-        with _told_as(httpx.ConnectError, httpx.ConnectTimeout, limits["connect"]):
+        with (
+            anyio.move_on_after(limits["connect"]) as scope,
+            _told_as(httpx.ConnectError, httpx.ConnectTimeout),
+        ):
             return _Connection(await connect(url.raw_host.decode("ascii"), port, tls))
+        assert scope.cancelled_caught
+        raise httpx.ConnectTimeout("no connection in time")
 
     def _release(self, connection: _Connection) -> None:
         while self._idle and not self._idle[0].is_young():
@@ -89,16 +93,14 @@ class Engine(httpx.AsyncBaseTransport):
         else:
             connection.close()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the idle connections; one in use is closed by its request."""
         self._most_idle = 0
         while self._idle:
             self._idle.pop().close()
-        if self._stock is not None:
-            await self._stock.aclose()
 
 
-def _is_mocked() -> bool:
+def is_mocked() -> bool:
     """Return whether httpx's own engine is patched: respx and pytest-httpx work so, and must work with us."""
     patched = getattr(httpx.AsyncHTTPTransport.handle_async_request, "__module__", "").split(".")[0] != "httpx"
     httpcore = sys.modules.get("httpcore")  # not loaded, it cannot be patched
@@ -108,68 +110,54 @@ def _is_mocked() -> bool:
     return getattr(method, "__module__", "").split(".")[0] != "httpcore"
 
 
-class _Connection:
-    """A connection and the state of HTTP on it."""
+def _message(request: httpx.Request, private: Mapping[str, str]) -> bytes:
+    assert isinstance(request.stream, RequestBody)
+    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
+    lines += [b"%b: %b" % header for header in request.headers.raw]
+    lines += [f"{name}: {value}".encode("ascii") for name, value in private.items()]
+    return b"%b\r\n\r\n%b" % (b"\r\n".join(lines), request.stream.content)
 
-    __slots__ = ("_http", "_used_at", "_wire")
+
+class _Connection:
+    """A connection and the answer that is on its way."""
+
+    __slots__ = ("_answer", "_used_at", "_wire")
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+        self._answer = Answer()
         self._used_at = 0.0
 
     def is_young(self) -> bool:
         """Return whether the server surely keeps it open still."""
-        return anyio.current_time() - self._used_at < _IDLE_SECONDS
+        return time.monotonic() - self._used_at < _IDLE_SECONDS
 
     def is_fit(self) -> bool:
         """Return whether a request may be sent: it is young, open, and holds nothing that was not asked for."""
         return self.is_young() and self._wire.is_quiet()
 
-    async def send(self, request: httpx.Request, body: bytes, limits: Limits) -> None:
+    async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
         """Send a request whole."""
-        events = [
-            h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw),
-            *([h11.Data(data=body)] if body else []),
-            h11.EndOfMessage(),
-        ]
-        message = b"".join(self._http.send(event) or b"" for event in events)
-        with _told_as(httpx.WriteError, httpx.WriteTimeout, limits["write"]):
-            await self._wire.send(message, partial(request.extensions["sent"], True))
+        with _told_as(httpx.WriteError, httpx.WriteTimeout):
+            await self._wire.send(message, partial(sent, True), seconds)
 
-    async def read_head(self, limits: Limits) -> h11.Response:
-        """Return the head of the answer, past interim ones."""
-        while not isinstance(event := await self._next(limits), h11.Response):
-            assert isinstance(event, h11.InformationalResponse)
-        return event
+    async def read_head(self, seconds: float) -> Answer:
+        """Return the answer, once its head is there."""
+        answer = self._answer = Answer()
+        while not answer.status:
+            await self.read_on(seconds)
+        return answer
 
-    async def read_part(self, limits: Limits) -> bytes | None:
-        """Return a part of the body; None after the last."""
-        event = await self._next(limits)
-        if isinstance(event, h11.Data):
-            return bytes(event.data)
-        assert isinstance(event, h11.EndOfMessage)
-        return None
-
-    async def _next(self, limits: Limits) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        while True:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError as exc:
-                raise httpx.RemoteProtocolError("expected HTTP/1.1") from exc
-            if event is not h11.NEED_DATA:
-                return event
-            with _told_as(httpx.ReadError, httpx.ReadTimeout, limits["read"]):
-                self._http.receive_data(await self._wire.receive())
+    async def read_on(self, seconds: float) -> None:
+        """Feed the answer with what comes next."""
+        with _told_as(httpx.ReadError, httpx.ReadTimeout):
+            data = await self._wire.receive(seconds)
+        self._answer.feed(data)
 
     def is_reusable(self) -> bool:
-        """Make it ready for the next request; False if there can be none, or more came than was asked for."""
-        surplus, _ = self._http.trailing_data
-        if surplus or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        self._used_at = anyio.current_time()
-        return True
+        """Return whether it is ready for another request."""
+        self._used_at = time.monotonic()
+        return self._answer.leaves_reusable
 
     def close(self) -> None:
         """Close it now."""
@@ -179,9 +167,12 @@ class _Connection:
 class _Body(httpx.AsyncByteStream):
     """The body of an answer as it comes. Read whole, it releases the connection; left earlier, it closes it."""
 
-    def __init__(self, connection: _Connection, limits: Limits, release: Callable[[_Connection], None]) -> None:
+    def __init__(
+        self, connection: _Connection, answer: Answer, seconds: float, release: Callable[[_Connection], None]
+    ) -> None:
         self._connection = connection
-        self._limits = limits
+        self._answer = answer
+        self._seconds = seconds
         self._release = release
         self._is_over = False
 
@@ -189,13 +180,18 @@ class _Body(httpx.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
-        part = None if self._is_over else await self._connection.read_part(self._limits)
-        if part is not None:
-            return part
-        if not self._is_over:
+        while not (part := self._answer.take()):
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._connection.read_on(self._seconds)
+            self.release_if_whole()
+        return part
+
+    def release_if_whole(self) -> None:
+        """Release the connection, if the last byte of the body has come."""
+        if self._answer.is_whole and not self._is_over:
             self._is_over = True
             self._release(self._connection)
-        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Close the connection, if the body was not read to its end."""
@@ -204,15 +200,20 @@ class _Body(httpx.AsyncByteStream):
             self._connection.close()
 
 
-@contextmanager
-def _told_as(
-    failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException], seconds: float
-) -> Generator[None]:
-    """Raise httpx's errors for those of the system, and for a time limit."""
-    with anyio.move_on_after(seconds) as scope:
-        try:
-            yield
-        except OSError as exc:
-            raise failure(exc.strerror or type(exc).__name__) from exc
-    if scope.cancelled_caught:
-        raise timeout(f"after {seconds:g} s")
+class _told_as:  # noqa: N801  a context manager, and one in C's place: contextlib's costs more than the block
+    """Raises httpx's errors for those of the system, and for a time limit."""
+
+    __slots__ = ("_failure", "_timeout")
+
+    def __init__(self, failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> None:
+        self._failure = failure
+        self._timeout = timeout
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if isinstance(exc, OSError):
+            raise self._failure(exc.strerror or type(exc).__name__) from exc
+        if isinstance(exc, TooSlow):
+            raise self._timeout(type(exc).__name__) from exc

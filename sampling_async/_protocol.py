@@ -6,19 +6,18 @@ place what is asked of the service and what its answers are taken to mean.
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Generic, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, SupportsIndex, TypeVar
 from urllib.parse import quote
 
 from attrs import evolve, field, frozen
 
-from sampling_async._codec import from_json
+from sampling_async._codec import from_json, plain_json
 from sampling_async._errors import (
     Endpoint,
     InvalidRequestError,
@@ -111,7 +110,10 @@ def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
         raise InvalidRequestError(
             "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
         )
-    return tuple(quota_id_of(value) for value in values)
+    given: tuple[Any, ...] = tuple(values)
+    if set(map(type, given)) == {int} and min(given) > 0 and max(given) <= _INT64_MAX:  # as is nearly always so
+        return given
+    return tuple(quota_id_of(value) for value in given)
 
 
 @frozen
@@ -144,7 +146,7 @@ def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[
         "POST",
         f"{_SAMPLES}/{panel}/{_segment(member_code)}/Invites",
         partial(read_bulk, member_code, quota_ids),
-        body=json.dumps({"QuotaIDs": list(quota_ids)}, separators=(",", ":")).encode(),
+        body=plain_json({"QuotaIDs": quota_ids}),
         quota_ids=len(quota_ids),
         private=(member_code, _segment(member_code)),
     )
@@ -184,6 +186,7 @@ def recontact_members(
     )
 
 
+@lru_cache(maxsize=64)
 def _segment(text: str) -> str:
     return quote(text, safe="")
 
@@ -220,7 +223,7 @@ def cut(chunk: Chunk, size: int) -> Iterator[Chunk]:
     """Cut a chunk into those of at most `size` quota IDs."""
     places = iter(chunk.places.items())
     while batch := dict(islice(places, size)):
-        yield evolve(chunk, places=batch)
+        yield Chunk(chunk.member_code, batch, chunk.asked_before)
 
 
 # --- Recontact paging --------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 from attrs import evolve, field, frozen
 
-from sampling_async._codec import from_json, parse, structure
+from sampling_async._codec import bulk_items, from_json, parse, structure
+from sampling_async._drafts import draft_of
 from sampling_async._errors import (
     BadRequestError,
     DecodeError,
@@ -28,6 +30,8 @@ from sampling_async._outcomes import InviteOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sampling_async._fastlane import WireItem
+
 _OK: Final = 200
 _EXCERPT: Final = 200
 _EXCERPTED: Final = 2**16
@@ -36,13 +40,17 @@ _UNMISTAKABLE: Final = 5
 
 @frozen
 class Reply:
-    """What came back: the status, the decoded body and the headers that mean something to us."""
+    """What came back: the status, the decoded body and the headers that mean something to us.
+
+    `result` is what came of a body that was worked on while it was read.
+    """
 
     status: int
-    body: bytes = field(repr=False)
+    body: bytes = field(default=b"", repr=False)
     retry_after: str | None = None
     date: str | None = None
     is_whole: bool = True
+    result: Any = field(default=None, repr=False)
 
 
 def refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | None:
@@ -116,7 +124,12 @@ def _error_body(body: bytes) -> tuple[str | None, int | None]:
 
 
 def _text(value: Any) -> str | None:
-    return _printable(value)[:_EXCERPT] if type(value) is str else None
+    return _name(value) if type(value) is str else None
+
+
+@lru_cache(maxsize=256)  # there are some fifty result names, and each answer has a hundred of them
+def _name(text: str) -> str:
+    return _printable(text)[:_EXCERPT]
 
 
 def _code(value: Any) -> int | None:
@@ -192,6 +205,10 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     Raises:
         DecodeError: There is no list of items; a single unreadable item only makes its own ID `unknown`.
     """
+    items = bulk_items(body)
+    outcomes = None if items is None else _outcomes(member_code, items)
+    if outcomes is not None:
+        return _matched(member_code, quota_ids, outcomes)
     document = parse(body)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")
@@ -200,17 +217,62 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
+_Outcome: Final = draft_of(InviteOutcome)
+_Invite: Final = draft_of(Invite)
+_new: Final[Any] = object.__new__
+
+
+def _outcomes(member_code: str, items: Sequence[WireItem]) -> list[InviteOutcome] | None:
+    """Return what items say; None if one of them contradicts itself, which is to be explained."""
+    outcomes: list[InviteOutcome] = []
+    for item in items:
+        quota_id, code, came, result = item.QuotaID, item.ResultCode, item.Invite, item.Result
+        outcome = _new(_Outcome)
+        if came is None:
+            if code == ResultCode.SUCCESS:
+                return None
+            outcome.status, outcome.invite = "rejected", None
+        else:
+            if code != ResultCode.SUCCESS or came.QuotaID != quota_id:
+                return None
+            invite = _new(_Invite)
+            invite.survey_id = came.SurveyID
+            invite.wave_id = came.WaveID
+            invite.quota_id = quota_id
+            invite.partner_amount = came.PartnerAmount
+            invite.url = came.URL
+            invite.loi = came.LOI
+            invite.ir = came.IR
+            invite.member_amount = came.MemberAmount
+            invite.__class__ = Invite
+            outcome.status, outcome.invite = "invited", invite
+        outcome.member_code = member_code
+        outcome.quota_id = quota_id
+        outcome.result_code = code
+        outcome.result = None if result is None else _name(result)
+        outcome.error = outcome.anomaly = None
+        outcome.__class__ = InviteOutcome
+        outcomes.append(outcome)
+    return outcomes
+
+
 def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) -> BulkAnswer:
     """Match the items of a bulk reply to the quota IDs asked, by the outer QuotaID and never by position.
 
     An item that cannot be read or contradicts itself makes its quota ID `unknown`, as does no item at all.
     """
-    answers: dict[int, InviteOutcome] = {}
-    for index, item in enumerate(items):
-        outcome = _read_item(member_code, item, f"$.Invites[{index}]")
-        if outcome is not None:
-            earlier = answers.get(outcome.quota_id)
-            answers[outcome.quota_id] = outcome if earlier is None else _merged(earlier, outcome)
+    read = (_read_item(member_code, item, f"$.Invites[{index}]") for index, item in enumerate(items))
+    return _matched(member_code, quota_ids, [outcome for outcome in read if outcome is not None])
+
+
+def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[InviteOutcome]) -> BulkAnswer:
+    answers = {outcome.quota_id: outcome for outcome in outcomes}
+    if len(outcomes) == len(quota_ids) and tuple(answers) == quota_ids:  # as is nearly always so
+        return BulkAnswer(answers)
+    answers.clear()
+    for outcome in outcomes:
+        earlier = answers.get(outcome.quota_id)
+        answers[outcome.quota_id] = outcome if earlier is None else _merged(earlier, outcome)
     missing = [quota_id for quota_id in quota_ids if quota_id not in answers]
     answers.update((quota_id, _missing(member_code, quota_id)) for quota_id in missing)
     asked = {quota_id: answers.pop(quota_id) for quota_id in quota_ids}

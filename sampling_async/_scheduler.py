@@ -13,12 +13,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import aclosing, contextmanager
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from sampling_async._cancellation import is_stray
 from sampling_async._limit import AdaptiveLimit
+from sampling_async._loops import asyncio_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -109,7 +112,7 @@ class Gate:
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self._held_until = float("-inf")
+        self._held_until = -inf
         self._spread = 0.0
         self._held_back: set[anyio.CancelScope] = set()
 
@@ -121,6 +124,8 @@ class Gate:
     @property
     def held_for(self) -> float:
         """For how many seconds more no permits are given."""
+        if self._held_until == -inf:
+            return 0.0
         left = self._held_until - self.clock()
         return left if left > _NEXT_TO_NOTHING else 0.0
 
@@ -132,7 +137,7 @@ class Gate:
 
     def unhold(self) -> None:
         """End the hold now."""
-        self._held_until = float("-inf")
+        self._held_until = -inf
         for scope in self._held_back:
             scope.cancel()
 
@@ -183,7 +188,7 @@ class Gate:
         while self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive():
             pass
 
-    def _serve_interactive(self, most_in_a_row: float = float("inf")) -> bool:
+    def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
         # They are not counted against others' attempts above a limit that was lowered.
         has_room = self._interactive_running < self.limit and self.running < self.adaptive.maximum
         if not (has_room and self._in_a_row < most_in_a_row and self.interactive):
@@ -230,7 +235,7 @@ class Permit:
 
     __slots__ = ("_gate", "_held", "_lane", "_until", "among", "generation")
 
-    def __init__(self, gate: Gate, lane: Lane, until: float = float("inf")) -> None:
+    def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
         self._lane = lane
         self._until = until
@@ -239,20 +244,30 @@ class Permit:
         self.among = 0  # how many were out then, itself included
 
     @property
+    def is_held(self) -> bool:
+        """Whether leave was given and not given back."""
+        return self._held
+
+    @property
     def remaining(self) -> float:
         """For how many seconds it is of use."""
-        return self._until - self._gate.clock()
+        return self._until if self._until == inf else self._until - self._gate.clock()
 
     async def acquire(self) -> bool:
         """Wait for leave; False if it does not come in time. Returns at once if it is held already."""
         remaining = self.remaining
-        if not self._held and self._gate.held_for < remaining:
+        if not self._held and remaining == inf:
+            await self._acquire()
+        elif not self._held and self._gate.held_for < remaining:
             with anyio.move_on_after(remaining):
-                await self._gate.acquire(self._lane)
-                self._held = True
-                self.generation = self._gate.adaptive.generation
-                self.among = self._gate.running
+                await self._acquire()
         return self._held and remaining > 0
+
+    async def _acquire(self) -> None:
+        await self._gate.acquire(self._lane)
+        self._held = True
+        self.generation = self._gate.adaptive.generation
+        self.among = self._gate.running
 
     def release(self) -> None:
         """Give leave back, if it is held."""
@@ -268,7 +283,7 @@ class _Background(ABC):
         self._tasks: TaskGroup | None = None
         self._failure: Exception | None = None
         self._finished = False
-        self._news = anyio.Event()
+        self._news: anyio.Event | None = None  # made only by who has to wait
         self.left = False
 
     async def __aenter__(self) -> Self:
@@ -300,13 +315,24 @@ class _Background(ABC):
         """Refuse what would wait for ever: there is nothing at work outside of the block."""
         if self._tasks is None:
             raise RuntimeError("enter the stream first: async with ... as stream")
-        if self.left and not self._finished:
+        if self.left and (self._has_more or not self._finished):
             raise RuntimeError("the stream's block has been left before its end")
+
+    @property
+    @abstractmethod
+    def _has_more(self) -> bool:
+        """Whether there are results that nobody took."""
+
+    async def _hear(self) -> None:
+        """Wait for a result, or the end."""
+        self._news = self._news or anyio.Event()
+        await self._news.wait()
 
     def _tell(self) -> None:
         """Wake the consumer: there is a result, or the end."""
-        self._news.set()
-        self._news = anyio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     @contextmanager
     def _failures_kept(self) -> Generator[None]:
@@ -367,7 +393,15 @@ class JobStream(_Background, Generic[Job, Result]):
         self._permit = permit
         self._jobs = jobs
         self._run = run
-        self._window = anyio.Semaphore(window)
+        self._resting: list[_Rest[Job]] = []
+        self._drawn = False
+        self._window = window
+        self._is_awaited_whole = False
+        self._room: anyio.Event | None = None  # made only where the window is full
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self.untaken)
 
     def __aiter__(self) -> Self:
         return self
@@ -378,25 +412,76 @@ class JobStream(_Background, Generic[Job, Result]):
             if self._finished:
                 self._end()
                 raise StopAsyncIteration
-            await self._news.wait()
-        result = self.untaken.popleft()
-        self._window.release()
-        return result
+            await self._hear()
+        self._leave_window()
+        return self.untaken.popleft()
+
+    async def rest(self) -> deque[Result]:
+        """Return all results not taken yet, once the last one is there: for who keeps them all anyway."""
+        self._must_be_inside()
+        self._is_awaited_whole = True
+        for _ in self.untaken:
+            self._leave_window()
+        while not self._finished:
+            await self._hear()
+        results, self.untaken = self.untaken, deque()
+        self._end()
+        return results
 
     async def _work(self) -> None:
-        """Spawn a task for each job; returns when all of them have ended."""
+        """Hand each job to a task; returns when all of them have ended."""
+        shuffled = asyncio_loop() is None  # trio starts tasks of the same moment in any order
         async with anyio.create_task_group() as running:
             with self._failures_kept(), anyio.CancelScope() as drawing:
                 async with aclosing(self._jobs) as jobs:
                     async for job in jobs:
                         self.unstarted.append(job)
-                        await self._window.acquire()
+                        await self._enter_window()
                         permit = self._permit()
                         await permit.acquire()
                         self.unstarted.pop()
-                        running.start_soon(self._run_one, job, permit, drawing)
+                        if self._resting:  # a task that waits costs a fifth of a new one
+                            self._resting.pop().give((job, permit))
+                        else:
+                            running.start_soon(self._run_jobs, job, permit, drawing)
+                        if shuffled:
+                            await anyio.lowlevel.checkpoint()
+            self._drawn = True
+            while self._resting:
+                self._resting.pop().give(None)
         self._finished = True
         self._tell()
+
+    async def _enter_window(self) -> None:
+        while self._window == 0:
+            self._room = self._room or anyio.Event()
+            await self._room.wait()
+        self._window -= 1
+
+    def _leave_window(self) -> None:
+        self._window += 1
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    async def _run_jobs(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
+        """Run a job, and others as they are given, until there are no more."""
+        given: tuple[Job, Permit] | None = (job, permit)
+        while given is not None:
+            await self._run_one(*given, drawing)
+            if self._drawn:
+                return
+            rest: _Rest[Job] = _Rest()
+            self._resting.append(rest)
+            try:
+                given = await rest.wait()
+            except BaseException:
+                if rest in self._resting:
+                    self._resting.remove(rest)
+                if rest.given is not None:  # in the same moment
+                    self.unstarted.append(rest.given[0])
+                    rest.given[1].release()
+                raise
 
     async def _run_one(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
         try:
@@ -406,7 +491,30 @@ class JobStream(_Background, Generic[Job, Result]):
             permit.release()
         if self._failure is not None:
             drawing.cancel()
-        self._tell()
+        if self._is_awaited_whole:
+            self._leave_window()
+        else:
+            self._tell()
+
+
+class _Rest(Generic[Job]):
+    """Where a task waits for its next job."""
+
+    __slots__ = ("_came", "given")
+
+    def __init__(self) -> None:
+        self._came = anyio.Event()
+        self.given: tuple[Job, Permit] | None = None
+
+    def give(self, given: tuple[Job, Permit] | None) -> None:
+        """Give it a job, or None: there are no more."""
+        self.given = given
+        self._came.set()
+
+    async def wait(self) -> tuple[Job, Permit] | None:
+        """Wait for what is given."""
+        await self._came.wait()
+        return self.given
 
 
 class ReadAhead(_Background, Generic[Result]):
@@ -421,6 +529,10 @@ class ReadAhead(_Background, Generic[Result]):
         self._ready: deque[Result] = deque()  # one at most
         self._taken = anyio.Event()
 
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._ready)
+
     async def next(self) -> Result | None:
         """Return the next item, or None after the last. Cancelled while it waits, it loses nothing."""
         self._must_be_inside()
@@ -428,7 +540,7 @@ class ReadAhead(_Background, Generic[Result]):
             if self._finished:
                 self._end()
                 return None
-            await self._news.wait()
+            await self._hear()
         self._taken.set()
         return self._ready.popleft()
 

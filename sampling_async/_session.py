@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import ssl
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache, partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import anyio
-import anyio.lowlevel
 import httpx
 from attrs import define
 
-from sampling_async._bodies import BodyLimits, RequestBody, read_body
+from sampling_async._bodies import Body, BodyLimits, RequestBody
 from sampling_async._cancellation import is_stray
 from sampling_async._errors import (
     ClientClosedError,
@@ -30,15 +30,20 @@ from sampling_async._errors import (
     TransportError,
     TransportTimeoutError,
 )
+from sampling_async._loops import current_time, running_loop
 from sampling_async._replies import Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._configuration import Secret
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
+
+T = TypeVar("T")
+BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
+"""What reads the body of a 200, and closes it."""
 
 _KEY_HEADER: Final = "API_AUTH_KEY"
 _OK: Final = 200
@@ -94,20 +99,25 @@ class Session:
         self.timeouts = timeouts
         self._limits = limits
         self._own_engine = transport is None
-        self._http = httpx.AsyncClient(
-            transport=_KeyedTransport(transport or _engine(idle=connections), base_url, api_key),
+        self._http = _Client(
+            transport=_Carrier(transport, base_url, api_key, idle=connections),
             follow_redirects=False,
             trust_env=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
+        # httpx takes longer for a URL, and for headers, than for the whole request.
+        self._url = lru_cache(maxsize=64)(self._made_url)
+        self._headers_for = lru_cache(maxsize=256)(self._made_headers)
         self._scopes: set[anyio.CancelScope] = set()
         self._idle: anyio.Event | None = None
         self._loop: object = None
-        self._headers = {
-            "Accept": "application/json",
-            "Accept-Encoding": "gzip",
-            "User-Agent": f"sampling-async/{__version__}",
-        }
+        self._headers = httpx.Headers(
+            {
+                "Host": base_url.netloc.decode(),
+                "Accept": "application/json",
+                "Accept-Encoding": "gzip",
+                "User-Agent": f"sampling-async/{__version__}",
+            }
+        )
         self.closed = False
         logging.getLogger("httpx").addFilter(_not_ours)
 
@@ -116,13 +126,20 @@ class Session:
         key = self._key.reveal()
         return key, key.replace("-", "")
 
-    async def attempt(self, call: Call[Any], track: Track, within: float = float("inf")) -> Reply:
+    async def attempt(
+        self,
+        call: Call[Any],
+        track: Track,
+        within: float = inf,
+        read: BodyReader | None = None,
+    ) -> Reply:
         """Carry one attempt out and return the reply, whatever its status.
 
         Args:
             call: What to ask.
             track: Where to note what has been sent.
             within: Seconds left of a deadline; they shorten every limit of `Timeouts`.
+            read: Reads the body of a 200, and closes it unless it raises; default, it is returned whole.
 
         Raises:
             ClientClosedError: The session is closed, or was while this ran.
@@ -135,10 +152,14 @@ class Session:
         self._check_open()
         track.attempts += 1
         wall = min(within, self.timeouts.wall_limit(call.endpoint, call.quota_ids))
+        return await self.guarded(partial(self._exchange, call, track, within, read), track, wall)
+
+    async def guarded(self, run: Callable[[], Awaitable[T]], track: Track, seconds: float) -> T:
+        """Do a part of an attempt within so much time; what goes wrong is told by the errors of `attempt`."""
         failure: SamplingError | None = None
-        with self.until_closed(wall) as scope:
+        with self.until_closed(seconds) as scope:
             try:
-                return await self._exchange(call, track, within)
+                return await run()
             except SamplingError as exc:
                 failure = exc
             except BaseException as exc:
@@ -147,7 +168,7 @@ class Session:
                     raise
                 failure = _translated(exc, track)
         if scope.cancelled_caught:
-            failure = self._interrupted(wall, track)
+            failure = self._interrupted(seconds, track)
         assert failure is not None
         # Raised here, outside of the handlers: the context of the original holds headers and URLs.
         raise failure
@@ -160,28 +181,27 @@ class Session:
             delivery=track.delivery,
         )
 
-    async def _exchange(self, call: Call[Any], track: Track, within: float) -> Reply:
+    async def _exchange(
+        self,
+        call: Call[Any],
+        track: Track,
+        within: float,
+        read: BodyReader | None,
+    ) -> Reply:
         request = self._request(call, track, within)
         quiet = _ours.set(True)
         try:
             response = await self._http.send(request, stream=True)
         finally:
             _ours.reset(quiet)
-        limits = self._limits.of(call.endpoint)
+        body = Body(response, *self._limits.of(call.endpoint))
         try:
             if response.status_code == _OK:
-                body: bytes | None = await read_body(response, *limits)
-            else:
-                body = await _read_in_passing(response, limits)
-        finally:
-            await response.aclose()
-        return Reply(
-            response.status_code,
-            body or b"",
-            response.headers.get("Retry-After"),
-            response.headers.get("Date"),
-            is_whole=body is not None,
-        )
+                return await (read or _read_whole)(body)
+            return await _read_in_passing(response, body)
+        except BaseException:
+            await body.aclose()
+            raise
 
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         def sent(may_be: bool) -> None:  # noqa: FBT001
@@ -193,25 +213,26 @@ class Session:
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
         timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
         extensions = {"timeout": timeout, "sent": sent}
-        url = self._base_url.copy_with(raw_path=f"{self._base_path}{call.target}".encode())
-        if call.body is None:
-            return httpx.Request(call.method, url, headers=self._headers, extensions=extensions)
-        headers = {
-            "Host": url.netloc.decode(),
-            **self._headers,
-            "Content-Type": "application/json",
-            "Content-Length": str(len(call.body)),
-        }
+        headers = self._headers if call.body is None else self._headers_for(len(call.body))
+        body = RequestBody(call.body or b"")
         return httpx.Request(
-            call.method, url, headers=headers, stream=RequestBody(call.body), extensions=extensions
+            call.method, self._url(call.target), headers=headers, stream=body, extensions=extensions
         )
+
+    def _made_headers(self, length: int) -> httpx.Headers:
+        headers = self._headers.copy()
+        headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
+        return headers
+
+    def _made_url(self, target: str) -> httpx.URL:
+        return self._base_url.copy_with(raw_path=f"{self._base_path}{target}".encode())
 
     @contextmanager
     def until_closed(self, seconds: float | None = None) -> Generator[anyio.CancelScope]:
         """Run a block that closing the session interrupts, or a number of seconds."""
         with anyio.CancelScope() as scope:
             if seconds is not None:
-                scope.deadline = anyio.current_time() + seconds
+                scope.deadline = current_time() + seconds
             if self.closed:
                 scope.cancel()
             self._scopes.add(scope)
@@ -225,7 +246,7 @@ class Session:
     def _check_open(self) -> None:
         if self.closed:
             raise ClientClosedError("the client is closed; make a new one")
-        loop = anyio.lowlevel.current_token()
+        loop = running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop != loop:
@@ -236,7 +257,7 @@ class Session:
     async def aclose(self) -> None:
         """End what runs with `ClientClosedError`, wait for it, and close the connections."""
         self.closed = True
-        at_home = self._loop in (None, anyio.lowlevel.current_token())
+        at_home = self._loop in (None, running_loop())
         with anyio.CancelScope(shield=True):
             if self._scopes and at_home:
                 self._idle = self._idle or anyio.Event()
@@ -249,46 +270,96 @@ class Session:
                     await self._http.aclose()
 
 
-class _KeyedTransport(httpx.AsyncBaseTransport):
-    """Adds the key below everything of httpx that logs, redirects or puts requests into exceptions."""
+class _NoCookies(httpx.Cookies):
+    """Takes none, without looking: httpx's own look takes longer than all else that its client does."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, base_url: httpx.URL, key: Secret) -> None:
-        self._inner = inner
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Leave them."""
+
+
+class _Client(httpx.AsyncClient):
+    """httpx's client, which keeps no cookies."""
+
+    _none = _NoCookies()
+
+    @property
+    def cookies(self) -> httpx.Cookies:
+        """None."""
+        return self._none
+
+    @cookies.setter
+    def cookies(self, cookies: object) -> None:
+        """Keep none."""
+
+
+class _Carrier(httpx.AsyncBaseTransport):
+    """Carries requests for httpx's client by our engine, or by a transport that was given instead.
+
+    It adds the key below everything of httpx that logs, redirects or puts requests into exceptions.
+    """
+
+    def __init__(
+        self, transport: httpx.AsyncBaseTransport | None, base_url: httpx.URL, key: Secret, *, idle: int
+    ) -> None:
+        from sampling_async import _engine  # noqa: PLC0415  with its parser, a tenth of this package's import time
+
+        self._transport = transport
+        self._engine = _engine.Engine(idle=idle)
+        self._is_mocked = _engine.is_mocked
         self._origin = _origin(base_url)
+        self._home: httpx.URL | None = None  # one of that origin, the latest
         self._key = key
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        headers = request.headers.copy()
-        if _origin(request.url) == self._origin:
-            headers[_KEY_HEADER] = self._key.reveal()
-        keyed = httpx.Request(
-            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
-        )
-        del headers
+        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.url) else {}
         try:
-            return await self._inner.handle_async_request(keyed)
+            if self._transport is None and self._is_mocked():
+                self._transport = httpx.AsyncHTTPTransport(trust_env=False)
+            if self._transport is None:
+                return await self._engine.exchange(request, private)
+            headers = request.headers.copy()
+            headers.update(private)
+            keyed = httpx.Request(
+                request.method,
+                request.url,
+                headers=headers,
+                stream=request.stream,
+                extensions=request.extensions,
+            )
+            del headers
+            return await self._transport.handle_async_request(keyed)
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames below hold the headers in their locals, where a crash reporter finds them.
             raise exc.with_traceback(None)  # noqa: B904
+        finally:
+            del private
+
+    def _is_home(self, url: httpx.URL) -> bool:
+        if url is not self._home and _origin(url) == self._origin:
+            self._home = url
+        return url is self._home
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        self._engine.close()
+        if self._transport is not None:
+            await self._transport.aclose()
 
 
-def _engine(*, idle: int) -> httpx.AsyncBaseTransport:
-    from sampling_async._engine import Engine  # noqa: PLC0415  with h11, a tenth of this package's import time
+async def _read_whole(body: Body) -> Reply:
+    content = await body.read()
+    await body.aclose()
+    return Reply(_OK, content)
 
-    return Engine(idle=idle)
 
-
-async def _read_in_passing(response: httpx.Response, limits: tuple[int, int]) -> bytes | None:
-    """Read the body of a refusal, whose status counts anyway; None if it does not come whole and soon."""
+async def _read_in_passing(response: httpx.Response, body: Body) -> Reply:
+    """Read the body of a refusal, whose status counts also if that does not come whole and soon."""
+    content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):
-        try:
-            return await read_body(response, *limits)
-        except (DecodeError, httpx.HTTPError):
-            pass
-    return None
+        with suppress(DecodeError, httpx.HTTPError):
+            content = await body.read()
+    await body.aclose()
+    asked, date = response.headers.get("Retry-After"), response.headers.get("Date")
+    return Reply(response.status_code, content or b"", asked, date, is_whole=content is not None)
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -10,13 +10,18 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 from itertools import chain, zip_longest
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
+from sampling_async._loops import asyncio_loop
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
 _RECEIVED_AT_ONCE: Final = 2**16
@@ -25,21 +30,32 @@ _HEAD_START: Final = 0.25  # seconds until the next address is tried too (RFC 83
 Address = tuple[Any, ...]
 
 
+class TooSlow(Exception):  # noqa: N818  not an error of the system, which TimeoutError would be
+    """The peer took nothing, or sent nothing, for as long as was allowed."""
+
+
 class Wire:
     """An open connection. It is closed at once and for good; nothing of it is left to the event loop."""
 
-    __slots__ = ("_sock", "_tls")
+    __slots__ = ("_sock", "_tls", "_waits")
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        loop = asyncio_loop() if sys.platform != "win32" else None  # whose loop there watches no sockets
+        self._waits = None if loop is None else _Reader(loop, sock.fileno())
 
-    async def send(self, data: bytes, leaving: Callable[[], None]) -> None:
+    async def send(self, data: bytes, leaving: Callable[[], None], seconds: float = inf) -> None:
         """Send everything.
 
         Args:
             data: What to send.
             leaving: Told before bytes may have left. Until then it is certain that none has.
+            seconds: How long to wait at most until the peer takes another part.
+
+        Raises:
+            TooSlow: The peer took nothing for so long.
+            OSError: The connection is broken.
         """
         if self._tls:
             leaving()  # a TLS record can leave in part before anything is reported
@@ -48,29 +64,48 @@ class Wire:
             try:
                 sent = self._sock.send(view)
             except (BlockingIOError, ssl.SSLWantWriteError):
-                await anyio.wait_writable(self._sock)
+                await self._writable(seconds)
             except ssl.SSLWantReadError:
-                await anyio.wait_readable(self._sock)
+                await self._readable(seconds)
             else:
                 leaving()
                 view = view[sent:]
 
-    async def receive(self) -> bytes:
-        """Return the next bytes, or none at the end of the connection."""
-        waited = False
+    async def receive(self, seconds: float = inf) -> bytes:
+        """Return the next bytes, or none at the end of the connection.
+
+        It gives the event loop a turn in any case: a fast peer must not keep that to itself.
+
+        Raises:
+            TooSlow: There were none for so long.
+            OSError: The connection is broken.
+        """
+        if self._tls and self._tls.pending():
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._readable(seconds)
         while True:
             try:
-                data = self._sock.recv(_RECEIVED_AT_ONCE)
+                return self._sock.recv(_RECEIVED_AT_ONCE)
             except (BlockingIOError, ssl.SSLWantReadError):
-                await anyio.wait_readable(self._sock)
-                waited = True
+                await self._readable(seconds)
             except ssl.SSLWantWriteError:
-                await anyio.wait_writable(self._sock)
-                waited = True
-            else:
-                if not waited:  # a fast peer must not keep the event loop to itself
-                    await anyio.lowlevel.checkpoint()
-                return data
+                await self._writable(seconds)
+
+    async def _readable(self, seconds: float) -> None:
+        if self._waits is not None:
+            await self._waits.readable(seconds)
+            return
+        with anyio.move_on_after(seconds) as scope:
+            await anyio.wait_readable(self._sock)
+        if scope.cancelled_caught:
+            raise TooSlow
+
+    async def _writable(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds) as scope:
+            await anyio.wait_writable(self._sock)
+        if scope.cancelled_caught:
+            raise TooSlow
 
     def is_quiet(self) -> bool:
         """Return whether the peer has neither closed nor sent anything since we read last."""
@@ -85,7 +120,64 @@ class Wire:
 
     def close(self) -> None:
         """Close the connection now."""
+        if self._waits is not None:
+            self._waits.end()
         self._sock.close()
+
+
+class _Reader:
+    """Waits on asyncio, at a third of the cost: the loop watches a socket on from one wait to the next."""
+
+    __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._watched = False
+        self._idled = False
+        self._future: asyncio.Future[None] | None = None
+
+    async def readable(self, seconds: float) -> None:
+        """Wait until there is something to read, or the end.
+
+        Raises:
+            TooSlow: There was nothing for so long.
+        """
+        future = self._future = self._loop.create_future()
+        self._idled = False
+        if not self._watched:
+            self._loop.add_reader(self._fd, self._tell)
+            self._watched = True
+        timer = None if seconds == inf else self._loop.call_later(seconds, _time_out, future)
+        try:
+            await future
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+
+    def _tell(self) -> None:
+        if self._future is not None:
+            if not self._future.done():
+                self._future.set_result(None)
+        elif self._idled:  # something lies there that nobody reads: being told of it without end helps nobody
+            self._stop()
+        else:  # the loop looked before what it had told of was read
+            self._idled = True
+
+    def _stop(self) -> None:
+        self._watched = False
+        self._loop.remove_reader(self._fd)
+
+    def end(self) -> None:
+        """Watch no more; the file descriptor will mean something else."""
+        if self._watched and not self._loop.is_closed():
+            self._stop()
+
+
+def _time_out(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(TooSlow)
 
 
 async def connect(host: str, port: int, tls: ssl.SSLContext | None) -> Wire:

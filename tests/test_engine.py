@@ -111,7 +111,7 @@ async def test_connections_that_grew_old_are_closed_as_others_come_back(monkeypa
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._inner
+            engine = client._session._http._transport._engine
             assert len(engine._idle) > 1
             monkeypatch.setattr("sampling_async._engine._IDLE_SECONDS", -1.0)
             await client.get_settings()
@@ -124,7 +124,7 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._inner
+            engine = client._session._http._transport._engine
             engine._idle[0]._used_at -= 60
             await client.get_settings()
             assert len(engine._idle) == 1
@@ -133,7 +133,7 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
 async def test_no_more_connections_are_kept_than_asked_for():
     with wire.serve(Counted()) as url:
         async with client_of(url) as client:
-            engine = client._session._http._transport._inner
+            engine = client._session._http._transport._engine
             engine._most_idle = 0
             await client.get_settings()
             assert not engine._idle

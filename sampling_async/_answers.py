@@ -1,0 +1,124 @@
+"""HTTP/1.1 answers, parsed by llhttp (through httptools): without I/O, and strict about where one ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httpx
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+_HEAD_BYTES: Final = 100 * 1024
+_SWITCHING: Final = 101
+_FINAL: Final = 200
+
+
+class Answer:
+    """One answer, fed as it comes.
+
+    Attributes:
+        status: The status, once the head is there; 0 before.
+        headers: The headers as they came.
+        is_whole: Whether the last byte of the body is there.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_is_framed",
+        "_is_surplus",
+        "_parser",
+        "_parts",
+        "_stays_open",
+        "headers",
+        "is_whole",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_whole = False
+        self._parser = HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._is_framed = False  # the head says where the body ends, else the end of the connection does
+        self._is_surplus = False
+        self._stays_open = False
+
+    def feed(self, data: bytes) -> None:
+        """Take what came; nothing means that the connection has ended.
+
+        Raises:
+            httpx.RemoteProtocolError: It is not HTTP/1.1, or ends too early.
+        """
+        if not data:
+            self._end()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            if not self.is_whole:  # else what is wrong comes after the answer
+                raise _not_http() from None
+            self._is_surplus = True
+        if not self.status:
+            self._bytes += len(data)
+            if self._bytes > _HEAD_BYTES:
+                raise _not_http()
+
+    def _end(self) -> None:
+        if not self.is_whole and (not self.status or self._is_framed):
+            raise httpx.RemoteProtocolError("the connection ended before the answer did")
+        self.is_whole = True
+
+    def take(self) -> bytes:
+        """Return what there is of the body, once."""
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        return body
+
+    @property
+    def leaves_reusable(self) -> bool:
+        """Whether another request may follow: it is whole, nothing came after it, and the server agrees."""
+        return self._stays_open and self._is_framed and not self._is_surplus
+
+    # --- What the parser calls -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Take note of a second answer, which nobody asked for."""
+        self._is_surplus = self.is_whole
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        if not self.is_whole:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Learn the status and where the body ends; interim answers are passed over."""
+        status = self._parser.get_status_code()
+        if self.is_whole:
+            return
+        if status == _SWITCHING:
+            raise ValueError(status)
+        if status < _FINAL:
+            self.headers.clear()
+            return
+        headers = {name.lower(): value.lower() for name, value in self.headers}
+        coding = headers.get(b"transfer-encoding")
+        if coding not in {None, b"chunked"} or not self._parser.get_http_version().startswith("1."):
+            raise ValueError(coding)
+        self._is_framed = coding is not None or b"content-length" in headers or status in {204, 304}
+        self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        if not self.is_whole:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Learn that it is whole, unless it was an interim one."""
+        if self.status and not self.is_whole:
+            self.is_whole = True
+            self._stays_open = self._parser.should_keep_alive()
+
+
+def _not_http() -> httpx.RemoteProtocolError:
+    return httpx.RemoteProtocolError("expected HTTP/1.1")

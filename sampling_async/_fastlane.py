@@ -1,0 +1,294 @@
+"""The fast lane of the codec: msgspec reads JSON in C, straight into the records.
+
+msgspec fills attrs classes by their own field names only. So each record has a draft whose fields bear the
+names of the wire: other names for the same slots. What has been read is put right where the wire differs from
+the record, and becomes the record itself by a change of its class; all drafts of one kind together, so that
+loops run in C too.
+
+Whatever this lane does not take, or would take otherwise than the slow lane, it leaves to that one by returning
+None: it never explains a failure. It does not look at fields that nobody reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from datetime import datetime
+from functools import cache, partial
+from itertools import chain, islice, repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+
+import attrs
+import msgspec
+
+from sampling_async._coercions import INT64_MAX, NULLS, Mismatch, answer_values, date_time, wire_name
+from sampling_async._drafts import draft_of
+from sampling_async._models import (
+    Price,
+    QuestionAndAnswers,
+    Setting,
+)
+from sampling_async._settings import PartnerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from attrs import AttrsInstance
+
+T = TypeVar("T")
+
+_SHARED_BYTES: Final = 2**22
+_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
+_Float: TypeAlias = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
+
+_Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
+
+logger: Final = logging.getLogger("sampling_async")
+
+
+class Shared:
+    """Conditions read so far, by their text on the wire, for all sub-quotas that have them.
+
+    Four of five conditions of an inventory have been seen before in it: what cannot change need not be made
+    again. What is remembered is bounded, whatever the size of the inventory.
+    """
+
+    __slots__ = ("_bytes", "conditions")
+
+    def __init__(self) -> None:
+        self.conditions: dict[bytes, QuestionAndAnswers] = {}
+        self._bytes = 0
+
+    def unknown(self, texts: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Return those of the texts that are still to be read."""
+        if self._bytes > _SHARED_BYTES:
+            self.conditions.clear()
+            self._bytes = 0
+        unknown = tuple(set(texts).difference(self.conditions))
+        self._bytes += sum(map(len, unknown))
+        return unknown
+
+
+def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
+    """Read a record from JSON; None if the slow lane must.
+
+    Args:
+        record: The record.
+        body: JSON in UTF-8.
+        shared: What other parts of the same inventory gave, and are given.
+    """
+    shared = shared or Shared()
+    if record is PartnerSettings:
+        settings: tuple[Setting, ...] | None = _decoded(tuple[Setting, ...], body)
+        if settings is None or not _become(Setting, settings, shared):
+            return None
+        return cast("T", PartnerSettings(settings))
+    draft = _decoded(record, body) if attrs.has(record) else None
+    return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
+
+
+class WireInvite(msgspec.Struct, gc=False):
+    """An invite as it came. Structs and a loop by hand are faster here than drafts: an answer has a hundred."""
+
+    SurveyID: _Int
+    WaveID: _Int
+    QuotaID: _Int
+    PartnerAmount: _Float
+    URL: str
+    LOI: _Int
+    IR: _Int
+    MemberAmount: _Float | None = None
+
+
+class WireItem(msgspec.Struct, gc=False):
+    """An item of a bulk reply as it came."""
+
+    QuotaID: _Int
+    ResultCode: _Int
+    Result: str | None = None
+    Invite: WireInvite | None = None
+
+
+class _WireAnswer(msgspec.Struct, gc=False):
+    Invites: list[WireItem]
+
+
+def read_bulk(body: bytes) -> list[WireItem] | None:
+    """Read the items of a bulk reply; None if the slow lane must."""
+    answer: _WireAnswer | None = _decoded(_WireAnswer, body)
+    return None if answer is None else answer.Invites
+
+
+def _decoded(what: Any, body: bytes) -> Any:
+    if not is_usable() or not _is_utf8(body):
+        return None
+    try:
+        return _decoder(what).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _is_utf8(body: bytes) -> bool:
+    """Return whether all of it is, also what msgspec skips."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+@cache
+def is_usable() -> bool:
+    """Return whether the technique works here: it leans on how msgspec makes and fills attrs classes."""
+    try:
+        price = _decoder(Price).decode(b'{"CurrencyID":2,"Amount":1.5}')
+        works = _become(Price, (price,), Shared()) and price == Price(1.5, 2)
+    except Exception:  # noqa: BLE001  whatever it is, the slow lane reads
+        works = False
+    if not works:
+        logger.warning("records are read slowly: msgspec %s does not fill drafts of attrs", msgspec.__version__)
+    return works
+
+
+# --- What msgspec is to read -------------------------------------------------------------------------------
+
+
+@cache
+def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_on_the_wire(what))
+
+
+def _on_the_wire(hint: Any) -> Any:
+    """Return what msgspec is to read for a type of the records."""
+    if attrs.has(hint):
+        return _draft(hint)
+    if get_origin(hint) is tuple:
+        return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
+    if get_origin(hint) is types.UnionType:
+        return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
+    return {int: _Int, float: _Float, datetime: str}.get(hint, hint)
+
+
+@cache
+def _draft(record: type[AttrsInstance]) -> Any:
+    hints: dict[str, Any] = {}
+    slots: dict[str, Any] = {}
+    attributes = _attributes(record)
+    for attribute in attributes:
+        place, name = (record.__name__, attribute.name), wire_name(attribute.name)
+        hint = _OTHERWISE.get(place) or _on_the_wire(attribute.type)
+        hints[name] = hint | None if place in NULLS else hint
+        slots[name] = getattr(record, attribute.name)
+    draft = draft_of(record, __annotations__=hints, **slots)
+    draft.__attrs_attrs__ = tuple(each.evolve(name=wire_name(each.name)) for each in attributes)
+    return draft
+
+
+def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]:
+    attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(record))
+    return attributes
+
+
+_OTHERWISE: Final[dict[tuple[str, str], Any]] = {
+    ("QuestionAndAnswers", "answer_values"): tuple[str, ...] | str | None,
+    ("SubQuota", "questions_and_answers"): tuple[msgspec.Raw, ...],
+}
+"""What is read otherwise than the record's type says, and put right by a step of its own."""
+
+
+# --- From drafts to records --------------------------------------------------------------------------------
+
+
+def _become(record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    """Turn drafts of one kind, and what they hold, into records; False if one has a value that is none."""
+    steps: list[_Step] = _steps(cast("Any", record))
+    for step in steps:
+        if not step(drafts, shared):
+            return False
+    deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
+    return True
+
+
+@cache
+def _steps(record: type[AttrsInstance]) -> list[_Step]:
+    """Return what is to be done to drafts of a record, all at once, before they become it."""
+    steps: list[_Step] = []
+    for attribute in _attributes(record):
+        place, name = (record.__name__, attribute.name), attribute.name
+        held: Any = get_args(attribute.type)[0] if get_origin(attribute.type) is tuple else attribute.type
+        if place in NULLS:
+            steps.append(partial(_fill, name, NULLS[place]))
+        if place == ("QuestionAndAnswers", "answer_values"):
+            steps.append(_unpack)
+        elif place == ("SubQuota", "questions_and_answers"):
+            steps.append(_share)
+        elif attrs.has(held):
+            steps.append(partial(_become_all if held is not attribute.type else _become_each, name, held))
+        elif held is datetime:
+            steps.append(partial(_date, name))
+    return steps
+
+
+def _become_all(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    return _become(record, tuple(chain.from_iterable(map(attrgetter(name), drafts))), shared)
+
+
+def _become_each(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    return _become(record, tuple(map(attrgetter(name), drafts)), shared)
+
+
+def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
+    """Replace nulls by what they stand for."""
+    if None in map(attrgetter(name), drafts):
+        for draft in drafts:
+            if getattr(draft, name) is None:
+                setattr(draft, name, stands_for)
+    return True
+
+
+def _date(name: str, drafts: Sequence[Any], _: Shared) -> bool:
+    try:
+        for draft in drafts:
+            setattr(draft, name, date_time(getattr(draft, name)))
+    except Mismatch:
+        return False
+    return True
+
+
+def _share(drafts: Sequence[Any], shared: Shared) -> bool:
+    """Give sub-quotas their conditions, each text of which is read once."""
+    lists = list(map(attrgetter("questions_and_answers"), drafts))
+    texts = list(map(bytes, chain.from_iterable(lists)))
+    unknown = shared.unknown(texts)
+    try:
+        conditions = list(map(_decoder(QuestionAndAnswers).decode, unknown))
+    except msgspec.MsgspecError:
+        return False
+    _become(QuestionAndAnswers, conditions, shared)
+    shared.conditions.update(zip(unknown, conditions, strict=True))
+    found = map(shared.conditions.__getitem__, texts)
+    for draft, raws in zip(drafts, lists, strict=True):
+        draft.questions_and_answers = tuple(islice(found, len(raws)))
+    return True
+
+
+def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
+    """Put answer values right that are packed otherwise than as texts of one value each, which is rare."""
+    lists = list(map(attrgetter("answer_values"), drafts))
+    if set(map(type, lists)) <= {tuple} and _are_tidy(list(chain.from_iterable(lists))):
+        return True
+    for draft, values in zip(drafts, lists, strict=True):
+        if type(values) is not tuple or not _are_tidy(values):
+            draft.answer_values = answer_values(list(values) if type(values) is tuple else values)
+    return True
+
+
+def _are_tidy(values: Sequence[str]) -> bool:
+    """Return whether each value is one, without blanks, and not empty."""
+    joined = ",".join(values)
+    if joined.split() != [joined]:  # a blank, or nothing at all
+        return not values
+    return joined.count(",") == len(values) - 1 and ",," not in joined and joined[0] != "," != joined[-1]
