@@ -18,6 +18,7 @@ CORE = [
     "client",
     "codec",
     "coercions",
+    "collector",
     "configuration",
     "drafts",
     "engine",

@@ -14,6 +14,7 @@ from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
 from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, readable, spread
+from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError
 from sampling_async._invites import Inviter
@@ -99,6 +100,7 @@ class SamplingClient:
             transport=transport,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random)
+        warm_up()
         self._caller = Caller(
             self._session, self._gate, retry or RetryPolicy(), clock=clock, sleep=sleep, random=random
         )

@@ -28,7 +28,9 @@ from sampling_async._drafts import draft_of
 from sampling_async._models import (
     Price,
     QuestionAndAnswers,
+    Quotas,
     Setting,
+    Survey,
 )
 from sampling_async._settings import PartnerSettings
 
@@ -81,12 +83,22 @@ def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None
     """
     shared = shared or Shared()
     if record is PartnerSettings:
-        settings: tuple[Setting, ...] | None = _decoded(tuple[Setting, ...], body)
-        if settings is None or not _become(Setting, settings, shared):
-            return None
-        return cast("T", PartnerSettings(settings))
+        settings = read_many(Setting, body, shared)
+        return None if settings is None else cast("T", PartnerSettings(settings))
     draft = _decoded(record, body) if attrs.has(record) else None
     return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
+
+
+def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
+    """Read a list of records from JSON; None if the slow lane must."""
+    drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
+    return drafts if drafts is not None and _become(record, drafts, shared) else None
+
+
+def warm_up() -> None:
+    """Make ready what the first answers need."""
+    for record in (Quotas, tuple[Survey, ...], QuestionAndAnswers, _WireAnswer):
+        _decoder(record)
 
 
 class WireInvite(msgspec.Struct, gc=False):

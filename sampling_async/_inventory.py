@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from sampling_async._codec import new_shared, parse, read
+from sampling_async._codec import new_shared, parse, read, read_many
 from sampling_async._errors import DecodeError
 from sampling_async._models import Quotas, Survey
 
@@ -100,7 +100,7 @@ class Inventory:
                     break
                 start = following.end(2) - self._opens(following)
                 continue
-            end = self._cut(self._survey, surveys)
+            end = self._cut_many(self._survey, surveys) or self._cut(self._survey, surveys)
             if end is None:
                 break
             start, self._survey = end, None
@@ -119,6 +119,25 @@ class Inventory:
             raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
         self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
         return True
+
+    def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
+        """Read all surveys up to the last end there seems to be; None if that takes a closer look."""
+        if not extent.alike or extent.is_exact:
+            return None
+        buffer, start = self._buffer, extent.start
+        last = buffer.rfind(extent.alike, extent.tried) + 1
+        if last == 0:
+            return None
+        extent.tried = last
+        if buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
+            return None
+        with memoryview(buffer) as view:
+            many = read_many(Survey, b"[%b]" % bytes(view[start:last]), self._shared)
+        if many is None:
+            return None
+        surveys.extend(many)
+        self._count += len(many)
+        return last
 
     def _cut(self, extent: _Extent, surveys: list[Survey]) -> int | None:
         """Read a survey and return where it ends; None if its end has not come yet."""
@@ -147,9 +166,10 @@ class _Extent:
         start: Its first byte.
         alike: What to look for as its end and the beginning of the next one; nothing, for any end.
         is_exact: Whether its end is no guess.
+        tried: Up to where ends of many surveys at once have been tried.
     """
 
-    __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start")
+    __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start", "tried")
 
     def __init__(self, buffer: bytearray, start: int, alike: bytes, *, is_exact: bool) -> None:
         self.start = start
@@ -157,12 +177,13 @@ class _Extent:
         self.is_exact = is_exact
         self._buffer = buffer
         self._depth = 0
-        self._scanned = start
+        self._scanned = self.tried = start
 
     def shift(self, by: int) -> None:
         """Follow the buffer, of which so much was removed before it."""
         self.start -= by
         self._scanned -= by
+        self.tried -= by
 
     def be_exact(self) -> None:
         """Stop guessing."""

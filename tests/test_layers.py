@@ -24,6 +24,7 @@ LAYERS = {
     "_fastlane": {"_coercions", "_drafts", "_models", "_settings"},
     "_slowlane": {"_coercions", "_errors", "_models", "_settings"},
     "_codec": {"_errors", "_fastlane", "_slowlane"},
+    "_collector": set(),
     "_inventory": {"_codec", "_errors", "_models"},
     "_replies": {"_codec", "_drafts", "_errors", "_fastlane", "_models", "_outcomes"},
     "_protocol": {"_codec", "_errors", "_models", "_replies", "_settings"},
@@ -71,6 +72,7 @@ LAYERS = {
     "_quotas": {
         "_bodies",
         "_calls",
+        "_collector",
         "_inventory",
         "_models",
         "_protocol",
@@ -83,6 +85,7 @@ LAYERS = {
         "_bulk",
         "_calls",
         "_chunks",
+        "_codec",
         "_configuration",
         "_errors",
         "_invites",
