@@ -1,26 +1,48 @@
-"""Python's garbage collector, kept from looking again and again at records that are here to stay.
+"""Python's garbage collector, kept from looking at everything there is while a large inventory is read.
 
-Reading a large inventory makes some hundred thousand objects, all alive and without a cycle. The collector
-looks at each of them several times, in the end at all of them at once, which stops the event loop for a tenth
-of a second, and again whenever a quarter more have come. To switch it off, or to change its thresholds, is not for a
-library to do: its host may rely on them.
+Reading one makes some hundred thousand objects, all alive and without a cycle. Whenever there are a quarter
+more objects than before, the collector looks at all of them at once, which stops the event loop for a tenth of
+a second. To switch it off, or to change its thresholds, is not for a library to do: its host may rely on them. So
+a look at everything that is due while an inventory is read is put off, which leaves all else as it is set; and
+not for ever, for the host's own garbage may be waiting for it.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from typing import Final
+
+_PUT_OFF_AT_MOST: Final = 50
+"""How often in a row: some ten inventories of 60 MB."""
+
+_has_pauses: Final = (
+    sys.implementation.name == "cpython"
+    and sys.version_info < (3, 14)  # which collects in steps
+    and getattr(sys, "_is_gil_enabled", lambda: True)()  # else freezing takes as long as looking
+)
 
 
-def spare_the_young() -> None:
-    """Put all objects that are young among the old ones, unseen; the collector goes on as it is set.
+class _Collections:
+    """How many looks at everything have been put off since the last one."""
 
-    Freezing and thawing does this, in no time: lists are joined. Garbage in cycles that was young is found when
-    the old are looked at. Where the host has frozen objects for good, nothing is done.
-    """
-    if _is_cheap and gc.get_freeze_count() == 0:
-        gc.freeze()
-        gc.unfreeze()
+    def __init__(self) -> None:
+        self._seen = 0
+        self._put_off = 0
+
+    def put_off(self) -> None:
+        """Put the next one off, if it is due."""
+        if not _has_pauses or gc.get_count()[2] < gc.get_threshold()[2] or gc.get_freeze_count():
+            return
+        seen = gc.get_stats()[2]["collections"]
+        if seen != self._seen:
+            self._seen, self._put_off = seen, 0
+        if self._put_off < _PUT_OFF_AT_MOST:
+            self._put_off += 1
+            # Joins the lists of young and old objects, which takes no time, and sets their counters to 0.
+            gc.freeze()
+            gc.unfreeze()
 
 
-_is_cheap = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+put_off_a_pause: Final = _Collections().put_off
+"""To be called between the parts of an inventory."""

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve
 
-from sampling_async._collector import spare_the_young
+from sampling_async._collector import put_off_a_pause
 from sampling_async._inventory import Inventory
 from sampling_async._replies import Reply
 from sampling_async._session import Track
@@ -32,7 +32,7 @@ async def read_quotas(body: Body) -> Reply:
     surveys: list[Survey] = []
     while not stream.is_over:
         surveys += await stream.next()
-        spare_the_young()
+        put_off_a_pause()
     if stream.unread is not None:
         return Reply(_OK, stream.unread)
     return Reply(_OK, result=evolve(stream.frame, surveys=tuple(surveys)))
