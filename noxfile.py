@@ -92,8 +92,25 @@ def scoreboard(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure throughput, memory and import time; arguments after `--` go to the throughput benchmark."""
-    install(session)
-    session.run("python", "benchmarks/bulk_throughput.py", *session.posargs)
-    session.run("python", "benchmarks/stream_memory.py")
-    session.run("python", "benchmarks/import_time.py")
+    """Measure how fast the client is beside others, and write the page; `-- --quick` takes two minutes."""
+    install(session, "bench")
+    session.run("python", "benchmarks/speed", *session.posargs)
+
+
+@nox.session
+def guard(session: nox.Session) -> None:
+    """Hold two ratios of CPU time, with room enough for any machine."""
+    install(session, "peers")
+    session.run("python", "benchmarks/speed/guard.py")
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """Put other engines under the client through the fault tests, and show what they fail."""
+    install(session, "bench", "tests")
+    for engine in ("httpx", "httpx-aiohttp", "pyreqwest"):
+        session.run(
+            *("python", "-m", "pytest", "-q", "--tb=no", "-k", "asyncio", "tests/faults", *session.posargs),
+            env={"FAULT_KIT_ENGINE": engine},
+            success_codes=[0, 1],
+        )

@@ -2,9 +2,9 @@
 
 Reading one makes some hundred thousand objects, all alive and without a cycle. Whenever there are a quarter
 more objects than before, the collector looks at all of them at once, which stops the event loop for a tenth of
-a second. To switch it off, or to change its thresholds, is not for a library to do: its host may rely on them. So
-a look at everything that is due while an inventory is read is put off, which leaves all else as it is set; and
-not for ever, for the host's own garbage may be waiting for it.
+a second. To switch it off, or to change its thresholds, is not for a library to do: its host may rely on them.
+So a look at everything that is due while an inventory is read is put off, which leaves all else as it is set;
+and not for ever, for the host's own garbage may be waiting for it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -124,12 +124,7 @@ def _error_body(body: bytes) -> tuple[str | None, int | None]:
 
 
 def _text(value: Any) -> str | None:
-    return _name(value) if type(value) is str else None
-
-
-@lru_cache(maxsize=256)  # there are some fifty result names, and each answer has a hundred of them
-def _name(text: str) -> str:
-    return _printable(text)[:_EXCERPT]
+    return _printable(value)[:_EXCERPT] if type(value) is str else None
 
 
 def _code(value: Any) -> int | None:
@@ -225,17 +220,23 @@ _new: Final[Any] = object.__new__
 def _outcomes(member_code: str, items: Sequence[WireItem]) -> list[InviteOutcome] | None:
     """Return what items say; None if one of them contradicts itself, which is to be explained."""
     outcomes: list[InviteOutcome] = []
+    names: dict[str | None, str | None] = {None: None}
+    new, success = _new, ResultCode.SUCCESS  # looked up a hundred times else
     for item in items:
-        quota_id, code, came, result = item.QuotaID, item.ResultCode, item.Invite, item.Result
-        outcome = _new(_Outcome)
+        quota_id = item.QuotaID
+        code = item.ResultCode
+        came = item.Invite
+        result = item.Result
+        outcome = new(_Outcome)
         if came is None:
-            if code == ResultCode.SUCCESS:
+            if code == success:
                 return None
-            outcome.status, outcome.invite = "rejected", None
+            outcome.status = "rejected"
+            outcome.invite = None
         else:
-            if code != ResultCode.SUCCESS or came.QuotaID != quota_id:
+            if code != success or came.QuotaID != quota_id:
                 return None
-            invite = _new(_Invite)
+            invite = new(_Invite)
             invite.survey_id = came.SurveyID
             invite.wave_id = came.WaveID
             invite.quota_id = quota_id
@@ -245,11 +246,14 @@ def _outcomes(member_code: str, items: Sequence[WireItem]) -> list[InviteOutcome
             invite.ir = came.IR
             invite.member_amount = came.MemberAmount
             invite.__class__ = Invite
-            outcome.status, outcome.invite = "invited", invite
+            outcome.status = "invited"
+            outcome.invite = invite
+        if result not in names:
+            names[result] = _text(result)
         outcome.member_code = member_code
         outcome.quota_id = quota_id
         outcome.result_code = code
-        outcome.result = None if result is None else _name(result)
+        outcome.result = names[result]
         outcome.error = outcome.anomaly = None
         outcome.__class__ = InviteOutcome
         outcomes.append(outcome)
@@ -266,10 +270,9 @@ def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) 
 
 
 def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[InviteOutcome]) -> BulkAnswer:
-    answers = {outcome.quota_id: outcome for outcome in outcomes}
-    if len(outcomes) == len(quota_ids) and tuple(answers) == quota_ids:  # as is nearly always so
-        return BulkAnswer(answers)
-    answers.clear()
+    if tuple(map(attrgetter("quota_id"), outcomes)) == quota_ids:  # as is nearly always so
+        return BulkAnswer(dict(zip(quota_ids, outcomes, strict=True)))
+    answers: dict[int, InviteOutcome] = {}
     for outcome in outcomes:
         earlier = answers.get(outcome.quota_id)
         answers[outcome.quota_id] = outcome if earlier is None else _merged(earlier, outcome)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import os
 import pickle
 import traceback
 from pathlib import Path
 from typing import Any
 
 import doubles
+import httpx
 
 from sampling_async import RetryPolicy, SamplingClient, Timeouts
 
@@ -17,6 +20,23 @@ ONCE = RetryPolicy(max_attempts=1)
 _TESTS = Path(__file__).parent
 QUICK = Timeouts(connect=0.5, read=0.03, wall=0.5)
 """For faults that are silent: tests wait for real as long as this."""
+
+
+def engine() -> httpx.AsyncBaseTransport | None:
+    """Return the transport to put through all of this: FAULT_KIT_ENGINE names one; None is the client's own."""
+    match os.environ.get("FAULT_KIT_ENGINE"):
+        case None:
+            return None
+        case "httpx":
+            return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        case "httpx-aiohttp":
+            return importlib.import_module("httpx_aiohttp").AiohttpTransport()
+        case "pyreqwest":
+            builder = importlib.import_module("pyreqwest.client").ClientBuilder()
+            client = builder.error_for_status(enable=False).build()
+            return importlib.import_module("pyreqwest.compatibility.httpx").HttpxTransport(client)
+        case name:
+            raise ValueError(f"FAULT_KIT_ENGINE is httpx, httpx-aiohttp or pyreqwest, not {name}")
 
 
 def client_of(url: str, **options: Any) -> SamplingClient:
@@ -28,6 +48,7 @@ def client_of(url: str, **options: Any) -> SamplingClient:
         "clock": time.clock,
         "sleep": time.sleep,
         "random": lambda: 1.0,
+        "transport": engine(),
     }
     return SamplingClient(url, **given | options)
 
