@@ -374,12 +374,13 @@ def _not_ours(_record: logging.LogRecord) -> bool:
     return not _ours.get()
 
 
+_KNOWING: Final = frozenset({"httpcore", "builtins", "socket", "ssl"})
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
 def _translated(exc: BaseException, track: Track) -> TransportError:
     """Return our error for one of a transport, without its text where that may quote the wire."""
-    track.sent = track.sent and not isinstance(exc, _NEVER_SENT)
+    track.sent = track.sent and not _was_never_sent(exc)
     name = type(exc).__name__
     if isinstance(exc, httpx.TimeoutException):
         return TransportTimeoutError(f"a time limit passed ({name})", delivery=track.delivery)
@@ -395,6 +396,15 @@ def _translated(exc: BaseException, track: Track) -> TransportError:
     detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
     what = "the connection was lost after the request was sent" if track.sent else "no connection"
     return TransportError(f"{what} ({name}{detail})", delivery=track.delivery)
+
+
+def _was_never_sent(exc: BaseException) -> bool:
+    """Return whether an error says that no connection came about, and comes from who knows.
+
+    Adapters of other libraries give these names also to connections that are lost after the request.
+    """
+    knows = exc.__cause__ is None or type(exc.__cause__).__module__.split(".")[0] in _KNOWING
+    return knows and isinstance(exc, _NEVER_SENT)
 
 
 def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:

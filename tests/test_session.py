@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import doubles
+import httpcore
 import httpx
 import pytest
 import trustme
@@ -610,6 +611,30 @@ async def test_closing_ends_what_runs():
                 closing.start_soon(client.aclose)
                 closing.start_soon(client.aclose)
     assert sorted(error.delivery for error in errors) == ["not_sent", "unknown"]
+
+
+class ForeignError(Exception):
+    """What another HTTP library raised below its adapter for httpx."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "delivery"),
+    [
+        (None, "not_sent"),
+        (httpcore.ConnectError("refused"), "not_sent"),
+        (OSError(), "not_sent"),
+        (ForeignError(), "unknown"),
+    ],
+)
+async def test_that_nothing_was_sent_is_believed_of_those_who_know(cause, delivery):
+    """Adapters of aiohttp and of reqwest call it a failed connection when one is lost after the request, too."""
+
+    def lose(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no connection") from cause
+
+    async with doubles.client(httpx.MockTransport(lose), retry=RetryPolicy(max_attempts=1)) as client:
+        result = await client.bulk_invite("m", [1])
+    assert result[0].status == delivery
 
 
 @pytest.mark.parametrize(
