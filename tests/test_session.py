@@ -618,7 +618,7 @@ class ForeignError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("cause", "delivery"),
+    ("cause", "status"),
     [
         (None, "not_sent"),
         (httpcore.ConnectError("refused"), "not_sent"),
@@ -626,15 +626,15 @@ class ForeignError(Exception):
         (ForeignError(), "unknown"),
     ],
 )
-async def test_that_nothing_was_sent_is_believed_of_those_who_know(cause, delivery):
-    """Adapters of aiohttp and of reqwest call it a failed connection when one is lost after the request, too."""
+async def test_that_nothing_was_sent_is_believed_of_those_who_know(cause, status):
+    """Adapters of aiohttp and reqwest call it a failed connection, too, when one is lost after the request."""
 
     def lose(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no connection") from cause
 
-    async with doubles.client(httpx.MockTransport(lose), retry=RetryPolicy(max_attempts=1)) as client:
+    async with doubles.client(lose, retry=RetryPolicy(max_attempts=1)) as client:
         result = await client.bulk_invite("m", [1])
-    assert result[0].status == delivery
+    assert result[0].status == status
 
 
 @pytest.mark.parametrize(
