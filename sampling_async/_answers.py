@@ -88,7 +88,7 @@ class Answer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header."""
-        if not self.is_whole:
+        if not self.status:  # else it is a trailer, or of another answer
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -101,11 +101,11 @@ class Answer:
         if status < _FINAL:
             self.headers.clear()
             return
-        headers = {name.lower(): value.lower() for name, value in self.headers}
-        coding = headers.get(b"transfer-encoding")
-        if coding not in {None, b"chunked"} or not self._parser.get_http_version().startswith("1."):
-            raise ValueError(coding)
-        self._is_framed = coding is not None or b"content-length" in headers or status in {204, 304}
+        names = {name.lower() for name, _ in self.headers}
+        codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]) or not self._parser.get_http_version().startswith("1."):
+            raise ValueError(codings)
+        self._is_framed = bool(codings) or b"content-length" in names or status in {204, 304}
         self.status = status
 
     def on_body(self, body: bytes) -> None:

@@ -9,6 +9,7 @@ is not, its end is looked for token by token.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -17,9 +18,12 @@ from sampling_async._errors import DecodeError
 from sampling_async._models import Quotas, Survey
 
 # Plain values may come before the surveys, in any order. What else comes there makes it a body read whole.
-_HEAD: Final = re.compile(rb'\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"Surveys"\s*:\s*\[')
+_HEAD: Final = re.compile(
+    rb'[ \t\r\n]*+\{(?:[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:[ \t\r\n]*+(?:"[^"\\]*+"|[-+.\w]++)[ \t\r\n]*+,)*'
+    rb'[ \t\r\n]*+"Surveys"[ \t\r\n]*+:[ \t\r\n]*+\['
+)
 _HEAD_BYTES: Final = 4096
-_NEXT: Final = re.compile(rb"\s*(,?)\s*([^\s,])")
+_NEXT: Final = re.compile(rb"[ \t\r\n]*+(,?)[ \t\r\n]*+([^ \t\r\n,])")
 _END: Final = re.compile(rb"\}(?=\s{0,99}[,\]])")
 _ALIKE: Final = re.compile(rb'\}\s{0,99},\s{0,99}\{\s{0,99}"[^"\\]{1,99}"')
 _TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
@@ -35,6 +39,7 @@ class Inventory:
         self._count = 0
         self._survey: _Extent | None = None  # the one that is begun and not whole
         self._alike = b""  # how a survey ended and the next one began, the last time
+        self._tried = 0  # up to where surveys have been read together, or not
         self._shared = new_shared()
         self._is_exact = False
         self._is_list_over = False
@@ -71,8 +76,10 @@ class Inventory:
 
     @property
     def unread(self) -> bytes | None:
-        """The body, where it does not begin as an inventory does and is to be read whole; else None."""
-        return bytes(self._buffer) if self._head is None else None
+        """After the end: the body, where it has no surveys and is to be read whole; else None."""
+        if self._head is None:
+            return bytes(self._buffer)
+        return self._head + b"]" + self._buffer if self._count == 0 else None
 
     def frame(self) -> Quotas:
         """Return what stands around the surveys, after the end.
@@ -81,8 +88,10 @@ class Inventory:
             DecodeError: It is not what the contract says.
         """
         assert self._head is not None
-        frame = read(Quotas, self._head + b"]" + self._buffer)
-        if frame.surveys:
+        body = self._head + b"]" + self._buffer
+        frame = read(Quotas, body)
+        fields: list[tuple[str, object]] = json.loads(body, object_pairs_hook=list)
+        if [name for name, _ in fields].count("Surveys") > 1:
             raise DecodeError("$.Surveys", "expected one list of surveys, found several")
         return frame
 
@@ -105,6 +114,7 @@ class Inventory:
                 break
             start, self._survey = end, None
         del self._buffer[:start]
+        self._tried -= start
         if self._survey is not None:
             self._survey.shift(start)
         return surveys
@@ -117,7 +127,9 @@ class Inventory:
             return False
         if first != b"{" or bool(comma) is (self._count == 0):
             raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
-        self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
+        start = following.start(2)
+        self._survey = _Extent(self._buffer, start, self._alike, is_exact=self._is_exact)
+        self._survey.tried = max(start, self._tried)
         return True
 
     def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
@@ -128,7 +140,7 @@ class Inventory:
         last = buffer.rfind(extent.alike, extent.tried) + 1
         if last == 0:
             return None
-        extent.tried = last
+        extent.tried = self._tried = last
         if buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
             return None
         with memoryview(buffer) as view:

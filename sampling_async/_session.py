@@ -161,7 +161,7 @@ class Session:
             try:
                 return await run()
             except SamplingError as exc:
-                failure = exc
+                failure = exc.with_traceback(None)  # whose frames may hold a body
             except BaseException as exc:
                 # A transport may raise anything, a cancellation of its own making too; none of it may get out.
                 if not (isinstance(exc, Exception) or is_stray(exc)):

@@ -9,11 +9,12 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+T = TypeVar("T")
 Value: TypeAlias = int | float | str | None
 
 LIBRARIES = ("httpx", "httpcore", "h11", "anyio", "attrs", "cattrs", "tenacity", "pydantic")
@@ -32,8 +33,8 @@ class Run:
     version: Literal["short", "long"]
     seed: int
 
-    def of(self, short: int, long: int) -> int:
-        """Return the count that belongs to this version of the run."""
+    def of(self, short: T, long: T) -> T:
+        """Return what belongs to this version of the run."""
         return short if self.version == "short" else long
 
 
@@ -65,9 +66,11 @@ def exactly(name: str, wanted: int, ours: int, naive: Value = None, *, note: str
     return Row(name, f"{wanted:,}", ours, ours == wanted, naive, note=note)
 
 
-def at_least(name: str, wanted: int, ours: int, naive: Value = None, *, note: str = "") -> Row:
-    """Return a row whose goal is a number or more: how much was tried."""
-    return Row(name, f"at least {wanted:,}", ours, ours >= wanted, naive, note=note)
+def at_least(
+    name: str, wanted: float, ours: float, naive: Value = None, *, unit: str = "", note: str = ""
+) -> Row:
+    """Return a row whose goal is a number or more: how much was tried, or how much better something is."""
+    return Row(name, f"at least {shown(wanted, unit)}", ours, ours >= wanted, naive, unit, note)
 
 
 def at_most(
@@ -109,14 +112,14 @@ def shown(value: Value, unit: str = "") -> str:
     return f"{text} {unit}".strip()
 
 
-def header(run: Run, seconds: float, root: Path) -> dict[str, Any]:
+def header(run: Run, seconds: float, root: Path, libraries: tuple[str, ...] = LIBRARIES) -> dict[str, Any]:
     """Return where, when and with what the run was made, without saying whose machine it was."""
     return {
         "commit": _commit(root),
         "version": run.version,
         "seed": run.seed,
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in ("sampling-async", *LIBRARIES)},
+        "libraries": {name: _version(name) for name in ("sampling-async", *libraries)},
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "seconds": round(seconds),

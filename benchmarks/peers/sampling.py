@@ -1,0 +1,49 @@
+"""`sampling_async` behind the interface of the speed harness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from sampling_async import Quotas, SamplingClient, from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import httpx
+
+
+class SamplingAsync:
+    """A `SamplingClient` as it comes, but for its width, and the engine under it where one is given."""
+
+    name = "sampling_async"
+
+    def __init__(
+        self,
+        url: str,
+        panel_guid: str,
+        api_key: str,
+        width: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.client = SamplingClient(
+            url, panel_guid=panel_guid, api_key=api_key, max_concurrency=width, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
+        """Ask for all quota IDs and return how many were invited."""
+        return len((await self.client.bulk_invite(member_code, quota_ids)).invited)
+
+    async def quotas(self) -> Any:
+        """Make one Get Quotas."""
+        return await self.client.get_quotas()
+
+    def decode_quotas(self, body: bytes) -> Any:
+        """Read an inventory."""
+        return from_json(Quotas, body)

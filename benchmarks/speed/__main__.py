@@ -1,0 +1,60 @@
+"""Measure how fast the client is, beside others in the same run, and write it down with plots.
+
+    python benchmarks/speed [--quick] [--only NAME ...] [--output DIR]
+
+Writes `speed.md`, `speed.json` and plots; `speed-quick.*` when quick, and `speed-part.*` where `--only` leaves
+sections out, so that a part never replaces the whole. The exit code is 1 if a goal was missed. Needs the
+dependency group `bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent.parent
+sys.path[0] = str(HERE.parent)  # this folder's modules are a package there, like those of the clients
+
+from scoreboard.board import Run, header  # noqa: E402
+
+from speed.page import LIBRARIES, document, markdown  # noqa: E402
+from speed.sections import SECTIONS, run_section  # noqa: E402
+
+
+def main() -> int:
+    """Run the sections and write the page; return the exit code."""
+    options = _arguments()
+    run = Run("short" if options.quick else "long", seed=1)
+    started = time.perf_counter()
+    sections = [run_section(name, run) for name in options.only or SECTIONS]
+    head = header(run, time.perf_counter() - started, ROOT, LIBRARIES)
+    head |= {"version": "quick" if options.quick else "full"}
+    del head["seed"]
+    stem = "speed-quick" if options.quick else "speed-part" if options.only else "speed"
+    options.output.mkdir(parents=True, exist_ok=True)
+
+    from speed.plots import draw  # noqa: PLC0415  not while something is measured
+
+    plots = draw(sections, options.output, stem)
+    page = options.output / stem
+    page.with_suffix(".md").write_text(markdown(head, sections, plots), encoding="utf-8")
+    page.with_suffix(".json").write_text(document(head, sections), encoding="utf-8")
+    missed = [row.name for section in sections for row in section.measured.goals if not row.met]
+    print(f"{head['seconds']} s in all;", f"missed: {'; '.join(missed)}" if missed else "all goals met")
+    return 1 if missed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="everything, smaller: some two minutes, not ten")
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), metavar="NAME", help=", ".join(SECTIONS))
+    parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a request of a bulk invite costs the client's process, from quota IDs to models and outcomes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from scoreboard.board import at_least, at_most
+
+from speed.canned_server import canned_service
+from speed.contenders import AIOHTTP, ENGINES, HTTPX, OURS, PEERS, UVLOOP, contender
+from speed.measuring import Measured, Spread, Table, interleaved, microseconds, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from scoreboard.board import Run
+
+    from speed.canned_server import Address
+    from speed.measuring import Sample
+
+WIDTH: Final = 64
+
+
+def measure(run: Run) -> Measured:
+    """Measure the clients, then the engines under ours."""
+    requests = run.of(100, 300)
+    engines = [OURS, *ENGINES, *([UVLOOP] if find_spec("uvloop") else [])]
+    with canned_service() as address:
+        of_clients = _samples(PEERS, address, requests, run.of(3, 11))
+        of_engines = _samples(engines, address, requests, run.of(1, 7))
+    cpu = {name: [sample.cpu for sample in taken] for name, taken in of_clients.items()}
+    return Measured(
+        goals=[
+            at_most(
+                f"CPU a bulk request, {WIDTH} wide: {AIOHTTP} is 1", 1.0, ratio(cpu[OURS], cpu[AIOHTTP]).median
+            ),
+            at_least(f"the same: times less than {HTTPX} + gather", 8, ratio(cpu[HTTPX], cpu[OURS]).median),
+        ],
+        tables=[
+            _table("The clients", "client", of_clients, requests),
+            _table("Engines under sampling_async", "engine", of_engines, requests),
+        ],
+        samples={"requests": requests, "clients": of_clients, "engines": of_engines},
+    )
+
+
+def _samples(names: Iterable[str], address: Address, requests: int, rounds: int) -> dict[str, list[Sample]]:
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(contender(name, address)) for name in names}
+        takers = {name: partial(each.call, "bulk", requests, WIDTH) for name, each in processes.items()}
+        return interleaved(takers, rounds)
+
+
+def _table(title: str, what: str, samples: Mapping[str, list[Sample]], requests: int) -> Table:
+    columns = (what, "CPU us a request", "times ours", "wall us a request", "quota IDs a second")
+    table = Table(title, columns)
+    for name, taken in samples.items():
+        times = ratio([sample.cpu for sample in taken], [sample.cpu for sample in samples[OURS]])
+        wall = Spread.of(sample.wall / requests * 1e6 for sample in taken)
+        cpu = Spread.of(microseconds(taken, requests))
+        label = "its own" if what == "engine" and name == OURS else name
+        table.rows.append((label, str(cpu), str(times), str(wall), round(100e6 / wall.median)))
+    return table

@@ -1,0 +1,181 @@
+"""A service that costs next to nothing: it answers from memory, so that what is measured is the client.
+
+It reads just enough of HTTP/1.1 to know where a request ends, and answers all five endpoints as the contract
+says: every even quota ID is invited, every odd one is not live. It holds no state, keeps no ledger and refuses
+nobody; for behaviour there is the simulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from sampling_async.simulator import Latency
+
+CODES_A_PAGE: Final = 10_000
+_REMEMBERED: Final = 4096
+_TARGET: Final = re.compile(rb"(GET|POST) (\S+) HTTP/1\.1\r\n")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
+    b"date: Thu, 15 Jan 2026 09:30:12 GMT\r\nserver: canned\r\ncontent-length: %d\r\n\r\n"
+)
+_INVITED: Final = (
+    '{"QuotaID":%d,"Invite":{"SurveyID":2407319,"WaveID":3021544,"QuotaID":%d,"PartnerAmount":1.75,'
+    '"MemberAmount":0.5,"URL":"https://survey.example.com/start?s=2407319&q=%d&t=0f8fad5bd9cb469fa16570867728950e",'
+    '"LOI":15,"IR":30},"ResultCode":1,"Result":"SUCCESS"}'
+)
+_NOT_LIVE: Final = '{"QuotaID":%d,"Invite":null,"ResultCode":9,"Result":"QUOTA_NOT_LIVE"}'
+
+
+class Address(NamedTuple):
+    """Where a service is, what lets a client in, and a member that it knows."""
+
+    url: str
+    panel_guid: str = "11111111-2222-4333-8444-555555555555"
+    api_key: str = "99999999-8888-4777-8666-555555555555"
+    member_code: str = "m000001"
+
+
+def bulk_answer(body: bytes) -> bytes:
+    """Return the answer of Bulk Invite to a request's body."""
+    quota_ids = json.loads(body)["QuotaIDs"]
+    items = (_NOT_LIVE % id_ if id_ % 2 else _INVITED % (id_, id_, id_) for id_ in quota_ids)
+    return f'{{"Invites":[{",".join(items)}]}}'.encode()
+
+
+@dataclass(frozen=True)
+class Canned:
+    """What the service answers.
+
+    Attributes:
+        inventory: The body of Get Quotas.
+        codes: How many member codes the recontact list holds.
+        latency: What calls cost in time, by the simulator's rules; None for as fast as can be.
+    """
+
+    inventory: bytes = b'{"CountryID":1,"CacheExpires":"2026-01-15T09:30:12Z","Surveys":[]}'
+    codes: int = 0
+    latency: Latency | None = None
+
+
+class _Connection(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        answers: What to answer.
+        wait: Where given, says how many seconds a call takes from now on, by the quota IDs in it.
+    """
+
+    def __init__(self, answers: _Answers, wait: Callable[[int], float] | None) -> None:
+        self._answers = answers
+        self._wait = wait
+        self._received = b""
+
+    def connection_made(self, transport: Any) -> None:
+        """Take the connection."""
+        self._transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer each request that is whole."""
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head = self._received[: end + 2]
+            length = _LENGTH.search(head)
+            whole = end + 4 + (int(length[1]) if length else 0)
+            if len(self._received) < whole:
+                return
+            body, self._received = self._received[end + 4 : whole], self._received[whole:]
+            target = _TARGET.match(head)
+            assert target is not None, head
+            answer = self._answers.to(target[2].decode(), body)
+            if self._wait is None:
+                self._send(answer)
+            else:
+                seconds = self._wait(body.count(b",") + 1)
+                asyncio.get_running_loop().call_later(seconds, self._send, answer)
+
+    def _send(self, answer: bytes) -> None:
+        self._transport.write(_HEAD % len(answer) + answer)
+
+
+class _Answers:
+    """The bodies of the answers."""
+
+    def __init__(self, canned: Canned) -> None:
+        self._inventory = canned.inventory
+        self._codes = canned.codes
+        self._bulks: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def to(self, target: str, body: bytes) -> bytes:
+        """Return the answer to a request."""
+        if target.endswith("/Invites"):
+            answer = self._bulks.get(body)
+            if answer is None:
+                answer = self._bulks[body] = bulk_answer(body)
+                if len(self._bulks) > _REMEMBERED:
+                    self._bulks.popitem(last=False)
+            return answer
+        if "/Quotas" in target:
+            return self._inventory
+        if "/Recontact/" in target:
+            return self._page(target)
+        if "/Invite/" in target:
+            quota_id = int(target.rsplit("/", 1)[1])
+            return json.dumps(json.loads(_INVITED % (quota_id, quota_id, quota_id))["Invite"]).encode()
+        return b'[{"Name":"Qualified URL","Description":"","Value":"https://example.com/q?pid=[pid]"}]'
+
+    def _page(self, target: str) -> bytes:
+        after = re.search(r"lastMemberCodeReceived=m(\d+)", target)
+        asked = re.search(r"maxResults=(\d+)", target)
+        size = min(CODES_A_PAGE, int(asked[1])) if asked else CODES_A_PAGE
+        first = int(after[1]) + 1 if after else 1
+        last = min(first + size - 1, self._codes)
+        codes = ",".join(f'"m{number:09}"' for number in range(first, last + 1))
+        more = "true" if last < self._codes else "false"
+        return f'{{"MaxResults":{size},"HasAdditionalMembers":{more},"MemberCodes":[{codes}]}}'.encode()
+
+
+async def _serve(pipe: Connection, canned: Canned) -> None:
+    loop = asyncio.get_running_loop()
+    answers, wait = _Answers(canned), None
+    if canned.latency is not None:
+        from sampling_async.simulator._latency import WorkQueue  # noqa: PLC0415  not where nothing waits
+
+        wait = WorkQueue(canned.latency, clock=loop.time).admit
+    server = await loop.create_server(lambda: _Connection(answers, wait), "127.0.0.1", 0, backlog=1024)
+    pipe.send(server.sockets[0].getsockname()[1])
+    closed = asyncio.Event()
+    loop.add_reader(pipe.fileno(), closed.set)  # readable when the other end is gone
+    await closed.wait()
+
+
+def _run(pipe: Connection, canned: Canned) -> None:
+    asyncio.run(_serve(pipe, canned))
+
+
+@contextmanager
+def canned_service(canned: Canned | None = None) -> Iterator[Address]:
+    """Run the service in a process of its own and give its address."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, canned or Canned()), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Address(f"http://127.0.0.1:{ours.recv()}")
+    finally:
+        ours.close()
+        process.join()

@@ -1,0 +1,177 @@
+"""The clients side by side, each alone in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from speed.attempts import attempts, percentiles
+from speed.measuring import Watch
+from speed.remote import remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from speed.canned_server import Address
+    from speed.measuring import Sample
+    from speed.remote import Remote
+
+OURS: Final = "sampling_async"
+AIOHTTP: Final = "aiohttp + msgspec"
+HTTPX: Final = "httpx + pydantic"
+GENERATED: Final = "openapi-python-client"
+PEERS: Final = {
+    OURS: "sampling:SamplingAsync",
+    AIOHTTP: "aiohttp_msgspec:AiohttpClient",
+    HTTPX: "httpx_pydantic:HttpxClient",
+    GENERATED: "generated:GeneratedClient",
+}
+"""Where each is found; a process imports the one that it measures, and no other."""
+
+ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
+UVLOOP: Final = "its own, under uvloop"
+_CHUNK: Final = 100
+_SETTLING: Final = {HTTPX: 1.5, ENGINES[0]: 1.5}
+"""Seconds of load until a pool has got rid of the connections that it does not need."""
+
+
+class Peer(Protocol):
+    """A client under measurement, an async context manager."""
+
+    name: str
+
+    def __init__(self, url: str, panel_guid: str, api_key: str, width: int) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
+        """Ask for all quota IDs and return how many were invited."""
+        ...
+
+    def decode_quotas(self, body: bytes) -> Any:
+        """Read an inventory."""
+        ...
+
+
+def peer(name: str) -> type[Peer]:
+    """Return the class of a client."""
+    module, found = PEERS[name].split(":")
+    made: type[Peer] = getattr(importlib.import_module(f"peers.{module}"), found)
+    return made
+
+
+class Contender:
+    """A client in this process, with an event loop, open at every width it has been asked for.
+
+    Args:
+        name: The client; or an engine, and then it is ours over that engine.
+        address: The service.
+    """
+
+    def __init__(self, name: str, address: Address) -> None:
+        self._name = name
+        self._make: Any = peer(name if name in PEERS else OURS)
+        self._access = address[:3]
+        self._member_code = address.member_code
+        self._runner = asyncio.Runner(loop_factory=_uvloop if name == UVLOOP else None)
+        self._open: dict[int, Peer] = {}
+
+    def bulk(self, requests: int, width: int) -> Sample:
+        """Time a bulk; a few requests before it open the connections that have grown old."""
+        return self._runner.run(self._bulk(requests, width))
+
+    async def _bulk(self, requests: int, width: int) -> Sample:
+        if width not in self._open:
+            self._open[width] = await self._opened(width).__aenter__()
+            await self._ask(2 * width, width)  # until a client that feels its way has found its width
+        settled = time.monotonic() + _SETTLING.get(self._name, 0.0)
+        await self._ask(width, width)
+        while time.monotonic() < settled:
+            await self._ask(width, width)
+        watch = Watch()
+        await self._ask(requests, width)
+        return watch.sample()
+
+    def _opened(self, width: int) -> Peer:
+        over = {} if self._name in PEERS else {"transport": _engine(self._name, width + 2)}
+        opened: Peer = self._make(*self._access, width, **over)
+        return opened
+
+    def close(self) -> None:
+        """Close all that is open."""
+        for each in self._open.values():
+            self._runner.run(_closed(each))
+        self._runner.close()
+
+    async def _ask(self, requests: int, width: int) -> None:
+        ids = requests * _CHUNK
+        invited = await self._open[width].bulk(self._member_code, range(1, ids + 1))
+        if invited != ids // 2:
+            raise ValueError(f"{self._name}: {invited} of {ids} quota IDs were invited")
+
+    def percentiles(self, requests: int, width: int) -> dict[str, float]:
+        """Return percentiles of a request's milliseconds, of ours, in a bulk like those that were timed."""
+        self._runner.run(self._ask(width, width))
+        with attempts() as seconds:
+            self._runner.run(self._ask(requests, width))
+        return percentiles(seconds)
+
+    def decode(self, body: Path) -> Sample:
+        """Time how an inventory is read, not how it is thrown away."""
+        content = body.read_bytes()
+        watch = Watch()
+        _read = self._reader.decode_quotas(content)
+        return watch.sample()
+
+    @cached_property
+    def _reader(self) -> Peer:
+        return self._opened(1)
+
+
+@contextmanager
+def contender(name: str, address: Address) -> Iterator[Remote]:
+    """Start a `Contender` in a process of its own."""
+    with remote(Contender, name, address) as process:
+        try:
+            yield process
+        finally:
+            process.call("close")
+
+
+async def _closed(found: Peer) -> None:
+    await found.__aexit__(None, None, None)
+
+
+def _engine(name: str, connections: int) -> Any:
+    """Return a transport for httpx, or None for our own engine; each is imported where it is used."""
+    import httpx  # noqa: PLC0415
+
+    limits = httpx.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=1
+    )
+    if name == "httpx.AsyncHTTPTransport":
+        return httpx.AsyncHTTPTransport(limits=limits)
+    if name == "httpx_aiohttp.AiohttpTransport":
+        from httpx_aiohttp import AiohttpTransport  # noqa: PLC0415
+
+        return AiohttpTransport(limits=limits)
+    if name == "pyreqwest's HttpxTransport":
+        from pyreqwest.client import ClientBuilder  # noqa: PLC0415
+        from pyreqwest.compatibility.httpx import HttpxTransport  # noqa: PLC0415
+
+        return HttpxTransport(ClientBuilder().max_connections(connections).build())
+    return None
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop  # noqa: PLC0415  not everywhere
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,53 @@
+"""Keep the speed that was reached: two ratios of CPU time, in one run, with room for any machine.
+
+    python benchmarks/speed/guard.py
+
+No figure of this says how fast the client is; `python benchmarks/speed` does. The limits are twice what is
+measured there, and what disturbs one client in a round disturbs the others too: a busy machine does not turn
+this red, a change that doubles the cost of a request does. Exit code 1 if a limit is passed in all of three
+tries.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # this folder's modules are a package there
+
+from speed.canned_server import canned_service  # noqa: E402
+from speed.contenders import AIOHTTP, HTTPX, OURS, contender  # noqa: E402
+from speed.measuring import interleaved, ratio  # noqa: E402
+
+TRIES: Final = 3
+ROUNDS: Final = 5
+REQUESTS: Final = 100
+WIDTH: Final = 64
+MOST_OF_AIOHTTP: Final = 4.0
+LEAST_OF_HTTPX: Final = 2.0
+
+
+def main() -> int:
+    """Measure until the limits are kept, three times at most; return the exit code."""
+    with canned_service() as address, ExitStack() as stack:
+        names = (OURS, AIOHTTP, HTTPX)
+        processes = {name: stack.enter_context(contender(name, address)) for name in names}
+        takers = {name: partial(each.call, "bulk", REQUESTS, WIDTH) for name, each in processes.items()}
+        for _ in range(TRIES):
+            taken = interleaved(takers, ROUNDS)
+            cpu = {name: [sample.cpu for sample in samples] for name, samples in taken.items()}
+            dearer, cheaper = ratio(cpu[OURS], cpu[AIOHTTP]).median, ratio(cpu[HTTPX], cpu[OURS]).median
+            print(
+                f"CPU a bulk request: {dearer:.2f} of {AIOHTTP} (at most {MOST_OF_AIOHTTP}), "
+                f"{cheaper:.2f} times less than {HTTPX} (at least {LEAST_OF_HTTPX})"
+            )
+            if dearer <= MOST_OF_AIOHTTP and cheaper >= LEAST_OF_HTTPX:
+                return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Inventories of a wanted size, in the order of the wire: surveys first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from sampling_async import to_json
+from sampling_async.simulator import generate_inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZES: Final = (12, 60)
+"""Megabytes: what a real panel's inventory is, and five times as much."""
+
+_SEEDED_SURVEYS: Final = 600
+_IDS: Final = frozenset({"SurveyID", "WaveID", "QuotaID", "LayerID", "SubQuotaID"})
+_SHIFT: Final = 1_000_000
+
+
+def inventory(megabytes: float) -> bytes:
+    """Return a body of Get Quotas of this size, the same each time.
+
+    Some hundred surveys come from the simulator's generator and are repeated under other IDs, since it would
+    take minutes to generate so many.
+    """
+    made = msgspec.json.decode(to_json(generate_inventory(1, surveys=_SEEDED_SURVEYS)))
+    size, surveys = 0, []
+    for survey in _repeated(made["Surveys"]):
+        surveys.append(survey)
+        size += len(survey) + 1
+        if size >= megabytes * 1e6:
+            break
+    country, expires = made["CountryID"], made["CacheExpires"]
+    return b'{"Surveys":[%b],"CountryID":%d,"CacheExpires":"%b"}' % (
+        b",".join(surveys),
+        country,
+        expires.encode(),
+    )
+
+
+def _repeated(surveys: list[dict[str, Any]]) -> Iterator[bytes]:
+    while True:
+        for survey in surveys:
+            yield msgspec.json.encode(survey)
+            _shift(survey)
+
+
+def _shift(value: Any) -> None:
+    """Give everything another ID, in place."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in _IDS and inner:  # a wave 0 means any
+                value[name] = inner + _SHIFT
+            else:
+                _shift(inner)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for inner in value:
+            _shift(inner)

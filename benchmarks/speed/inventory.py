@@ -1,0 +1,50 @@
+"""What it costs to read an inventory into models."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from scoreboard.board import at_least, at_most
+
+from speed.canned_server import Address
+from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, contender
+from speed.inventories import SIZES, inventory
+from speed.measuring import Measured, Spread, Table, interleaved, ratio
+
+if TYPE_CHECKING:
+    from scoreboard.board import Run
+
+    from speed.measuring import Sample
+
+
+def measure(run: Run) -> Measured:
+    """Let each client read the same bodies, a client to a process."""
+    measured = Measured([], [], {})
+    for megabytes, rounds in ((SIZES[0], run.of(2, 9)), *([(SIZES[1], 3)] if run.version == "long" else [])):
+        samples = measured.samples[f"{megabytes} MB"] = _samples(megabytes, rounds)
+        cpu = {name: [sample.cpu for sample in taken] for name, taken in samples.items()}
+        structs, pydantic = ratio(cpu[OURS], cpu[AIOHTTP]), ratio(cpu[HTTPX], cpu[OURS])
+        measured.goals += [
+            at_most(f"CPU to read {megabytes} MB of inventory: msgspec Structs are 1", 1.5, structs.median),
+            at_least("the same: times faster than pydantic", 3, pydantic.median),
+        ]
+        table = Table(f"An inventory of {megabytes} MB", ("client", "CPU ms", "times ours", "MB a second"))
+        for name, taken in samples.items():
+            spread = Spread.of(sample.cpu * 1000 for sample in taken)
+            speed = round(megabytes / spread.median * 1000)
+            table.rows.append((name, str(spread), str(ratio(cpu[name], cpu[OURS])), speed))
+        measured.tables.append(table)
+    return measured
+
+
+def _samples(megabytes: int, rounds: int) -> dict[str, list[Sample]]:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        body = Path(folder) / "inventory.json"
+        body.write_bytes(inventory(megabytes))
+        processes = {name: stack.enter_context(contender(name, Address("http://127.0.0.1"))) for name in PEERS}
+        takers = {name: partial(each.call, "decode", body) for name, each in processes.items()}
+        return interleaved(takers, rounds)

@@ -1,0 +1,101 @@
+"""How memory grows while millions of quota IDs, or of recontact codes, go through the client."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scoreboard.board import at_most, shown
+
+from speed.canned_server import Canned, canned_service
+from speed.measuring import Measured, Table, peak_mib, resident_mib
+from speed.ours import OurClient
+from speed.remote import remote
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
+    from scoreboard.board import Run
+
+WIDTH: Final = 64
+CONSTANT: Final = 1.0
+"""MiB: less than a tenth of a byte for each of ten million."""
+
+STREAMS: Final = ("stream_bulk_invite", "recontact_members", "stream_recontact_members")
+_SAMPLES: Final = 100
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Resident MiB at each hundredth of the way, the most there ever was, and the seconds it took."""
+
+    resident: tuple[float, ...]
+    peak: float
+    seconds: float
+
+    def after(self, percent: int) -> float:
+        """Return by how much it grew after so much of the way."""
+        return max(self.resident[percent:]) - self.resident[percent - 1]
+
+
+class Consumer(OurClient):
+    """Takes what comes and drops it."""
+
+    def take(self, stream: str, count: int) -> Growth:
+        """Take so many quota IDs, or codes."""
+        return self.runner.run(self._take(stream, count))
+
+    async def _take(self, stream: str, count: int) -> Growth:
+        if stream == "recontact_members":
+            return await _growth(self.client.recontact_members(1), count)
+        if stream == "stream_recontact_members":
+            async with self.client.stream_recontact_members(1) as codes:
+                return await _growth(codes, count)
+        ids = (
+            number for number in range(1, count + 1)
+        )  # each another one, and no collection that could be held
+        async with self.client.stream_bulk_invite(self.member_code, ids) as outcomes:
+            return await _growth(outcomes, count)
+
+
+async def _growth(stream: AsyncIterable[object], count: int) -> Growth:
+    resident: list[float] = []
+    step, taken, began = count // _SAMPLES, 0, time.perf_counter()
+    async for _ in stream:
+        taken += 1
+        if taken % step == 0:
+            resident.append(resident_mib())
+    if taken != count:
+        raise ValueError(f"{taken} of {count} were taken")
+    return Growth(tuple(resident), peak_mib(), time.perf_counter() - began)
+
+
+def measure(run: Run) -> Measured:
+    """Take each stream in a process of its own."""
+    count, warm = run.of((500_000, 20), (10_000_000, 5))
+    growths: dict[str, Growth] = {}
+    with canned_service(Canned(codes=count)) as address:
+        for stream in STREAMS:
+            with remote(Consumer, address, WIDTH) as process:
+                growths[stream] = process.call("take", stream, count)
+    columns = ("stream", "peak memory", f"at {warm} %", "growth from there on", "a second")
+    table = Table(f"{count:,} quota IDs, and as many recontact codes", columns)
+    for stream, growth in growths.items():
+        mib = [shown(value, "MiB") for value in (growth.peak, growth.resident[warm - 1], growth.after(warm))]
+        table.rows.append((stream, *mib, round(count / growth.seconds)))
+    goals = [
+        at_most(
+            f"memory of {count:,} through {stream}: growth after warm-up",
+            CONSTANT,
+            growth.after(warm),
+            unit="MiB",
+            note=f"peak {growth.peak:.1f} MiB",
+        )
+        for stream, growth in growths.items()
+    ]
+    return Measured(
+        goals=goals,
+        tables=[table],
+        samples={"count": count, "growths": growths},
+    )

@@ -1,0 +1,64 @@
+"""The sections, and how one is run: in a fresh process, so that none leaves anything to another."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scoreboard.board import missing, shown
+
+from speed.measuring import Measured
+from speed.remote import RemoteError, fresh
+
+if TYPE_CHECKING:
+    from scoreboard.board import Run
+
+SECTIONS: Final = {
+    "bulk": "Bulk: what a request costs, beside other clients and over other engines",
+    "width": "Width: from one request at once to hundreds",
+    "queued": "Queued: from ten chunks to a hundred thousand",
+    "latency": "Latency: how long a request takes by the quota IDs in it",
+    "inventory": "Inventory: bytes to models",
+    "stalls": "Stalls: the event loop while an inventory is read",
+    "makespan": "Makespan: when the last answer is there",
+    "memory": "Memory: millions of quota IDs and of recontact codes",
+    "recontact": "Recontact: reading ahead",
+}
+LIMITS: Final = {"short": 240.0, "long": 900.0}
+"""Seconds after which a section counts as hung."""
+
+
+@dataclass
+class Section:
+    """What one section measured, and what it took."""
+
+    name: str
+    title: str
+    command: str
+    measured: Measured
+    seconds: float
+
+
+def run_section(name: str, run: Run) -> Section:
+    """Measure one section, and say on the way how it goes."""
+    command = f"python benchmarks/speed{' --quick' if run.version == 'short' else ''} --only {name}"
+    print(f"{SECTIONS[name]} ...", flush=True)
+    started = time.perf_counter()
+    try:
+        measured = fresh(_measure, name, run, limit=LIMITS[run.version])
+    except RemoteError as exc:
+        print(f"  {exc}")
+        measured = Measured([missing(name, "to be measured", "failed: what it printed says why")], [], {})
+    section = Section(name, SECTIONS[name], command, measured, time.perf_counter() - started)
+    for row in measured.goals:
+        verdict = "met" if row.met else "MISSED"
+        print(f"  {verdict:7}{row.name}: {shown(row.ours, row.unit)}   [{row.goal}]")
+    print(f"  {section.seconds:.0f} s", flush=True)
+    return section
+
+
+def _measure(name: str, run: Run) -> Measured:
+    measured: Measured = importlib.import_module(f"speed.{name}").measure(run)
+    return measured

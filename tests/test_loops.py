@@ -1,0 +1,218 @@
+"""Which event loop runs, its time, and how it watches sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trio
+
+from sampling_async import _loops
+from sampling_async._loops import asyncio_loop, current_time, running_loop
+from sampling_async._sockets import TooSlow, Wire, _Reader, _time_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.mark.anyio
+async def test_the_loop_is_asyncios_or_none(anyio_backend):
+    if anyio_backend == "asyncio":
+        assert asyncio_loop() is running_loop() is asyncio.get_running_loop()
+    else:
+        assert asyncio_loop() is None
+        assert running_loop() == anyio.lowlevel.current_token()
+
+
+@pytest.mark.anyio
+async def test_it_is_found_so_whatever_else_is_loaded(anyio_backend, monkeypatch):
+    monkeypatch.delitem(sys.modules, "trio" if anyio_backend == "asyncio" else "asyncio")
+    assert (asyncio_loop() is None) is (anyio_backend == "trio")
+
+
+@pytest.mark.anyio
+async def test_older_and_newer_tokens_of_anyio_name_it(anyio_backend, monkeypatch):
+    class Token:
+        native_token = asyncio_loop()
+
+    for token in (Token(), Token.native_token):
+        monkeypatch.setattr(anyio.lowlevel, "current_token", lambda token=token: token)
+        assert asyncio_loop() is Token.native_token
+
+
+@pytest.mark.anyio
+async def test_its_time_is_that_of_anyio(anyio_backend):
+    before = anyio.current_time()
+    assert before <= current_time() <= anyio.current_time()
+
+
+def test_running_loops_tell_each_other_apart():
+    async def seen() -> object:
+        return running_loop()
+
+    first, second = anyio.run(seen), anyio.run(seen, backend="trio")
+    assert first not in (anyio.run(seen), second)
+    assert second != anyio.run(seen, backend="trio")
+
+
+def test_trio_as_a_guest_of_asyncio_is_trio():
+    async def seen() -> object:
+        return asyncio_loop(), _loops.current_time() - trio.current_time() < 1
+
+    async def host() -> object:
+        loop, over = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        trio.lowlevel.start_guest_run(
+            seen, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=over.set_result
+        )
+        return (await over).unwrap()
+
+    assert asyncio.run(host()) == (None, True)
+
+
+def test_where_none_runs_asking_is_an_error():
+    with pytest.raises(RuntimeError):
+        current_time()
+
+
+def test_neither_library_is_loaded_by_asking():
+    code = (
+        "import sys, trio, sampling_async._loops as loops\n"
+        "for name in [name for name in sys.modules if name.split('.')[0] == 'asyncio']: del sys.modules[name]\n"
+        "async def main(): assert loops.asyncio_loop() is None and 'asyncio' not in sys.modules\n"
+        "trio.run(main)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+# --- The reader of sockets that asyncio gets
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def turns(number: int = 3) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def test_a_reader_waits_for_bytes_and_for_the_end(sockets):
+    ours, theirs = sockets
+
+    async def main() -> list[bytes]:
+        wire, seen = Wire(ours), []
+        for data in (b"a", b"b", b""):
+            waiting = asyncio.create_task(wire.receive(5))
+            await turns()
+            assert not waiting.done()
+            theirs.send(data) if data else theirs.close()
+            seen.append(await waiting)
+        wire.close()
+        return seen
+
+    assert asyncio.run(main()) == [b"a", b"b", b""]
+
+
+def test_what_lies_unread_is_told_of_twice_and_no_more(sockets):
+    ours, theirs = sockets
+
+    async def main() -> None:
+        wire = Wire(ours)
+        theirs.send(b"a")
+        assert await wire.receive() == b"a"
+        assert wire._waits._watched
+        theirs.send(b"b")
+        await turns()
+        assert not wire._waits._watched
+        assert await wire.receive() == b"b"
+        assert wire._waits._watched
+        wire.close()
+        assert not wire._waits._watched
+        wire.close()
+
+    asyncio.run(main())
+
+
+def test_a_wait_ends_at_its_limit_and_by_cancelling_and_the_next_one_works(sockets):
+    ours, theirs = sockets
+
+    async def main() -> bytes:
+        wire = Wire(ours)
+        with pytest.raises(TooSlow):
+            await wire.receive(0.001)
+        waiting = asyncio.create_task(wire.receive(5))
+        await turns()
+        waiting.cancel()
+        theirs.send(b"a")  # told of while nobody waits any more
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return await wire.receive(5)
+
+    assert asyncio.run(main()) == b"a"
+
+
+def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
+    ours, _ = sockets
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        reader = _Reader(loop, ours.fileno())
+        waiting = asyncio.create_task(reader.readable(5))
+        await turns()
+        future = reader._future
+        reader._tell()
+        reader._tell()
+        _time_out(future)
+        await waiting
+        reader.end()
+
+    asyncio.run(main())
+
+
+def test_a_wire_can_be_closed_when_its_loop_is(sockets):
+    ours, theirs = sockets
+
+    async def main() -> Wire:
+        wire = Wire(ours)
+        theirs.send(b"a")
+        await wire.receive()
+        return wire
+
+    asyncio.run(main()).close()
+    assert ours.fileno() == -1
+
+
+@pytest.mark.anyio
+async def test_what_tls_has_decrypted_already_is_not_waited_for(anyio_backend, monkeypatch):
+    class Pending:
+        def pending(self) -> int:
+            return 1
+
+        def recv(self, _: int) -> bytes:
+            return b"a"
+
+    wire = Wire.__new__(Wire)
+    wire._sock = wire._tls = Pending()
+    wire._waits = None
+    assert await wire.receive() == b"a"
+
+
+@pytest.mark.anyio
+async def test_a_peer_that_takes_nothing_is_waited_for_up_to_the_limit(anyio_backend, sockets):
+    ours, _ = sockets
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(b"x" * 65536)
+    with pytest.raises(TooSlow):
+        await Wire(ours).send(b"x", lambda: None, 0.001)

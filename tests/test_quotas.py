@@ -1,0 +1,662 @@
+"""Get Quotas, whole or survey by survey as it comes."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import pickle
+import threading
+import traceback
+import weakref
+from contextlib import aclosing
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import doubles
+import httpx
+import inventories
+import pytest
+import respx
+import wire
+
+from sampling_async import (
+    BadRequestError,
+    BodyLimits,
+    ClientClosedError,
+    DecodeError,
+    ForbiddenError,
+    InvalidRequestError,
+    Quotas,
+    RetryPolicy,
+    SamplingClient,
+    SamplingError,
+    ServerError,
+    Survey,
+    Timeouts,
+    TransportError,
+    TransportTimeoutError,
+    UnexpectedStatusError,
+    _engine,
+    from_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.anyio
+ONCE = RetryPolicy(max_attempts=1)
+TAIL = b'],"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
+HEAD = b'{"Surveys":['
+CANARY = "canary-of-the-body"
+
+
+def survey(number: int, **changes: Any) -> bytes:
+    return json.dumps(inventories.survey(SurveyID=number, **changes)).encode()
+
+
+def body_of(surveys: int = 3) -> bytes:
+    return HEAD + b",".join(survey(number) for number in range(surveys)) + TAIL
+
+
+class Parts(httpx.AsyncByteStream):
+    """A body in parts, as a transport of somebody else gives it: bytes, an error to raise, or what to do."""
+
+    def __init__(self, *parts: bytes | Exception | Callable[[], Any]) -> None:
+        self._parts = list(parts)
+        self.given = 0
+        self.closed = 0
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        while self._parts:
+            part = self._parts.pop(0)
+            if isinstance(part, Exception):
+                raise part
+            if isinstance(part, bytes):
+                self.given += 1
+                return part
+            if (waits := part()) is not None:
+                await waits
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        self._parts.clear()
+
+
+def service(*streams: httpx.AsyncByteStream | httpx.Response) -> doubles.Service:
+    answers = [
+        each if isinstance(each, httpx.Response) else httpx.Response(200, stream=each) for each in streams
+    ]
+    return doubles.Service(*answers)
+
+
+async def ids_of(client: SamplingClient, **options: Any) -> list[int]:
+    async with aclosing(client.iter_surveys(**options)) as surveys:
+        return [each.survey_id async for each in surveys]
+
+
+async def read_by(client: SamplingClient, how: str) -> Any:
+    """Read all surveys, by one method or the other."""
+    if how == "get_quotas":
+        return [each.survey_id for each in (await client.get_quotas()).surveys]
+    return await ids_of(client)
+
+
+both = pytest.mark.parametrize("how", ["get_quotas", "iter_surveys"])
+
+
+def assert_idle(client: SamplingClient, where: object = "") -> None:
+    """Check that no permit is out, nobody waits and no attempt is under way."""
+    held = client._gate.running, client._gate.waiting, len(client._session._scopes)
+    assert held == (0, 0, 0), (held, where)
+
+
+def everything_shown(error: BaseException) -> str:
+    """Return all that a log or a crash reporter could print of an error, but for the frames of tests."""
+    trace = traceback.TracebackException.from_exception(error, capture_locals=True)
+    ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
+    assert ours
+    parts = [
+        "".join(trace.format_exception_only()),
+        *ours,
+        repr(error),
+        str(vars(error)),
+        str(pickle.dumps(error)),
+    ]
+    chain: BaseException | None = error
+    while chain is not None:
+        parts += [repr(chain), repr(getattr(chain, "request", None))]
+        chain = chain.__cause__ or chain.__context__
+    return "\n".join(parts)
+
+
+# --- All of it
+
+
+@both
+@pytest.mark.parametrize("size", [1, 100, 10**6])
+@pytest.mark.parametrize("document", [inventories.quotas(), inventories.quotas(Surveys=[]), {"Note": {}}])
+async def test_a_body_in_parts_is_read_as_it_is_in_one_piece(how, size, document):
+    body = json.dumps({**document, **inventories.quotas(Surveys=document.get("Surveys", []))}).encode()
+    parts = Parts(*(body[at : at + size] for at in range(0, len(body), size)))
+    meant = from_json(Quotas, body)
+    async with doubles.client(service(parts)) as client:
+        if how == "get_quotas":
+            assert await client.get_quotas() == meant
+        else:
+            assert [each async for each in client.iter_surveys()] == list(meant.surveys)
+    assert parts.closed
+
+
+@both
+async def test_respx_and_mocks_of_httpx_are_served(how):
+    with respx.mock:
+        respx.get(path__startswith="/IPExternal").respond(content=body_of())
+        async with SamplingClient(
+            "https://service.example", panel_guid=doubles.PANEL, api_key=doubles.KEY
+        ) as client:
+            assert await read_by(client, how) == [0, 1, 2]
+    async with doubles.client(doubles.Service(httpx.Response(200, content=body_of()))) as client:
+        assert await read_by(client, how) == [0, 1, 2]
+
+
+async def test_routables_are_asked_for_unless_not_wanted():
+    asked = doubles.Service(httpx.Response(200, content=body_of()))
+    async with doubles.client(asked) as client:
+        await ids_of(client)
+        await ids_of(client, include_routables=False)
+        with pytest.raises(InvalidRequestError, match="deadline"):
+            await ids_of(client, deadline=0)
+    flags = [request.url.params["includeRoutables"] for request in asked.requests]
+    assert flags == ["true", "false"]
+
+
+FRAMINGS = {
+    "length": wire.answer,
+    "chunked": lambda body: _head("Transfer-Encoding: chunked") + _chunked(body, 700),
+    "small chunks": lambda body: _head("Transfer-Encoding: chunked") + _chunked(body, 3),
+    "gzip": lambda body: wire.answer(gzip.compress(body), "200 OK", "Content-Encoding: gzip"),
+    "chunked gzip": lambda body: (
+        _head("Transfer-Encoding: chunked", "Content-Encoding: gzip") + _chunked(gzip.compress(body), 50)
+    ),
+    "close": lambda body: _head("Connection: close") + body,
+}
+
+
+def _head(*headers: str) -> bytes:
+    return "\r\n".join(["HTTP/1.1 200 OK", *headers]).encode() + b"\r\n\r\n"
+
+
+def _chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def client_of(url: str, **options: Any) -> SamplingClient:
+    time = doubles.FakeTime()
+    given = {"clock": time.clock, "sleep": time.sleep, "random": lambda: 1.0}
+    return SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY, **{**given, **options})
+
+
+@both
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("drip", [None, 997])
+async def test_over_a_socket_it_is_read_in_every_framing(how, framing, drip):
+    body = body_of(40)
+    data = FRAMINGS[framing](body)
+
+    def script(connection: wire.Connection) -> None:
+        while connection.read_request() is not None:
+            for at in range(0, len(data), drip or len(data)):
+                connection.send(data[at : at + (drip or len(data))])
+            if framing == "close":
+                return
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            for _ in range(2):
+                if how == "get_quotas":
+                    assert await client.get_quotas() == from_json(Quotas, body)
+                else:
+                    assert await ids_of(client) == list(range(40))
+            assert_idle(client)
+
+
+# --- As it comes
+
+
+async def test_the_first_survey_is_there_before_the_rest_is_sent():
+    go = threading.Event()
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(_head("Connection: close") + HEAD + survey(1) + b",")
+        if go.wait(10):
+            connection.send(survey(2) + TAIL)
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client, aclosing(client.iter_surveys()) as surveys:
+            with anyio.fail_after(5):
+                assert (await anext(surveys)).survey_id == 1
+            go.set()
+            assert [each.survey_id async for each in surveys] == [2]
+
+
+async def test_no_more_surveys_live_than_came_together():
+    parts = Parts(HEAD, *(survey(number) + b"," for number in range(100)), survey(100) + TAIL)
+    alive: weakref.WeakSet[Survey] = weakref.WeakSet()
+    most = total = 0
+    async with doubles.client(service(parts)) as client, aclosing(client.iter_surveys()) as surveys:
+        async for each in surveys:
+            total += 1
+            alive.add(each)
+            del each
+            gc.collect(0)
+            most = max(most, len(alive))
+    assert total == 101
+    assert most < 5
+
+
+async def test_while_one_survey_is_worked_on_other_calls_can_be_made():
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/Quotas"):
+            return httpx.Response(200, stream=Parts(HEAD, survey(1) + b",", survey(2) + b",", survey(3), TAIL))
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(doubles.Service(answer), max_concurrency=1) as client:
+        invited = 0
+        async with aclosing(client.iter_surveys()) as surveys:
+            async for _ in surveys:
+                with anyio.fail_after(5):
+                    invited += len((await client.bulk_invite("m1", [2])).invited)
+                assert client.snapshot().running == 0
+        assert invited == 3
+        assert_idle(client)
+
+
+async def test_breaking_off_closes_the_connection_and_costs_nothing_else():
+    ended = threading.Event()
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(_head("Transfer-Encoding: chunked") + _chunked(HEAD + survey(1) + b",", 10**6)[:-5])
+        if connection.read_request() is None:
+            ended.set()
+
+    with wire.serve(script) as url:
+        async with client_of(url, max_concurrency=1) as client:
+            for _ in range(2):
+                async with aclosing(client.iter_surveys()) as surveys:
+                    async for each in surveys:
+                        assert each.survey_id == 1
+                        break
+                assert await anyio.to_thread.run_sync(ended.wait, 5)
+                ended.clear()
+                assert_idle(client)
+
+
+async def test_a_stream_of_another_transport_is_closed_too():
+    parts = Parts(HEAD, survey(1) + b",", survey(2) + b",", survey(3), TAIL)
+    async with doubles.client(service(parts)) as client:
+        async with aclosing(client.iter_surveys()) as surveys:
+            await anext(surveys)
+            assert not parts.closed
+        assert parts.closed
+        assert parts.given < 5
+        async with aclosing(client.iter_surveys()):
+            pass  # never begun
+
+
+# --- What fails
+
+
+FAILURES = {
+    "500": (httpx.Response(500), ServerError, 3),
+    "503": (httpx.Response(503), ServerError, 3),
+    "403": (httpx.Response(403), ForbiddenError, 1),
+    "400": (httpx.Response(400, json={"ResultCode": 3, "Result": "PANEL_DOES_NOT_EXIST"}), BadRequestError, 1),
+    "404": (httpx.Response(404), UnexpectedStatusError, 1),
+    "error under 200": (httpx.Response(200, json={"ResultCode": 3, "Result": "NO"}), UnexpectedStatusError, 1),
+    "html": (httpx.Response(200, text="<html>"), DecodeError, 2),
+    "empty": (httpx.Response(200), DecodeError, 2),
+    "cut": (httpx.Response(200, content=body_of()[:-9]), DecodeError, 2),
+    "lost": (httpx.ReadError("x"), TransportError, 3),
+    "slow": (httpx.ReadTimeout("x"), TransportTimeoutError, 3),
+}
+
+
+@both
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_what_fails_before_the_first_survey_is_repeated_and_told_by_either(how, failure):
+    answer, error_class, attempts = FAILURES[failure]
+    if failure == "cut" and how == "iter_surveys":
+        attempts = 1  # its surveys were handed over before
+    asked = doubles.Service(lambda _: answer if isinstance(answer, httpx.Response) else None)
+    if not isinstance(answer, httpx.Response):
+        asked = doubles.Service(answer)
+    async with doubles.client(asked) as client:
+        with pytest.raises(error_class) as caught:
+            await read_by(client, how)
+        assert_idle(client)
+    error = caught.value
+    assert (type(error), error.endpoint, error.attempts, len(asked.requests)) == (
+        error_class,
+        "get_quotas",
+        attempts,
+        attempts,
+    )
+
+
+@both
+async def test_after_failures_that_passed_it_is_read(how):
+    streams = Parts(httpx.ReadError("x")), Parts(HEAD, httpx.ReadError("x")), Parts(body_of())
+    async with doubles.client(service(*streams)) as client:
+        assert await read_by(client, how) == [0, 1, 2]
+    assert all(each.closed for each in streams)
+
+
+async def test_what_fails_afterwards_is_raised_with_all_that_is_known():
+    first = Parts(httpx.ReadError("x"))
+    second = Parts(HEAD + survey(1) + b",", survey(2) + b",", httpx.ReadError(CANARY), survey(3) + TAIL)
+    asked = service(first, second)
+    got = []
+    async with doubles.client(asked) as client:
+        with pytest.raises(TransportError) as caught:
+            async with aclosing(client.iter_surveys()) as surveys:
+                async for each in surveys:
+                    got.append(each.survey_id)
+        assert_idle(client)
+    error = caught.value
+    assert got[0] == 1
+    assert (error.endpoint, error.attempts, error.delivery) == ("get_quotas", 2, "unknown")
+    assert (len(asked.requests), second.closed > 0, error.__cause__, error.__context__) == (2, True, None, None)
+    assert CANARY not in everything_shown(error)
+    assert doubles.KEY not in everything_shown(error)
+
+
+@pytest.mark.parametrize("how", ["length", "chunked"])
+async def test_a_body_that_is_cut_gives_the_surveys_before_and_an_error(how):
+    data = FRAMINGS[how](body_of(5))
+    at = data.index(b'"SurveyID": 3')
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(data[:at])
+
+    got = []
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            with pytest.raises(TransportError) as caught:
+                async with aclosing(client.iter_surveys()) as surveys:
+                    async for each in surveys:
+                        got.append(each.survey_id)
+            assert_idle(client)
+    assert got == [0, 1, 2][: len(got)]
+    assert len(got) >= 2
+    assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
+
+
+def leaky(number: int) -> bytes:
+    return survey(number, SurveyName=f"{CANARY} {doubles.KEY}", WaveID="x")
+
+
+async def test_a_late_survey_that_cannot_be_read_is_named_and_not_shown():
+    parts = Parts(HEAD + survey(0) + b",", leaky(1) + b",", survey(2) + TAIL)
+    async with doubles.client(service(parts)) as client:
+        with pytest.raises(DecodeError) as caught:
+            await ids_of(client)
+        shown = everything_shown(caught.value)
+    assert str(caught.value).startswith("get_quotas: $.Surveys[1].WaveID: ")
+    assert CANARY not in shown
+    assert doubles.KEY not in shown
+    assert parts.closed
+
+
+@both
+async def test_an_early_survey_that_cannot_be_read_is_not_shown_either(how):
+    async with doubles.client(service(httpx.Response(200, content=HEAD + leaky(0) + TAIL))) as client:
+        with pytest.raises(DecodeError) as caught:
+            await read_by(client, how)
+        shown = everything_shown(caught.value)
+    assert CANARY not in shown
+    assert doubles.KEY not in shown
+
+
+@both
+async def test_an_error_document_with_an_empty_list_is_one_too(how):
+    document = {"Surveys": [], "ResultCode": 3, "Result": "PANEL_DOES_NOT_EXIST"}
+    async with doubles.client(service(httpx.Response(200, json=document))) as client:
+        with pytest.raises(UnexpectedStatusError):
+            await read_by(client, how)
+
+
+@both
+async def test_a_body_beyond_its_limit_is_refused_for_good(how):
+    asked = doubles.Service(lambda _: httpx.Response(200, stream=Parts(*[body_of(3)[:300]] * 9)))
+    async with doubles.client(asked, limits=BodyLimits(quotas=1000)) as client:
+        with pytest.raises(DecodeError, match="larger than 1000 bytes") as caught:
+            await read_by(client, how)
+    assert caught.value.permanent
+    assert len(asked.requests) == 1
+
+
+async def test_a_body_that_grows_beyond_its_limit_on_the_way_ends_there():
+    parts = Parts(HEAD, *(survey(number) + b"," for number in range(9)))
+    got = []
+    async with doubles.client(service(parts), limits=BodyLimits(quotas=3000)) as client:
+        with pytest.raises(DecodeError, match="larger than 3000 bytes"):
+            async with aclosing(client.iter_surveys()) as surveys:
+                async for each in surveys:
+                    got.append(each.survey_id)
+    assert got == [0, 1, 2][: len(got)]
+    assert parts.closed
+
+
+# --- Time
+
+
+def later(time: doubles.FakeTime, seconds: float) -> Callable[[], None]:
+    def pass_() -> None:
+        time.now += seconds
+
+    return pass_
+
+
+async def test_the_time_between_surveys_is_the_consumers_own():
+    time = doubles.FakeTime()
+    parts = Parts(HEAD + survey(0) + b",", survey(1) + b",", survey(2) + b",", survey(3) + TAIL)
+    async with doubles.client(service(parts), time, timeouts=Timeouts(wall=5)) as client:
+        got = []
+        async with aclosing(client.iter_surveys(deadline=6)) as surveys:
+            async for each in surveys:
+                got.append(each.survey_id)
+                time.now += 1000
+    assert got == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", [{"deadline": 6}, {}])
+async def test_the_time_the_service_takes_counts_up_to_the_limits(limit):
+    time = doubles.FakeTime()
+    slow = [part for number in range(1, 9) for part in (later(time, 2), survey(number) + b",")]
+    parts = Parts(HEAD + survey(0) + b",", *slow)
+    got = []
+    async with doubles.client(service(parts), time, timeouts=Timeouts(wall=6)) as client:
+        with pytest.raises(TransportTimeoutError) as caught:
+            async with aclosing(client.iter_surveys(**limit)) as surveys:
+                async for each in surveys:
+                    got.append(each.survey_id)
+        assert_idle(client)
+    assert 2 <= len(got) <= 5
+    assert (caught.value.endpoint, caught.value.attempts, caught.value.delivery) == ("get_quotas", 1, "unknown")
+    assert parts.closed
+
+
+async def test_a_service_that_falls_silent_is_left_at_the_wall_limit():
+    parts = Parts(HEAD + survey(0) + b",", anyio.sleep_forever)
+    async with doubles.client(service(parts), timeouts=Timeouts(wall=0.02), retry=ONCE) as client:
+        with pytest.raises(TransportTimeoutError, match="wall limit"), anyio.fail_after(5):
+            await ids_of(client)
+    assert parts.closed
+
+
+@both
+async def test_a_deadline_before_the_first_survey_counts(how):
+    async with doubles.client(service(Parts(HEAD, anyio.sleep_forever)), retry=ONCE) as client:
+        with pytest.raises(TransportTimeoutError), anyio.fail_after(5):
+            if how == "get_quotas":
+                await client.get_quotas(deadline=0.02)
+            else:
+                await ids_of(client, deadline=0.02)
+        assert_idle(client)
+
+
+# --- Closing and cancelling
+
+
+async def test_closing_the_client_ends_the_iteration_at_its_next_step():
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(_head("Content-Length: 100000") + HEAD + survey(1) + b",")
+        connection.read_request()
+
+    with wire.serve(script) as url:
+        client = client_of(url)
+        async with aclosing(client.iter_surveys()) as surveys:
+            assert (await anext(surveys)).survey_id == 1
+            with anyio.fail_after(5):
+                await client.aclose()
+                with pytest.raises(ClientClosedError) as caught:
+                    await anext(surveys)
+        assert_idle(client)
+    assert (caught.value.endpoint, caught.value.attempts, caught.value.delivery) == ("get_quotas", 1, "unknown")
+
+
+async def test_closing_the_client_ends_a_wait_for_the_next_survey():
+    caught = []
+
+    async def read(client: SamplingClient, begun: anyio.Event) -> None:
+        with pytest.raises(ClientClosedError):
+            async with aclosing(client.iter_surveys()) as surveys:
+                async for _ in surveys:
+                    begun.set()
+        caught.append(True)
+
+    parts, begun = Parts(HEAD + survey(0) + b",", anyio.sleep_forever), anyio.Event()
+    client = doubles.client(service(parts))
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, client, begun)
+            await begun.wait()
+            await anyio.wait_all_tasks_blocked()
+            await client.aclose()
+    assert caught == [True]
+    assert parts.closed
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[Any]:
+    """Note all connections that are opened."""
+    opened: list[Any] = []
+    connect = _engine.connect
+
+    async def noted(*args: Any) -> Any:
+        opened.append(await connect(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(_engine, "connect", noted)
+    return opened
+
+
+def open_of(opened: list[Any]) -> int:
+    return sum(each._sock.fileno() >= 0 for each in opened)
+
+
+@both
+@pytest.mark.parametrize("framing", ["length", "chunked gzip"])
+async def test_cancelled_at_any_tick_it_leaves_nothing_open(how, framing, opened):
+    data = FRAMINGS[framing](body_of(4))
+
+    def script(connection: wire.Connection) -> None:
+        while connection.read_request() is not None:
+            connection.send(data[:700])
+            connection.send(data[700:])
+
+    with wire.serve(script) as url:
+        async with client_of(url, max_concurrency=1, retry=ONCE) as client:
+            for ticks in count():
+                finished = []
+
+                async def run(finished: list[int] = finished) -> None:
+                    finished += await read_by(client, how)
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(run)
+                    for _ in range(ticks):
+                        await anyio.lowlevel.checkpoint()
+                    tasks.cancel_scope.cancel()
+                assert_idle(client, ticks)
+                assert open_of(opened) == len(client._session._http._transport._engine._idle), ticks
+                if finished or ticks == 60:
+                    break
+            with anyio.fail_after(5):
+                assert await read_by(client, how) == [0, 1, 2, 3]
+            assert ticks > 3
+        assert open_of(opened) == 0
+
+
+async def test_cancelled_at_any_tick_streams_of_others_are_closed():
+    for ticks in count():
+        parts = Parts(HEAD, survey(0) + b",", survey(1) + b",", survey(2) + TAIL)
+        got: list[int] = []
+        async with doubles.client(service(parts), max_concurrency=1) as client:
+
+            async def run(client: SamplingClient = client, got: list[int] = got) -> None:
+                async with aclosing(client.iter_surveys()) as surveys:
+                    async for each in surveys:
+                        got.append(each.survey_id)
+                        await anyio.lowlevel.checkpoint()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                for _ in range(ticks):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            assert_idle(client, ticks)
+            assert parts.closed or not parts.given, ticks
+        if len(got) == 3:
+            break
+    assert ticks > 5
+
+
+@both
+async def test_a_large_part_leaves_turns_to_others(how):
+    """Some transports give all at once."""
+    turns = 0
+    over = anyio.Event()
+
+    async def others() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with doubles.client(doubles.Service(httpx.Response(200, content=body_of(1500)))) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            assert len(await read_by(client, how)) == 1500
+            over.set()
+    assert turns >= len(body_of(1500)) // 2**17 > 5
+
+
+async def test_every_error_is_one_of_ours():
+    async with doubles.client(service(Parts(HEAD + survey(0) + b",", RuntimeError(CANARY)))) as client:
+        with pytest.raises(SamplingError) as caught:
+            await ids_of(client)
+    assert CANARY not in str(caught.value)
