@@ -129,15 +129,16 @@ class Body:
         if isasyncgen(self._raw):
             # httpx reads through nested async generators; one left in the middle is scolded by trio. With the
             # response closed, they end by themselves and read no further.
+            # One that goes on all the same is no longer waited for.
             with suppress(Exception):
-                while await anext(self._source, None) is not None:
-                    pass
+                for _ in range(_PARTS_A_TURN):
+                    await anext(self._source)
 
 
 def _raw_parts(response: httpx.Response) -> AsyncIterator[bytes]:
     """Return the parts as they come: our engine's own, for httpx's layers cost as much as the reading does."""
     own: AsyncIterator[bytes] | None = response.extensions.get("body")
-    return response.aiter_raw() if own is None else own
+    return response.aiter_raw() if own is None else aiter(own)
 
 
 def _too_large(limit: int, where: str) -> DecodeError:

@@ -104,8 +104,13 @@ def to_json(record: object) -> bytes:
     return json.dumps(unstructure(record), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def parse(body: bytes | str, at: str = "$") -> Any:
-    """Parse JSON by content, whatever the body was labelled; `at` is the path of a part.
+def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
+    """Parse JSON by content, whatever the body was labelled.
+
+    Args:
+        body: The JSON.
+        at: Its path, where it is a part of something larger.
+        pairs: Give objects as lists of their names and values, repeated names included.
 
     Raises:
         DecodeError: It is empty, HTML, not JSON, or JSON beyond what JSON allows (NaN, 5,000-digit numbers).
@@ -117,7 +122,7 @@ def parse(body: bytes | str, at: str = "$") -> Any:
     if head[:1] == b"<":
         raise DecodeError(at, "expected JSON, found HTML or XML (an answer of a proxy or a login page?)")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_it_is if pairs else None)
     except json.JSONDecodeError as exc:
         rule = f"expected JSON, found a syntax error at character {exc.pos}"
     except UnicodeDecodeError as exc:
@@ -150,6 +155,10 @@ def unstructure(record: object) -> Any:
 
 def _encoded(body: bytes | str) -> bytes:
     return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+
+
+def _as_it_is(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return pairs
 
 
 def _refuse_constant(_name: str) -> NoReturn:

@@ -9,7 +9,6 @@ is not, its end is looked for token by token.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Final
 
@@ -90,7 +89,7 @@ class Inventory:
         assert self._head is not None
         body = self._head + b"]" + self._buffer
         frame = read(Quotas, body)
-        fields: list[tuple[str, object]] = json.loads(body, object_pairs_hook=list)
+        fields: list[tuple[str, object]] = parse(body, pairs=True)
         if [name for name, _ in fields].count("Surveys") > 1:
             raise DecodeError("$.Surveys", "expected one list of surveys, found several")
         return frame

@@ -109,7 +109,7 @@ class SurveyStream:
         if self._reading.is_over:
             return ()
         began = self._caller.clock()
-        surveys = await self._caller.go_on(self._call, self._track, self._reading.next, self._seconds)
+        surveys = await self._caller.go_on(self._call, self._track, self._reading.next, max(0.0, self._seconds))
         self._seconds -= self._caller.clock() - began  # the time between two calls of this is not the service's
         return surveys
 

@@ -137,6 +137,14 @@ async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end()
     second.release()
 
 
+async def test_the_rest_is_everything_not_taken_yet_and_the_window_does_not_stop_it():
+    async with JobStream(permits(gate()), numbers(50), double, window=2) as stream:
+        first = await anext(stream)
+        await wait_all_tasks_blocked()
+        assert stream.untaken  # the window is full
+        assert sorted([first, *await stream.rest()]) == [2 * number for number in range(50)]
+
+
 async def test_all_jobs_are_run():
     async with JobStream(permits(gate()), numbers(50), double, window=2) as stream:
         results = [result async for result in stream]
