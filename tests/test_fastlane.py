@@ -364,7 +364,7 @@ def test_nested_levels_without_number_are_an_error_of_ours_or_none(depth):
     sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
     for cls, body in ((QuestionAndAnswers, condition), (SubQuota, sub_quota % condition)):
         assert_lanes_agree(cls, body)
-        if depth > 900:
+        if depth == 100_000:  # how many are too many before that depends on the Python
             with pytest.raises(DecodeError, match="nested levels"):
                 from_json(cls, body)
 

@@ -69,7 +69,7 @@ def _width(samples: Mapping[str, Any]) -> Figure:
         _logarithmic(axes, list(samples["percentiles_ms"]))
         axes.set_xlabel("requests at once")
         axes.set_ylabel(what)
-    costs.legend(frameon=False)
+    figure.legend(*costs.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

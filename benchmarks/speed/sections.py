@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SECTIONS: Final = {
     "bulk": "Bulk: what a request costs, beside other clients and over other engines",
+    "layers": "Layers: where the CPU of a bulk request goes",
     "width": "Width: from one request at once to hundreds",
     "queued": "Queued: from ten chunks to a hundred thousand",
     "latency": "Latency: how long a request takes by the quota IDs in it",

@@ -1,0 +1,130 @@
+"""Where the CPU of a bulk request goes: the same requests, made through more and more of the client.
+
+This looks inside, which no user should: it says what a missed goal is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from peers.aiohttp_msgspec import AiohttpClient, bulk_answers
+
+from sampling_async._protocol import bulk_invite
+from sampling_async._scheduler import Lane, Permit
+from sampling_async._session import Track
+from speed.canned_server import canned_service
+from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio
+from speed.ours import OurClient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from scoreboard.board import Run
+
+    from sampling_async._protocol import Call
+    from speed.canned_server import Address
+    from speed.measuring import Sample
+
+WIDTH: Final = 64
+REQUESTS: Final = 100
+AIOHTTP: Final = "aiohttp + msgspec, all of it"
+
+
+class Layers(OurClient):
+    """Our client, asked layer by layer."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, WIDTH)
+        self._panel = address.panel_guid
+        self._session = self.client._session  # noqa: SLF001
+        self._peer: Any = self.runner.run(AiohttpClient(*address[:3], WIDTH).__aenter__())
+        self._ids = range(1, REQUESTS * 100 + 1)
+        self._calls = [self._call(start) for start in range(1, REQUESTS * 100, 100)]
+        self._lane = Lane()
+
+    def _call(self, start: int) -> Call[Any]:
+        return bulk_invite(self._panel, self.member_code, tuple(range(start, start + 100)))
+
+    def close(self) -> None:
+        """Close both clients."""
+        self.runner.run(self._peer.__aexit__(None, None, None))
+        self.runner.run(self.client.aclose())
+        self.runner.close()
+
+    def takers(self) -> dict[str, Callable[[], Sample]]:
+        """Return what takes a sample of each layer and all below it."""
+        client = self.client
+
+        async def request(call: Call[Any]) -> None:
+            self._call(call.read.args[1][0])  # type: ignore[attr-defined]
+
+        async def exchange(call: Call[Any]) -> None:
+            made = self._session._request(call, Track(), inf)  # noqa: SLF001
+            response = await self._session._http.send(made, stream=True)  # noqa: SLF001
+            async for _ in response.extensions["body"]:
+                pass
+            await response.aclose()
+
+        async def attempt(call: Call[Any]) -> None:
+            await self._session.attempt(call, Track())
+
+        async def structs(call: Call[Any]) -> None:
+            bulk_answers.decode((await self._session.attempt(call, Track())).body)
+
+        async def records(call: Call[Any]) -> None:
+            call.read((await self._session.attempt(call, Track())).body)
+
+        async def calls(call: Call[Any]) -> None:
+            await client._caller.run(call, Permit(client._gate, self._lane))  # noqa: SLF001
+
+        layers = {
+            "the request as bytes": request,
+            "+ sockets, llhttp and httpx": exchange,
+            "+ limits, closing, translated errors": attempt,
+            "(+ msgspec Structs in place of records)": structs,
+            "+ records and outcomes": records,
+            "+ retries, permits, the adaptive limit": calls,
+        }
+        takers = {name: partial(self._sample, partial(self._side_by_side, run)) for name, run in layers.items()}
+        takers["+ the fan-out: all of it"] = partial(self._sample, self._bulk)
+        takers[AIOHTTP] = partial(self._sample, partial(self._peer.bulk, self.member_code, self._ids))
+        return takers
+
+    def _sample(self, run: Callable[[], Awaitable[object]]) -> Sample:
+        return self.runner.run(self._timed(run))
+
+    async def _timed(self, run: Callable[[], Awaitable[object]]) -> Sample:
+        watch = Watch()
+        await run()
+        return watch.sample()
+
+    async def _bulk(self) -> None:
+        result = await self.client.bulk_invite(self.member_code, self._ids)
+        assert len(result.invited) == REQUESTS * 50
+
+    async def _side_by_side(self, run: Callable[[Call[Any]], Awaitable[None]]) -> None:
+        left = iter(self._calls)
+
+        async def work() -> None:
+            for call in left:
+                await run(call)
+
+        await asyncio.gather(*(work() for _ in range(WIDTH)))
+
+
+def measure(run: Run) -> Measured:
+    """Measure all layers in one process, interleaved."""
+    with canned_service() as address, closing(Layers(address)) as layers:
+        takers = layers.takers()
+        for take in takers.values():
+            take()
+        taken = interleaved(takers, run.of(5, 25))
+    cpu = {name: microseconds(samples, REQUESTS) for name, samples in taken.items()}
+    table = Table(f"Bulk, {WIDTH} wide", ("so far", "CPU us a request", "by aiohttp + msgspec"))
+    for name, values in cpu.items():
+        table.rows.append((name, str(Spread.of(values)), str(ratio(values, cpu[AIOHTTP]))))
+    return Measured([], [table], {"cpu_us": cpu})
