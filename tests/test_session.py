@@ -613,6 +613,26 @@ async def test_closing_ends_what_runs():
     assert sorted(error.delivery for error in errors) == ["not_sent", "unknown"]
 
 
+class Endless(httpx.AsyncByteStream):
+    """A body without end, which closing does not stop."""
+
+    async def __aiter__(self):
+        while True:
+            await anyio.lowlevel.checkpoint()
+            yield b"x" * 100
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio scolds httpx for what such a stream leaves
+async def test_a_body_that_goes_on_after_it_was_closed_is_not_waited_for():
+    def endless(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Endless())
+
+    limits = BodyLimits(wire=1000)
+    async with doubles.client(endless, limits=limits, retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(DecodeError, match="larger than 1000 bytes on the wire"):
+            await client.get_settings()
+
+
 class ForeignError(Exception):
     """What another HTTP library raised below its adapter for httpx."""
 
