@@ -126,9 +126,7 @@ class Inventory:
             return False
         if first != b"{" or bool(comma) is (self._count == 0):
             raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
-        start = following.start(2)
-        self._survey = _Extent(self._buffer, start, self._alike, is_exact=self._is_exact)
-        self._survey.tried = max(start, self._tried)
+        self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
         return True
 
     def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
@@ -136,10 +134,10 @@ class Inventory:
         if not extent.alike or extent.is_exact:
             return None
         buffer, start = self._buffer, extent.start
-        last = buffer.rfind(extent.alike, extent.tried) + 1
+        last = buffer.rfind(extent.alike, max(start, self._tried)) + 1
         if last == 0:
             return None
-        extent.tried = self._tried = last
+        self._tried = last
         if buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
             return None
         with memoryview(buffer) as view:
@@ -177,10 +175,9 @@ class _Extent:
         start: Its first byte.
         alike: What to look for as its end and the beginning of the next one; nothing, for any end.
         is_exact: Whether its end is no guess.
-        tried: Up to where ends of many surveys at once have been tried.
     """
 
-    __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start", "tried")
+    __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start")
 
     def __init__(self, buffer: bytearray, start: int, alike: bytes, *, is_exact: bool) -> None:
         self.start = start
@@ -188,13 +185,12 @@ class _Extent:
         self.is_exact = is_exact
         self._buffer = buffer
         self._depth = 0
-        self._scanned = self.tried = start
+        self._scanned = start
 
     def shift(self, by: int) -> None:
         """Follow the buffer, of which so much was removed before it."""
         self.start -= by
         self._scanned -= by
-        self.tried -= by
 
     def be_exact(self) -> None:
         """Stop guessing."""
