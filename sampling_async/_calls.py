@@ -17,7 +17,7 @@ from sampling_async._errors import (
     TransportTimeoutError,
 )
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
-from sampling_async._replies import disguised_refusal, refusal
+from sampling_async._replies import OK, disguised_refusal, refusal
 from sampling_async._session import BodyReader, Session, Track
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
 _THREADS: Final = 4
 _THREADED_BYTES: Final = 2**20
 """Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
@@ -38,8 +37,6 @@ _LEAST_SECONDS: Final = 1.0
 """What must be left of a deadline for another attempt to begin."""
 
 _NO_TIME: Final = 0.001
-
-_OK: Final = 200
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -168,7 +165,7 @@ class Caller:
             answer, ended = exc, type(exc).__name__
         else:
             ended = str(answer.status)
-            if answer.status != _OK:
+            if answer.status != OK:
                 answer = refusal(answer, private=self._private(call)) or answer
         seconds = self.clock() - began
         self._learn(call, permit, answer, seconds)

@@ -42,6 +42,17 @@ class Engine:
         self._most_idle = idle
         self._tls: ssl.SSLContext | None = None  # loaded when the first connection needs it
 
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether httpx's own engine is patched: respx and pytest-httpx work so, and must work with us."""
+        stock = httpx.AsyncHTTPTransport.handle_async_request
+        patched = getattr(stock, "__module__", "").split(".")[0] != "httpx"
+        httpcore = sys.modules.get("httpcore")  # not loaded, it cannot be patched
+        if patched or httpcore is None:
+            return patched
+        method = httpcore.AsyncConnectionPool.handle_async_request
+        return getattr(method, "__module__", "").split(".")[0] != "httpcore"
+
     async def exchange(self, request: httpx.Request, private: Mapping[str, str]) -> httpx.Response:
         """Send a request and return its answer, whose body is still to be read.
 
@@ -98,16 +109,6 @@ class Engine:
         self._most_idle = 0
         while self._idle:
             self._idle.pop().close()
-
-
-def is_mocked() -> bool:
-    """Return whether httpx's own engine is patched: respx and pytest-httpx work so, and must work with us."""
-    patched = getattr(httpx.AsyncHTTPTransport.handle_async_request, "__module__", "").split(".")[0] != "httpx"
-    httpcore = sys.modules.get("httpcore")  # not loaded, it cannot be patched
-    if patched or httpcore is None:
-        return patched
-    method = httpcore.AsyncConnectionPool.handle_async_request
-    return getattr(method, "__module__", "").split(".")[0] != "httpcore"
 
 
 def _message(request: httpx.Request, private: Mapping[str, str]) -> bytes:
@@ -200,7 +201,7 @@ class _Body(httpx.AsyncByteStream):
             self._connection.close()
 
 
-class _told_as:  # noqa: N801  a context manager, and one in C's place: contextlib's costs more than the block
+class _told_as:  # noqa: N801  a context manager; one made by contextlib costs more than its block
     """Raises httpx's errors for those of the system, and for a time limit."""
 
     __slots__ = ("_failure", "_timeout")

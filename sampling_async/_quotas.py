@@ -10,7 +10,7 @@ from attrs import evolve
 
 from sampling_async._collector import put_off_a_pause
 from sampling_async._inventory import Inventory
-from sampling_async._replies import Reply
+from sampling_async._replies import OK, Reply
 from sampling_async._session import Track
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sampling_async._protocol import Call
     from sampling_async._scheduler import Permit
 
-_OK: Final = 200
 _SLICE: Final = 2**17
 
 
@@ -34,8 +33,8 @@ async def read_quotas(body: Body) -> Reply:
         surveys += await stream.next()
         put_off_a_pause()
     if stream.unread is not None:
-        return Reply(_OK, stream.unread)
-    return Reply(_OK, result=evolve(stream.frame, surveys=tuple(surveys)))
+        return Reply(OK, stream.unread)
+    return Reply(OK, result=evolve(stream.frame, surveys=tuple(surveys)))
 
 
 class _Reading:
@@ -117,7 +116,7 @@ class SurveyStream:
         self._reading = _Reading(body)
         surveys = await self._reading.next()
         unread = self._reading.unread
-        return Reply(_OK, result=surveys) if unread is None else Reply(_OK, unread)
+        return Reply(OK, result=surveys) if unread is None else Reply(OK, unread)
 
     async def aclose(self) -> None:
         """Close the connection, if it was not read to the end."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sampling_async._fastlane import WireItem
 
-_OK: Final = 200
+OK: Final = 200
 _EXCERPT: Final = 200
 _EXCERPTED: Final = 2**16
 _UNMISTAKABLE: Final = 5
@@ -60,7 +60,7 @@ def refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | No
         reply: What came back.
         private: Texts of the request that the error's excerpt of the body must not repeat.
     """
-    if reply.status == _OK:
+    if reply.status == OK:
         return None
     return _service_error(reply, private, *_error_body(reply.body))
 
@@ -98,7 +98,7 @@ _FORBIDDEN_HINT: Final = (
     "underscores unless underscores_in_headers is on)"
 )
 _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
-    _OK: (UnexpectedStatusError, " in the body of a 200"),
+    OK: (UnexpectedStatusError, " in the body of a 200"),
     400: (BadRequestError, ""),
     403: (ForbiddenError, _FORBIDDEN_HINT),
 }

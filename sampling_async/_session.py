@@ -31,13 +31,14 @@ from sampling_async._errors import (
     TransportTimeoutError,
 )
 from sampling_async._loops import current_time, running_loop
-from sampling_async._replies import Reply
+from sampling_async._replies import OK, Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._configuration import Secret
+    from sampling_async._engine import Engine
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
 
@@ -46,7 +47,6 @@ BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
 """What reads the body of a 200, and closes it."""
 
 _KEY_HEADER: Final = "API_AUTH_KEY"
-_OK: Final = 200
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
 
@@ -196,7 +196,7 @@ class Session:
             _ours.reset(quiet)
         body = Body(response, *self._limits.of(call.endpoint))
         try:
-            if response.status_code == _OK:
+            if response.status_code == OK:
                 return await (read or _read_whole)(body)
             return await _read_in_passing(response, body)
         except BaseException:
@@ -301,11 +301,13 @@ class _Carrier(httpx.AsyncBaseTransport):
     def __init__(
         self, transport: httpx.AsyncBaseTransport | None, base_url: httpx.URL, key: Secret, *, idle: int
     ) -> None:
-        from sampling_async import _engine  # noqa: PLC0415  with its parser, a tenth of this package's import time
-
         self._transport = transport
-        self._engine = _engine.Engine(idle=idle)
-        self._is_mocked = _engine.is_mocked
+        self._stock: httpx.AsyncHTTPTransport | None = None
+        self._engine: Engine | None = None
+        if transport is None:
+            from sampling_async import _engine  # noqa: PLC0415  its parser takes time to import
+
+            self._engine = _engine.Engine(idle=idle)
         self._origin = _origin(base_url)
         self._home: httpx.URL | None = None  # one of that origin, the latest
         self._key = key
@@ -313,9 +315,7 @@ class _Carrier(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.url) else {}
         try:
-            if self._transport is None and self._is_mocked():
-                self._transport = httpx.AsyncHTTPTransport(trust_env=False)
-            if self._transport is None:
+            if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
             headers = request.headers.copy()
             headers.update(private)
@@ -327,7 +327,7 @@ class _Carrier(httpx.AsyncBaseTransport):
                 extensions=request.extensions,
             )
             del headers
-            return await self._transport.handle_async_request(keyed)
+            return await self._other_than_ours().handle_async_request(keyed)
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames below hold the headers in their locals, where a crash reporter finds them.
             raise exc.with_traceback(None)  # noqa: B904
@@ -339,16 +339,24 @@ class _Carrier(httpx.AsyncBaseTransport):
             self._home = url
         return url is self._home
 
-    async def aclose(self) -> None:
-        self._engine.close()
+    def _other_than_ours(self) -> httpx.AsyncBaseTransport:
         if self._transport is not None:
-            await self._transport.aclose()
+            return self._transport
+        self._stock = self._stock or httpx.AsyncHTTPTransport(trust_env=False)
+        return self._stock
+
+    async def aclose(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        for transport in (self._transport, self._stock):
+            if transport is not None:
+                await transport.aclose()
 
 
 async def _read_whole(body: Body) -> Reply:
     content = await body.read()
     await body.aclose()
-    return Reply(_OK, content)
+    return Reply(OK, content)
 
 
 async def _read_in_passing(response: httpx.Response, body: Body) -> Reply:

@@ -202,6 +202,18 @@ async def test_libraries_that_mock_httpx_work():
             assert len(await client.get_settings()) == 0
 
 
+async def test_when_the_mocking_is_over_it_is_our_engine_again():
+    script = Counted()
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            with respx.mock:
+                respx.get(f"{url}/IntegratedPanelService/api/Settings").respond(json=[])
+                await client.get_settings()
+            await client.get_settings()
+            assert len(client._session._http._transport._engine._idle) == 1
+    assert script.requests == [1]
+
+
 async def test_a_patched_transport_of_httpx_works(monkeypatch):
     async def answer(_transport: httpx.AsyncHTTPTransport, _request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=[])
