@@ -72,7 +72,7 @@ def read_many(cls: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
 
 
 def warm_up() -> None:
-    """Load the fast lane and make it ready: 20 ms that the event loop is spared."""
+    """Load the fast lane and make it ready, so that the first answer does not hold up the event loop."""
     from sampling_async import _fastlane  # noqa: PLC0415
 
     _fastlane.warm_up()

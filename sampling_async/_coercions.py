@@ -31,7 +31,7 @@ def wire_name(attribute: str) -> str:
     return "".join(_ACRONYMS.get(word, word.capitalize()) for word in attribute.split("_"))
 
 
-class Mismatch(Exception):  # noqa: N818  never leaves this module
+class Mismatch(Exception):  # noqa: N818  never leaves the codec
     """A value breaks a rule; says what was expected and what kind of thing was found, not the value."""
 
 

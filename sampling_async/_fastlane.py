@@ -53,8 +53,8 @@ logger: Final = logging.getLogger("sampling_async")
 class Shared:
     """Conditions read so far, by their text on the wire, for all sub-quotas that have them.
 
-    Four of five conditions of an inventory have been seen before in it: what cannot change need not be made
-    again. What is remembered is bounded, whatever the size of the inventory.
+    Most conditions of an inventory have been seen before in it, and what cannot change need not be made again.
+    What is remembered is bounded, whatever the size of the inventory.
     """
 
     __slots__ = ("_bytes", "conditions")

@@ -440,7 +440,7 @@ class JobStream(_Background, Generic[Job, Result]):
                         permit = self._permit()
                         await permit.acquire()
                         self.unstarted.pop()
-                        if self._resting:  # a task that waits costs a fifth of a new one
+                        if self._resting:  # waking a task costs less than a new one
                             self._resting.pop().give((job, permit))
                         else:
                             running.start_soon(self._run_jobs, job, permit, drawing)

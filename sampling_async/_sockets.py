@@ -126,7 +126,7 @@ class Wire:
 
 
 class _Reader:
-    """Waits on asyncio, at a third of the cost: the loop watches a socket on from one wait to the next."""
+    """Waits on asyncio, for less: the loop goes on watching a socket from one wait to the next."""
 
     __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched")
 
