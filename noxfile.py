@@ -23,6 +23,7 @@ CORE = [
     "drafts",
     "engine",
     "fastlane",
+    "gate",
     "inventory",
     "invites",
     "journal",

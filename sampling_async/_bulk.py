@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sampling_async._chunks import Answered, ChunkSource, Job
 from sampling_async._invites import Inviter, interrupted
-from sampling_async._scheduler import JobStream, Permit
+from sampling_async._scheduler import JobStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
     from types import TracebackType
 
+    from sampling_async._gate import Permit
     from sampling_async._outcomes import InviteOutcome
 
 _UNREQUESTED_KEPT: Final = 10_000
@@ -97,7 +98,7 @@ class OutcomeStream:
     async def by_quota_id(self) -> dict[int, InviteOutcome]:
         """Return the outcomes of one member, all at once; reading them one by one takes longer."""
         outcomes: dict[int, InviteOutcome] = {}
-        for answered in await self._jobs.rest():
+        for answered in await self._jobs.remaining():
             self.unrequested.extend(answered.answer.unrequested)
             outcomes.update(answered.answer.outcomes)
         return outcomes

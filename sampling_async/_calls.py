@@ -23,9 +23,9 @@ from sampling_async._session import BodyReader, Session, Track
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from sampling_async._gate import Gate, Permit
     from sampling_async._protocol import Call
     from sampling_async._replies import Reply
-    from sampling_async._scheduler import Gate, Permit
 
 T = TypeVar("T")
 

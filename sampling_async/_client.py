@@ -17,6 +17,7 @@ from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, readable
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import InvalidRequestError
+from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
 from sampling_async._loops import current_time
@@ -25,7 +26,6 @@ from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._quotas import SurveyStream, read_quotas
 from sampling_async._recontact import PageReader, RecontactStream
-from sampling_async._scheduler import Gate, Lane, Permit
 from sampling_async._session import Session
 from sampling_async._snapshot import Snapshot
 

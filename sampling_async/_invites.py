@@ -27,8 +27,8 @@ from sampling_async._session import Track
 if TYPE_CHECKING:
     from sampling_async._calls import Caller
     from sampling_async._errors import Delivery
+    from sampling_async._gate import Permit
     from sampling_async._journal import Journal
-    from sampling_async._scheduler import Permit
 
 _MOST_PARTS: Final = 16  # finds one ID among 100, which takes 14 requests
 _TRIED_IN_VAIN: Final = 4

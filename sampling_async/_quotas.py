@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from sampling_async._bodies import Body
     from sampling_async._calls import Caller
+    from sampling_async._gate import Permit
     from sampling_async._models import Quotas, Survey
     from sampling_async._protocol import Call
-    from sampling_async._scheduler import Permit
 
 _SLICE: Final = 2**17
 

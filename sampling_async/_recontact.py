@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._calls import Caller
+    from sampling_async._gate import Permit
     from sampling_async._models import RecontactMembers
-    from sampling_async._scheduler import Permit
 
 
 class PageReader:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio.lowlevel
 import httpx
 
 from sampling_async import SamplingClient
+from sampling_async._gate import Gate, Lane, Permit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,3 +120,13 @@ def bulk(request: httpx.Request) -> dict[str, Any]:
 def page(*codes: str, more: bool = False) -> dict[str, Any]:
     """Return a recontact page."""
     return {"MaxResults": len(codes), "HasAdditionalMembers": more, "MemberCodes": list(codes)}
+
+
+def gate(limit: int = 2) -> Gate:
+    time = FakeTime()
+    return Gate(limit, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+
+
+def permits(shut: Gate) -> partial[Permit]:
+    """Return what makes the permits of one user of a gate."""
+    return partial(Permit, shut, Lane())

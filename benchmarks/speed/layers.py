@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peers.aiohttp_msgspec import AiohttpClient, bulk_answers
 
+from sampling_async._gate import Lane, Permit
 from sampling_async._protocol import bulk_invite
-from sampling_async._scheduler import Lane, Permit
 from sampling_async._session import Track
 from speed.canned_server import canned_service
 from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio

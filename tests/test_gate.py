@@ -1,0 +1,113 @@
+"""The gate: its limit, its order, and being held."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import doubles
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from sampling_async._gate import Gate, Lane, Permit
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_gate_gives_as_many_permits_as_its_limit():
+    shut = doubles.gate(2)
+    permits = [Permit(shut, Lane()) for _ in range(3)]
+    async with anyio.create_task_group() as tasks:
+        for permit in permits:
+            tasks.start_soon(permit.acquire)
+            await wait_all_tasks_blocked()
+        assert (shut.running, shut.waiting) == (2, 1)
+        permits[0].release()
+        await wait_all_tasks_blocked()
+        assert (shut.running, shut.waiting) == (2, 0)
+    for permit in permits:
+        permit.release()
+        permit.release()  # giving back what is not held does nothing
+    assert shut.running == 0
+
+
+async def test_waiters_are_served_first_come_first_served():
+    shut, order = doubles.gate(1), []
+
+    async def use(name: int) -> None:
+        permit = Permit(shut, Lane())
+        await permit.acquire()
+        order.append(name)
+        await anyio.lowlevel.checkpoint()
+        permit.release()
+
+    holder = Permit(shut, Lane())
+    await holder.acquire()
+    async with anyio.create_task_group() as tasks:
+        for name in range(5):
+            tasks.start_soon(use, name)
+            await wait_all_tasks_blocked()
+        holder.release()
+    assert order == [0, 1, 2, 3, 4]
+
+
+async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
+    shut = doubles.gate(4)
+    held = [Permit(shut, Lane()) for _ in range(4)]
+    for permit in held:
+        await permit.acquire()
+    shut.adaptive._limit = 1.0
+    async with anyio.create_task_group() as tasks:
+        late = [Permit(shut, Lane()) for _ in range(4)]
+        for permit in late:
+            tasks.start_soon(permit.acquire)
+        await wait_all_tasks_blocked()
+        shut.adaptive._limit = 4.0
+        shut.serve()
+        await wait_all_tasks_blocked()
+        assert (shut.limit, shut.running, shut.waiting) == (4, 4, 4)
+        for permit in held:
+            permit.release()
+    assert shut.running == 4
+    for permit in late:
+        permit.release()
+
+
+async def test_a_held_gate_gives_no_permit_before_its_time():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(5)
+    shut.hold(2)
+    permit = Permit(shut, Lane())
+    await permit.acquire()
+    assert (time.now, time.slept) == (5.5, [5.5])  # spread over a tenth of the hold
+    permit.release()
+
+
+async def test_a_permit_is_not_kept_while_the_gate_is_held():
+    time = doubles.FakeTime()
+    running: list[int] = []
+
+    async def sleep(seconds: float) -> None:
+        running.append(shut.running)
+        await time.sleep(seconds)
+
+    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 1.0)
+    shut.hold(5)
+    permit = Permit(shut, Lane())
+    await permit.acquire()
+    assert running == [0]
+    permit.release()
+
+
+async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        shut.hold(5)
+        first.release()
+    assert (time.slept, shut.running) == ([5], 1)
+    second.release()
