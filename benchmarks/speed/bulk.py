@@ -29,8 +29,8 @@ def measure(run: Run) -> Measured:
     requests = run.of(100, 300)
     engines = [OURS, *ENGINES, *([UVLOOP] if find_spec("uvloop") else [])]
     with canned_service() as address:
-        of_clients = _samples(PEERS, address, requests, run.of(3, 11))
-        of_engines = _samples(engines, address, requests, run.of(1, 7))
+        of_clients = samples_of(PEERS, address, requests, run.of(3, 11))
+        of_engines = samples_of(engines, address, requests, run.of(1, 7))
     cpu = {name: [sample.cpu for sample in taken] for name, taken in of_clients.items()}
     return Measured(
         goals=[
@@ -47,7 +47,8 @@ def measure(run: Run) -> Measured:
     )
 
 
-def _samples(names: Iterable[str], address: Address, requests: int, rounds: int) -> dict[str, list[Sample]]:
+def samples_of(names: Iterable[str], address: Address, requests: int, rounds: int) -> dict[str, list[Sample]]:
+    """Let clients, or engines under ours, make the same bulks in turn, each in a process of its own."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(contender(name, address)) for name in names}
         takers = {name: partial(each.call, "bulk", requests, WIDTH) for name, each in processes.items()}

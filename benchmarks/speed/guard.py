@@ -11,33 +11,28 @@ tries.
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # this folder's modules are a package there
 
+from speed.bulk import samples_of  # noqa: E402
 from speed.canned_server import canned_service  # noqa: E402
-from speed.contenders import AIOHTTP, HTTPX, OURS, contender  # noqa: E402
-from speed.measuring import interleaved, ratio  # noqa: E402
+from speed.contenders import AIOHTTP, HTTPX, OURS  # noqa: E402
+from speed.measuring import ratio  # noqa: E402
 
 TRIES: Final = 3
 ROUNDS: Final = 5
 REQUESTS: Final = 100
-WIDTH: Final = 64
 MOST_OF_AIOHTTP: Final = 4.0
 LEAST_OF_HTTPX: Final = 2.0
 
 
 def main() -> int:
     """Measure until the limits are kept, three times at most; return the exit code."""
-    with canned_service() as address, ExitStack() as stack:
-        names = (OURS, AIOHTTP, HTTPX)
-        processes = {name: stack.enter_context(contender(name, address)) for name in names}
-        takers = {name: partial(each.call, "bulk", REQUESTS, WIDTH) for name, each in processes.items()}
+    with canned_service() as address:
         for _ in range(TRIES):
-            taken = interleaved(takers, ROUNDS)
+            taken = samples_of((OURS, AIOHTTP, HTTPX), address, REQUESTS, ROUNDS)
             cpu = {name: [sample.cpu for sample in samples] for name, samples in taken.items()}
             dearer, cheaper = ratio(cpu[OURS], cpu[AIOHTTP]).median, ratio(cpu[HTTPX], cpu[OURS]).median
             print(

@@ -54,6 +54,27 @@ class Sample:
     wall: float
 
 
+@dataclass(frozen=True)
+class Paired:
+    """A sample, and what it is by the one after it, of the same client at the same work as always.
+
+    Attributes:
+        cpu: Microseconds a request.
+        relative: CPU time a request by that of the one after it.
+        ids: Quota IDs a second.
+    """
+
+    cpu: float
+    relative: float
+    ids: float
+
+    @classmethod
+    def of(cls, sample: Sample, requests: int, after: Sample, requests_after: int) -> Paired:
+        """Return a pair of samples of so many requests each, of 100 quota IDs."""
+        cpu = sample.cpu / requests
+        return cls(cpu * 1e6, cpu / (after.cpu / requests_after), 100 * requests / sample.wall)
+
+
 class Watch:
     """Takes a sample from when it is made; the garbage of what was before does not count."""
 

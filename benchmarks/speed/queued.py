@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from scoreboard.board import at_most
 
 from speed.canned_server import canned_service
-from speed.measuring import Measured, Spread, Table, Watch, flatness, interleaved
+from speed.measuring import Measured, Paired, Spread, Table, Watch, flatness, interleaved
 from speed.ours import OurClient
 from speed.remote import remote
 
@@ -38,37 +37,20 @@ _DIFFERENT: Final = 200_000
 """Quota IDs that the service has answers at hand for; what it costs to make more is not ours."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """A part of a stream, and what it is by the reference after it.
-
-    Attributes:
-        cpu: Microseconds a request.
-        relative: CPU time a request by that of the reference.
-        ids: Quota IDs a second.
-    """
-
-    cpu: float
-    relative: float
-    ids: float
-
-
 class Streamer(OurClient):
     """Streams quota IDs from a generator."""
 
-    def slices(self, chunks: int) -> list[Slice]:
+    def slices(self, chunks: int) -> list[Paired]:
         """Measure a stream of so many chunks; of short ones, as many as make a slice."""
         return self.runner.run(self._measured(chunks))
 
-    async def _measured(self, chunks: int) -> list[Slice]:
+    async def _measured(self, chunks: int) -> list[Paired]:
         await self._stream(4 * WIDTH)  # the first time, until the client has found its width
         slices = []
         async for sample in self._samples(chunks):
             watch = Watch()
             await self._stream(REFERENCE)
-            reference = watch.sample()
-            cpu = sample.cpu / SLICE
-            slices.append(Slice(cpu * 1e6, cpu / (reference.cpu / REFERENCE), 100 * SLICE / sample.wall))
+            slices.append(Paired.of(sample, SLICE, watch.sample(), REFERENCE))
         return slices
 
     async def _samples(self, chunks: int) -> AsyncIterator[Sample]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Final
@@ -12,7 +11,7 @@ from scoreboard.board import at_most
 
 from speed.canned_server import canned_service
 from speed.contenders import AIOHTTP, GENERATED, HTTPX, OURS, PEERS, contender
-from speed.measuring import Measured, Spread, Table, flatness, interleaved
+from speed.measuring import Measured, Paired, Spread, Table, flatness, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -32,28 +31,13 @@ NOTE: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A sample at some width, and what it is by the one after it at the reference width.
-
-    Attributes:
-        cpu: Microseconds a request.
-        relative: CPU time a request by that of the reference.
-        ids: Quota IDs a second.
-    """
-
-    cpu: float
-    relative: float
-    ids: float
-
-
 def measure(run: Run) -> Measured:
     """Measure ours and the fastest of the others at all widths; the rest at a few, in the full run only."""
     widths = run.of(FEW, WIDTHS)
     with canned_service() as address, ExitStack() as stack:
         clients = {name: stack.enter_context(contender(name, address)) for name in PEERS}
 
-        def takers(names: Iterable[str], at: Iterable[int]) -> dict[tuple[str, int], Callable[[], Pair]]:
+        def takers(names: Iterable[str], at: Iterable[int]) -> dict[tuple[str, int], Callable[[], Paired]]:
             return {(name, width): partial(_pair, clients[name], width) for name, width in product(names, at)}
 
         pairs = interleaved(takers((OURS, AIOHTTP), widths), run.of(3, 11))
@@ -84,12 +68,11 @@ def measure(run: Run) -> Measured:
     )
 
 
-def _pair(client: Remote, width: int) -> Pair:
+def _pair(client: Remote, width: int) -> Paired:
     requests, reference = _requests(width), _requests(REFERENCE)
     sample: Sample = client.call("bulk", requests, width)
     after: Sample = client.call("bulk", reference, REFERENCE)
-    cpu = sample.cpu / requests
-    return Pair(cpu * 1e6, cpu / (after.cpu / reference), 100 * requests / sample.wall)
+    return Paired.of(sample, requests, after, reference)
 
 
 def _requests(width: int) -> int:
@@ -100,8 +83,8 @@ def _requests(width: int) -> int:
 def _table(
     title: str,
     widths: Iterable[int],
-    pairs: Mapping[tuple[str, int], list[Pair]],
-    value: Callable[[Pair], float],
+    pairs: Mapping[tuple[str, int], list[Paired]],
+    value: Callable[[Paired], float],
 ) -> Table:
     table = Table(title, ("requests at once", *PEERS))
     for width in widths:
