@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._gate import Permit
-    from sampling_async._outcomes import InviteOutcome
+    from sampling_async._outcomes import Answer, InviteOutcome
 
 _UNREQUESTED_KEPT: Final = 10_000
 
@@ -38,7 +38,7 @@ class OutcomeStream:
         self,
         inviter: Inviter,
         source: ChunkSource,
-        jobs: AsyncGenerator[Job, None],
+        batches: AsyncGenerator[Iterator[Job], None],
         permit: Callable[[], Permit],
         *,
         window: int,
@@ -46,7 +46,7 @@ class OutcomeStream:
         self.unrequested: deque[InviteOutcome] = deque(maxlen=_UNREQUESTED_KEPT)
         self._inviter = inviter
         self._source = source
-        self._jobs = JobStream(permit, jobs, inviter.ask, window=window)
+        self._jobs = JobStream(permit, batches, inviter.ask, window=window)
         self._current: deque[Iterator[InviteOutcome]] = deque()  # more than one where several tasks read
         self._left_over: tuple[InviteOutcome, ...] | None = None
         self._entered = False
@@ -95,13 +95,13 @@ class OutcomeStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def by_quota_id(self) -> dict[int, InviteOutcome]:
-        """Return the outcomes of one member, all at once; reading them one by one takes longer."""
-        outcomes: dict[int, InviteOutcome] = {}
+    async def answers(self) -> dict[int, Answer]:
+        """Return what became of the quota IDs of one member, all at once and as it came."""
+        answers: dict[int, Answer] = {}
         for answered in await self._jobs.remaining():
             self.unrequested.extend(answered.answer.unrequested)
-            outcomes.update(answered.answer.outcomes)
-        return outcomes
+            answers.update(answered.answer.answers)
+        return answers
 
     async def __anext__(self) -> InviteOutcome:
         while True:

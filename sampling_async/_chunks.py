@@ -17,6 +17,7 @@ from attrs import frozen
 
 from sampling_async._errors import InvalidRequestError
 from sampling_async._limit import Line
+from sampling_async._outcomes import made
 from sampling_async._protocol import Chunk, InviteRequest, cut, member_code_of, plan_chunks, quota_id_of
 from sampling_async._replies import BulkAnswer
 from sampling_async._stepwise import Stepwise
@@ -69,8 +70,9 @@ class Answered:
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Yield an outcome for each place, repeated IDs included."""
-        outcomes = self.answer.outcomes
-        return chain.from_iterable(repeat(outcomes[id_], times) for id_, times in self.chunk.places.items())
+        answers, places = self.answer.answers, self.chunk.places.items()
+        repeated = chain.from_iterable(repeat(answers[id_], times) for id_, times in places)
+        return made(self.chunk.member_code, repeated)
 
 
 Job: TypeAlias = Chunk | Answered
@@ -103,8 +105,8 @@ class ChunkSource:
 
     async def of_member(
         self, member_code: str, quota_ids: AnyIterable[SupportsIndex]
-    ) -> AsyncGenerator[Job, None]:
-        """Yield the chunks of one member; IDs repeated within a chunk are sent once."""
+    ) -> AsyncGenerator[Iterator[Job], None]:
+        """Yield the chunks of one member, each by itself; IDs repeated within a chunk are sent once."""
         places: dict[int, int] = {}
         # Visible to `rest` while it fills, so that no ID is lost if the input fails.
         self._rest = (Chunk(member_code, taken) for taken in (places,) if taken)
@@ -116,16 +118,16 @@ class ChunkSource:
                 if len(places) == self._size:
                     chunk = Chunk(member_code, places.copy())
                     places.clear()
-                    yield chunk
+                    yield iter((chunk,))
         finally:
             await _close(source)
         if places:
             chunk = Chunk(member_code, places.copy())
             places.clear()
-            yield chunk
+            yield iter((chunk,))
 
-    async def of_panel(self, requests: AnyIterable[InviteRequest]) -> AsyncGenerator[Job, None]:
-        """Yield the chunks of many members; an ID repeated within a request is sent once."""
+    async def of_panel(self, requests: AnyIterable[InviteRequest]) -> AsyncGenerator[Iterator[Job], None]:
+        """Yield the chunks of many members, those of a request together; an ID repeated in it is sent once."""
         source = _aiter(requests)
         try:
             while (request := await self._next(source, requests)) is not _END:
@@ -136,8 +138,7 @@ class ChunkSource:
                 self._rest = plan_chunks(request, self._size_for(request.quota_ids))
                 if self._journal is not None:
                     self._rest = self._planned(request, await self._journal.recall(request), self._journal)
-                for job in self._rest:
-                    yield job
+                yield self._rest
         finally:
             await _close(source)
 
@@ -160,7 +161,7 @@ class ChunkSource:
         fresh = {id_: times for id_, times in places.items() if id_ not in known}
         rest = {id_: times for id_, times in places.items() if id_ in known and id_ not in again}
         for chunk in cut(Chunk(request.member_code, rest), self._size):
-            yield Answered(chunk, BulkAnswer({id_: known[id_] for id_ in chunk.places}))
+            yield Answered(chunk, BulkAnswer(request.member_code, {id_: known[id_] for id_ in chunk.places}))
         for left, asked_before in ((again, True), (fresh, False)):
             whole = Chunk(request.member_code, left, asked_before)
             for chunk in cut(whole, self._size_for(left)):
@@ -174,7 +175,9 @@ class ChunkSource:
         """Return what was taken from the input and not yielded."""
         return self._rest
 
-    def of(self, member_code: str, quota_ids: AnyIterable[SupportsIndex]) -> AsyncGenerator[Job, None]:
+    def of(
+        self, member_code: str, quota_ids: AnyIterable[SupportsIndex]
+    ) -> AsyncGenerator[Iterator[Job], None]:
         """Yield the chunks of one member.
 
         A collection is checked whole before anything is sent, and a repeated ID in it is sent once. What can be

@@ -30,7 +30,7 @@ from sampling_async._session import Session
 from sampling_async._snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
     from types import TracebackType
     from uuid import UUID
 
@@ -263,8 +263,9 @@ class SamplingClient:
         async with self.fan_out(
             [request], chunk_size=chunk_size, goal=goal, deadline=deadline, weight=weight
         ) as stream:
-            outcomes = await stream.by_quota_id()
-        return BulkInviteResult(map(outcomes.__getitem__, request.quota_ids), stream.unrequested)
+            answers = await stream.answers()
+        in_order = map(answers.__getitem__, request.quota_ids)
+        return BulkInviteResult(in_order, stream.unrequested, member_code=request.member_code)
 
     def stream_bulk_invite(
         self,
@@ -368,7 +369,7 @@ class SamplingClient:
     def _stream(
         self,
         source: ChunkSource,
-        jobs: AsyncGenerator[Job, None],
+        batches: AsyncGenerator[Iterator[Job], None],
         until: float,
         weight: float,
         journal: Journal | None = None,
@@ -376,7 +377,7 @@ class SamplingClient:
         lane = Lane(_positive(weight, "weight", "a share"))
         permit = partial(Permit, self._gate, lane, until)
         inviter = Inviter(self._caller, self._panel_guid, journal)
-        return OutcomeStream(inviter, source, jobs, permit, window=self._gate.adaptive.maximum + 1)
+        return OutcomeStream(inviter, source, batches, permit, window=self._gate.adaptive.maximum + 1)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).

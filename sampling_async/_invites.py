@@ -6,6 +6,7 @@ from collections import deque
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from anyio.lowlevel import cancel_shielded_checkpoint
 from attrs import evolve
 
 from sampling_async._chunks import Answered, Job
@@ -85,6 +86,7 @@ class Inviter:
     async def ask(self, job: Job, permit: Permit) -> Answered:
         """Return what a chunk's quota IDs come to; failures of requests are outcomes."""
         if isinstance(job, Answered):
+            await cancel_shielded_checkpoint()
             return job
         try:
             return await self._ask(job, permit)
@@ -95,6 +97,7 @@ class Inviter:
     async def _ask(self, chunk: Chunk, permit: Permit) -> Answered:
         journal = self._journal
         if self._stopped_by is not None:
+            await cancel_shielded_checkpoint()
             return failed(chunk, self._stopped_by)
         known: list[Answered] = []  # of parts of the chunk, also when this is cut off
         number = 0
@@ -105,13 +108,13 @@ class Inviter:
             await self._find_out(chunk, permit, known)
             answered = _put_together(chunk, known)
             if journal is not None:
-                journal.note_answered(number, answered.answer.outcomes.values())
+                journal.note_answered(number, answered.answer.outcomes())
                 await journal.written()
         except BaseException:
             answered = _put_together(chunk, known)
             self.cut_off.append(answered)
             if journal is not None:
-                journal.note_answered(number, answered.answer.outcomes.values())
+                journal.note_answered(number, answered.answer.outcomes())
             raise
         return answered
 
@@ -173,9 +176,8 @@ class Inviter:
         except BaseException:
             known.append(interrupted(chunk, track.delivery))
             raise
-        for outcome in answer.outcomes.values():
-            if outcome.error is not None:
-                outcome.error.attempts = track.attempts
+        for error in answer.errors:
+            error.attempts = track.attempts
         return Answered(chunk, _resent(answer) if track.ambiguous else answer)
 
     def _stop(self, error: SamplingError) -> None:
@@ -198,7 +200,7 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
         quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)
         for quota_id in chunk.places
     }
-    return Answered(chunk, BulkAnswer(outcomes))
+    return Answered(chunk, BulkAnswer(chunk.member_code, outcomes))
 
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
@@ -213,11 +215,11 @@ def _put_together(chunk: Chunk, known: list[Answered]) -> Answered:
     """Return what is known of a chunk from what is known of its parts; the rest of it was not sent."""
     if len(known) == 1 and known[0].chunk is chunk:
         return known[0]
-    outcomes = dict(interrupted(chunk, "not_sent").answer.outcomes)
+    answers = dict(interrupted(chunk, "not_sent").answer.answers)
     for part in known:
-        outcomes.update(part.answer.outcomes)
+        answers.update(part.answer.answers)
     unrequested = tuple(outcome for part in known for outcome in part.answer.unrequested)
-    return Answered(chunk, BulkAnswer(outcomes, unrequested))
+    return Answered(chunk, BulkAnswer(chunk.member_code, answers, unrequested))
 
 
 _RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"
@@ -228,7 +230,7 @@ def _resent(answer: BulkAnswer) -> BulkAnswer:
 
     A rejection proves nothing then: the member may be refused because of the very invite that was lost.
     """
-    return evolve(answer, outcomes={id_: _doubted(outcome) for id_, outcome in answer.outcomes.items()})
+    return evolve(answer, answers={outcome.quota_id: _doubted(outcome) for outcome in answer.outcomes()})
 
 
 def _doubted(outcome: InviteOutcome) -> InviteOutcome:

@@ -1,17 +1,25 @@
-"""How a bulk invite ends: one outcome for every quota ID asked."""
+"""How a bulk invite ends: one outcome for every quota ID asked.
+
+An outcome is made of the item of a reply when somebody looks at it. Most are looked at once or never: a partner
+takes the invites and counts the rest. Kept as they came, a hundred items cost half, and the garbage collector,
+which has to visit every record, does not see them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
 
 from attrs import field, frozen
 
+from sampling_async._drafts import draft_of
 from sampling_async._errors import IncompleteBulkError, SamplingError
 from sampling_async._models import Invite, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sampling_async._fastlane import WireItem
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
 """See `InviteOutcome.status`."""
@@ -44,53 +52,125 @@ class InviteOutcome:
     anomaly: str | None = None
 
 
+Answer: TypeAlias = "InviteOutcome | WireItem"
+"""What became of a quota ID: an outcome, or the item of a reply that says it without a doubt."""
+
+_Outcome: Final = draft_of(InviteOutcome)
+_Invite: Final = draft_of(Invite)
+
+
+def made(member_code: str, answers: Iterable[Answer]) -> Iterator[InviteOutcome]:
+    """Make outcomes of what became of a member's quota IDs."""
+    new: Any = object.__new__
+    for answer in answers:
+        if type(answer) is InviteOutcome:
+            yield answer
+            continue
+        item: WireItem = answer  # type: ignore[assignment]
+        came = item.Invite
+        outcome = new(_Outcome)
+        if came is None:
+            outcome.status = "rejected"
+            outcome.invite = None
+        else:
+            invite = new(_Invite)
+            invite.survey_id = came.SurveyID
+            invite.wave_id = came.WaveID
+            invite.quota_id = came.QuotaID
+            invite.partner_amount = came.PartnerAmount
+            invite.url = came.URL
+            invite.loi = came.LOI
+            invite.ir = came.IR
+            invite.member_amount = came.MemberAmount
+            invite.__class__ = Invite
+            outcome.status = "invited"
+            outcome.invite = invite
+        outcome.member_code = member_code
+        outcome.quota_id = item.QuotaID
+        outcome.result_code = item.ResultCode
+        outcome.result = item.Result
+        outcome.error = outcome.anomaly = None
+        outcome.__class__ = InviteOutcome
+        yield outcome
+
+
 class BulkInviteResult(Sequence[InviteOutcome]):
     """The outcomes of a bulk invite: one for each quota ID given, in the caller's order.
 
     `len(result.invited) + len(result.rejected) + len(result.not_sent) + len(result.unknown) == len(result)`,
-    whatever happened on the way.
+    whatever happened on the way. Outcomes are made when they are looked at: each look gives equal ones, which
+    need not be the same objects.
 
     Attributes:
         unrequested: Answers of the service under quota IDs that nobody asked for; the latest 10,000.
     """
 
-    __slots__ = ("_outcomes", "unrequested")
+    __slots__ = ("_answers", "_member_code", "unrequested")
 
-    def __init__(self, outcomes: Iterable[InviteOutcome], unrequested: Iterable[InviteOutcome] = ()) -> None:
-        self._outcomes = tuple(outcomes)
+    def __init__(
+        self,
+        outcomes: Iterable[Answer],
+        unrequested: Iterable[InviteOutcome] = (),
+        *,
+        member_code: str = "",
+    ) -> None:
+        """Hold outcomes.
+
+        Args:
+            outcomes: Outcomes, or the items of replies that say them; the client has those.
+            unrequested: See above.
+            member_code: The member, where there are such items.
+        """
+        self._member_code = member_code
+        self._answers = tuple(outcomes)
         self.unrequested = tuple(unrequested)
 
     def __repr__(self) -> str:
         return (
-            f"<BulkInviteResult invited={len(self.invited)} rejected={len(self.rejected)} "
-            f"not_sent={len(self.not_sent)} unknown={len(self.unknown)} unrequested={len(self.unrequested)}>"
+            f"<BulkInviteResult invited={self._count('invited')} rejected={self._count('rejected')} "
+            f"not_sent={self._count('not_sent')} unknown={self._count('unknown')} "
+            f"unrequested={len(self.unrequested)}>"
         )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BulkInviteResult):
             return NotImplemented
-        return self._outcomes == other._outcomes and self.unrequested == other.unrequested
+        return tuple(self) == tuple(other) and self.unrequested == other.unrequested
 
     __hash__ = None  # type: ignore[assignment]  # outcomes carry exceptions, which compare by identity
 
     def __reduce__(self) -> tuple[type[BulkInviteResult], tuple[object, ...]]:
-        return BulkInviteResult, (self._outcomes, self.unrequested)
+        return BulkInviteResult, (tuple(self), self.unrequested)
 
     def __len__(self) -> int:
-        return len(self._outcomes)
+        return len(self._answers)
 
     def __iter__(self) -> Iterator[InviteOutcome]:
-        return iter(self._outcomes)
+        return made(self._member_code, self._answers)
 
     @overload
     def __getitem__(self, index: int) -> InviteOutcome: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[InviteOutcome, ...]: ...
     def __getitem__(self, index: int | slice) -> InviteOutcome | tuple[InviteOutcome, ...]:
-        return self._outcomes[index]
+        if isinstance(index, slice):
+            return tuple(made(self._member_code, self._answers[index]))
+        return next(made(self._member_code, (self._answers[index],)))
 
     def _having(self, status: OutcomeStatus) -> tuple[InviteOutcome, ...]:
-        return tuple(outcome for outcome in self._outcomes if outcome.status == status)
+        return tuple(made(self._member_code, self._answers_having(status)))
+
+    def _count(self, status: OutcomeStatus) -> int:
+        return sum(1 for _ in self._answers_having(status))
+
+    def _answers_having(self, status: OutcomeStatus) -> Iterator[Answer]:
+        as_items = {"invited": True, "rejected": False}.get(status)
+        for answer in self._answers:
+            if type(answer) is InviteOutcome:
+                if answer.status == status:
+                    yield answer
+            elif (answer.Invite is not None) is as_items:  # type: ignore[union-attr]
+                yield answer
 
     @property
     def invited(self) -> tuple[InviteOutcome, ...]:
@@ -122,7 +202,7 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         Raises:
             IncompleteBulkError: Some outcome is `not_sent` or `unknown`; the error carries this result.
         """
-        not_sent, unknown = len(self.not_sent), len(self.unknown)
+        not_sent, unknown = self._count("not_sent"), self._count("unknown")
         if not_sent or unknown:
             raise IncompleteBulkError(
                 f"of {len(self)} quota IDs {not_sent} were not sent and {unknown} have an unknown outcome; "

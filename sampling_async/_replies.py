@@ -7,28 +7,27 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 from attrs import evolve, field, frozen
 
 from sampling_async._codec import bulk_items, from_json, parse, structure
-from sampling_async._drafts import draft_of
 from sampling_async._errors import (
     BadRequestError,
     DecodeError,
     Delivery,
     ForbiddenError,
+    SamplingError,
     ServerError,
     ServiceError,
     UnexpectedStatusError,
 )
-from sampling_async._models import Invite, ResultCode
-from sampling_async._outcomes import InviteOutcome
+from sampling_async._models import Invite, ResultCode, hidden
+from sampling_async._outcomes import Answer, InviteOutcome, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sampling_async._fastlane import WireItem
 
@@ -188,10 +187,23 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
 
 @frozen
 class BulkAnswer:
-    """What one bulk reply says: an outcome for each quota ID asked, and answers nobody asked for."""
+    """What one bulk reply says: an answer for each quota ID asked, and those nobody asked for.
 
-    outcomes: Mapping[int, InviteOutcome]
+    Attributes:
+        member_code: The member.
+        answers: What became of each quota ID, in the order asked.
+        unrequested: Outcomes for others.
+        errors: Those of the outcomes.
+    """
+
+    member_code: str = field(repr=hidden)
+    answers: Mapping[int, Answer]
     unrequested: tuple[InviteOutcome, ...] = ()
+    errors: tuple[SamplingError, ...] = ()
+
+    def outcomes(self) -> Iterator[InviteOutcome]:
+        """Return an outcome for each quota ID."""
+        return made(self.member_code, self.answers.values())
 
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAnswer:
@@ -201,9 +213,11 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
         DecodeError: There is no list of items; a single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    outcomes = None if items is None else _outcomes(member_code, items)
-    if outcomes is not None:
-        return _matched(member_code, quota_ids, outcomes)
+    if items is not None and _are_beyond_doubt(items):
+        answers = {item.QuotaID: item for item in items}
+        if len(answers) == len(items) and tuple(answers) == quota_ids:  # as is nearly always so
+            return BulkAnswer(member_code, answers)
+        return _matched(member_code, quota_ids, tuple(made(member_code, items)))
     document = parse(body)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")
@@ -212,52 +226,22 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-_Outcome: Final = draft_of(InviteOutcome)
-_Invite: Final = draft_of(Invite)
-_new: Final[Any] = object.__new__
-
-
-def _outcomes(member_code: str, items: Sequence[WireItem]) -> list[InviteOutcome] | None:
-    """Return what items say; None if one of them contradicts itself, which is to be explained."""
-    outcomes: list[InviteOutcome] = []
-    names: dict[str | None, str | None] = {None: None}
-    new, success = _new, ResultCode.SUCCESS  # looked up a hundred times else
+def _are_beyond_doubt(items: Sequence[WireItem]) -> bool:
+    """Return whether no item contradicts itself, which is to be explained, or has a text unfit to be shown."""
+    success = int(ResultCode.SUCCESS)
+    results: set[str | None] = {None}
     for item in items:
-        quota_id = item.QuotaID
-        code = item.ResultCode
         came = item.Invite
-        result = item.Result
-        outcome = new(_Outcome)
         if came is None:
-            if code == success:
-                return None
-            outcome.status = "rejected"
-            outcome.invite = None
-        else:
-            if code != success or came.QuotaID != quota_id:
-                return None
-            invite = new(_Invite)
-            invite.survey_id = came.SurveyID
-            invite.wave_id = came.WaveID
-            invite.quota_id = quota_id
-            invite.partner_amount = came.PartnerAmount
-            invite.url = came.URL
-            invite.loi = came.LOI
-            invite.ir = came.IR
-            invite.member_amount = came.MemberAmount
-            invite.__class__ = Invite
-            outcome.status = "invited"
-            outcome.invite = invite
-        if result not in names:
-            names[result] = _text(result)
-        outcome.member_code = member_code
-        outcome.quota_id = quota_id
-        outcome.result_code = code
-        outcome.result = names[result]
-        outcome.error = outcome.anomaly = None
-        outcome.__class__ = InviteOutcome
-        outcomes.append(outcome)
-    return outcomes
+            if item.ResultCode == success:
+                return False
+        elif item.ResultCode != success or came.QuotaID != item.QuotaID:
+            return False
+        if item.Result not in results:
+            if _text(item.Result) != item.Result:
+                return False
+            results.add(item.Result)
+    return True
 
 
 def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) -> BulkAnswer:
@@ -270,8 +254,6 @@ def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) 
 
 
 def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[InviteOutcome]) -> BulkAnswer:
-    if tuple(map(attrgetter("quota_id"), outcomes)) == quota_ids:  # as is nearly always so
-        return BulkAnswer(dict(zip(quota_ids, outcomes, strict=True)))
     answers: dict[int, InviteOutcome] = {}
     for outcome in outcomes:
         earlier = answers.get(outcome.quota_id)
@@ -279,7 +261,8 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     missing = [quota_id for quota_id in quota_ids if quota_id not in answers]
     answers.update((quota_id, _missing(member_code, quota_id)) for quota_id in missing)
     asked = {quota_id: answers.pop(quota_id) for quota_id in quota_ids}
-    return BulkAnswer(asked, tuple(answers.values()))
+    errors = tuple(outcome.error for outcome in asked.values() if outcome.error is not None)
+    return BulkAnswer(member_code, asked, tuple(answers.values()), errors)
 
 
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:

@@ -188,6 +188,25 @@ async def test_a_wait_longer_than_we_wait_for_stops_new_chunks():
     assert result[-1].error.retry_after == 120
 
 
+async def test_what_is_not_sent_any_more_gives_the_loop_its_turns():
+    """Nothing waits for the wire then: thousands of chunks without a turn would hold up the application."""
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with doubles.client(failing(1, httpx.Response(403)), max_concurrency=2) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tick)
+            result = await client.bulk_invite("m", range(1, 100_001))
+            tasks.cancel_scope.cancel()
+    assert len(result.not_sent) > 99_000
+    assert turns >= 500  # of 1,000 chunks, by two tasks
+
+
 async def test_a_403_stops_new_chunks_and_the_rest_is_not_sent():
     service = failing(15, httpx.Response(403))
     result = await bulk(service, range(1, 1001), chunk_size=10, max_concurrency=2)

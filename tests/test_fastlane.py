@@ -435,7 +435,7 @@ def told(answer: _replies.BulkAnswer) -> Any:
         assert type(outcome) is InviteOutcome
         return attrs.evolve(outcome, error=None), type(outcome), type(outcome.invite), said
 
-    outcomes = [(quota_id, plain(outcome)) for quota_id, outcome in answer.outcomes.items()]
+    outcomes = [(outcome.quota_id, plain(outcome)) for outcome in answer.outcomes()]
     return outcomes, [plain(outcome) for outcome in answer.unrequested]
 
 
@@ -457,8 +457,8 @@ def test_a_right_bulk_reply_takes_the_fast_lane(monkeypatch):
         {"QuotaID": 2, "ResultCode": 1, "Invite": doubles.invite(2), "Result": "SUCCESS"},
     ]
     answer = _replies.read_bulk("m1", (1, 2), json.dumps({"Invites": items}).encode())
-    assert [outcome.status for outcome in answer.outcomes.values()] == ["rejected", "invited"]
-    made = answer.outcomes[2]
+    assert [outcome.status for outcome in answer.outcomes()] == ["rejected", "invited"]
+    made = list(answer.outcomes())[1]
     assert type(made.invite) is Invite
     assert pickle.loads(pickle.dumps(made)) == made
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
@@ -507,7 +507,7 @@ def test_where_it_is_not_usable_it_says_so_once_and_everything_is_read_slowly(
         assert _fastlane.read(cls, plain(cls)) is None
         assert isinstance(from_json(cls, plain(cls)), cls)
     answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
-    assert answer.outcomes[1].status == "rejected"
+    assert next(answer.outcomes()).status == "rejected"
     [record] = caplog.records
     assert "read slowly" in record.message
 

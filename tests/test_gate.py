@@ -111,3 +111,81 @@ async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end()
         first.release()
     assert (time.slept, shut.running) == ([5], 1)
     second.release()
+
+
+# --- Leave without waking
+
+
+async def test_leave_at_once_is_had_where_there_is_room_and_nobody_to_go_first():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    assert first.acquire_now()
+    assert not second.acquire_now()
+    assert (shut.running, first.is_held, second.is_held) == (1, True, False)
+    first.release()
+    shut.hold(10)
+    assert not second.acquire_now()
+    shut.unhold()
+    assert not Permit(shut, Lane(), until=shut.clock()).acquire_now()
+    assert second.acquire_now()
+    second.release()
+    assert shut.running == 0
+
+
+async def test_leave_that_came_can_be_taken_before_its_waiter_wakes():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    assert not second.take()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        assert not second.take()
+        first.release()
+        assert second.take()
+        assert not second.take()
+        second.release()  # before its waiter wakes, who must not give it back again
+        assert first.acquire_now()
+    assert shut.running == 1
+    first.release()
+
+
+async def test_leave_that_was_taken_stays_so_where_its_waiter_is_cancelled_in_that_moment():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        first.release()
+        assert second.take()
+        tasks.cancel_scope.cancel()
+    assert (shut.running, second.is_held) == (1, True)
+    second.release()
+
+
+async def test_leave_whose_waiter_gave_up_cannot_be_taken():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        first.release()  # the leave comes, and goes to who gives up in the same moment
+    assert shut.running == 0
+    assert not second.take()
+
+
+async def test_leave_that_came_in_a_hold_is_not_taken():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        first.release()
+        shut.hold(10)
+        assert not second.take()
+        tasks.cancel_scope.cancel()
+    assert shut.running == 0

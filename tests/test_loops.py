@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 from sampling_async import _loops
-from sampling_async._loops import asyncio_loop, current_time, running_loop
+from sampling_async._loops import asyncio_loop, cancel_scope, current_time, event, running_loop
 from sampling_async._sockets import TooSlow, Wire, _Reader, _time_out
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ async def test_older_and_newer_tokens_of_anyio_name_it(anyio_backend, monkeypatc
 async def test_its_time_is_that_of_anyio(anyio_backend):
     before = anyio.current_time()
     assert before <= current_time() <= anyio.current_time()
+
+
+@pytest.mark.anyio
+async def test_its_scopes_and_events_are_those_of_anyio(anyio_backend):
+    assert type(cancel_scope()) is type(anyio.CancelScope())
+    assert type(event()) is type(anyio.Event())
+    assert cancel_scope().deadline == inf
+    now = anyio.current_time()
+    assert now + 5 <= cancel_scope(5).deadline <= anyio.current_time() + 5
+    with cancel_scope(0) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
 
 
 def test_running_loops_tell_each_other_apart():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 
+import doubles
 import pytest
+from anyio import run
 
-from sampling_async import BulkInviteResult, InviteOutcome
+from sampling_async import BulkInviteResult, Invite, InviteOutcome
 
 OUTCOMES = [
     InviteOutcome("member-1", 1, "invited"),
@@ -54,3 +56,50 @@ def test_results_compare_by_content_and_are_not_hashable(result):
     assert result != OUTCOMES
     with pytest.raises(TypeError):
         hash(result)
+
+
+# --- As they came
+
+
+def as_they_came() -> BulkInviteResult:
+    """Return the result of a bulk whose service invites to the even quota IDs."""
+
+    async def main() -> BulkInviteResult:
+        async with doubles.client(doubles.Service(doubles.bulk)) as client:
+            return await client.bulk_invite("member-1", [4, 3, 2, 1, 4])
+
+    return run(main)
+
+
+def test_outcomes_are_made_when_they_are_looked_at_and_equal_each_time():
+    result = as_they_came()
+    assert [outcome.quota_id for outcome in result] == [4, 3, 2, 1, 4]
+    assert [type(outcome) for outcome in result] == [InviteOutcome] * 5
+    assert result[0] == result[0] == result[-1] == next(iter(result))
+    assert result[1:3] == tuple(result)[1:3]
+    assert [outcome.quota_id for outcome in result.invited] == [4, 2, 4]
+    assert [outcome.quota_id for outcome in result.rejected] == [3, 1]
+    assert result.not_sent == result.unknown == ()
+    with pytest.raises(IndexError):
+        result[5]
+    result.raise_for_incomplete()
+    assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
+
+
+def test_what_is_made_is_what_a_constructor_makes():
+    invited, rejected = as_they_came()[0], as_they_came()[1]
+    invite = invited.invite
+    assert invite is not None
+    fields = ("survey_id", "wave_id", "quota_id", "partner_amount", "url", "loi", "ir", "member_amount")
+    rebuilt = Invite(**{name: getattr(invite, name) for name in fields})
+    assert (type(invite), invite, hash(invite)) == (Invite, rebuilt, hash(rebuilt))
+    assert invited == InviteOutcome("member-1", 4, "invited", rebuilt, 1, "SUCCESS")
+    assert rejected == InviteOutcome("member-1", 3, "rejected", result_code=9, result=rejected.result)
+    with pytest.raises(AttributeError):
+        invited.status = "unknown"
+
+
+def test_a_result_is_the_same_through_a_pickle_and_made_by_hand():
+    result = as_they_came()
+    assert pickle.loads(pickle.dumps(result)) == result == BulkInviteResult(tuple(result))
+    assert result != BulkInviteResult(tuple(result)[:4])

@@ -164,7 +164,7 @@ def test_a_single_invite_must_be_for_the_quota_asked():
 
 
 def one(*items: object, asked: tuple[int, ...] = (5,)):
-    return reconcile("m", asked, items).outcomes[5]
+    return next(outcome for outcome in reconcile("m", asked, items).outcomes() if outcome.quota_id == 5)
 
 
 def test_code_1_with_an_invite_is_invited():
@@ -215,10 +215,28 @@ def test_an_invite_for_another_quota_is_kept_and_marked():
     )
 
 
+@pytest.mark.parametrize("ids", [(7, 5, 6), (5, 6), (6, 7, 5, 8), (5, 5, 6, 7)])
+def test_items_are_told_apart_by_their_ids_and_not_by_their_places(ids):
+    body = json.dumps({"Invites": [doubles.item(id_, 1 if id_ % 2 else 9) for id_ in ids]}).encode()
+    answer = read_bulk("m", (5, 6, 7), body)
+    statuses = {5: "invited", 6: "rejected", 7: "invited" if 7 in ids else "unknown"}
+    assert {outcome.quota_id: outcome.status for outcome in answer.outcomes()} == statuses
+    assert all(o.invite.quota_id == o.quota_id for o in answer.outcomes() if o.invite is not None)
+    assert [outcome.quota_id for outcome in answer.unrequested] == [id_ for id_ in ids if id_ == 8]
+
+
+def test_a_result_unfit_to_be_shown_is_put_right():
+    body = json.dumps({"Invites": [doubles.item(5, Result="NOT\x1b[31m LIVE  " + "x" * 500)]}).encode()
+    (outcome,) = read_bulk("m", (5,), body).outcomes()
+    assert outcome.result is not None
+    assert outcome.result.startswith("NOT [31m LIVE x")
+    assert len(outcome.result) == 200
+
+
 def test_answers_nobody_asked_for_are_reported():
     answer = reconcile("m", [5], [doubles.item(6, 1), doubles.item(5)])
     assert [outcome.quota_id for outcome in answer.unrequested] == [6]
-    assert list(answer.outcomes) == [5]
+    assert list(answer.answers) == [5]
 
 
 def test_the_same_answer_twice_counts_once():
@@ -252,8 +270,8 @@ _items = st.builds(
 @given(st.lists(st.integers(1, 6), min_size=1, unique=True), st.lists(_items, max_size=12))
 def test_every_id_asked_has_one_outcome_whatever_comes(asked, items):
     answer = reconcile("m", asked, items)
-    assert list(answer.outcomes) == asked
-    for quota_id, outcome in answer.outcomes.items():
+    assert list(answer.answers) == asked
+    for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
         assert outcome.quota_id == quota_id
         assert (outcome.status == "invited") == (outcome.invite is not None)
         assert (outcome.status == "unknown") == (outcome.error is not None)

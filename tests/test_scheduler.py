@@ -21,35 +21,56 @@ async def numbers(count: int, drawn: list[int] | None = None):
         yield number
 
 
+async def batches(count: int, drawn: list[int] | None = None, *, size: int = 1):
+    """Yield iterators of `size` numbers each."""
+
+    def each(start: int):
+        for number in range(start, min(start + size, count)):
+            if drawn is not None:
+                drawn.append(number)
+            yield number
+
+    for start in range(0, count, size):
+        yield each(start)
+
+
+ONE_BY_ONE_AND_AT_ONCE = pytest.mark.parametrize("size", [1, 7, 1000])
+
+
 async def double(job: int, permit: Permit) -> int:
     await anyio.lowlevel.checkpoint()
     return job * 2
 
 
 async def test_the_rest_is_everything_not_taken_yet_and_the_window_does_not_stop_it():
-    async with JobStream(doubles.permits(doubles.gate()), numbers(50), double, window=2) as stream:
+    async with JobStream(doubles.permits(doubles.gate()), batches(50), double, window=2) as stream:
         first = await anext(stream)
         await wait_all_tasks_blocked()
         assert stream.untaken  # the window is full
         assert sorted([first, *await stream.remaining()]) == [2 * number for number in range(50)]
 
 
-async def test_all_jobs_are_run():
-    async with JobStream(doubles.permits(doubles.gate()), numbers(50), double, window=2) as stream:
+@ONE_BY_ONE_AND_AT_ONCE
+async def test_all_jobs_are_run(size):
+    async with JobStream(doubles.permits(doubles.gate()), batches(50, size=size), double, window=2) as stream:
         results = [result async for result in stream]
     assert sorted(results) == [2 * n for n in range(50)]
 
 
-async def test_no_more_is_drawn_than_the_window_holds():
+@ONE_BY_ONE_AND_AT_ONCE
+async def test_no_more_is_drawn_than_the_window_holds(size):
     drawn: list[int] = []
-    async with JobStream(doubles.permits(doubles.gate(2)), numbers(100, drawn), double, window=3) as stream:
+    async with JobStream(
+        doubles.permits(doubles.gate(2)), batches(100, drawn, size=size), double, window=3
+    ) as stream:
         for taken in range(1, 6):
             await anext(stream)
             await wait_all_tasks_blocked()
             assert len(drawn) <= taken + 3 + 1  # what the window holds, and one in the hand
 
 
-async def test_no_more_run_at_once_than_the_gate_lets_through():
+@ONE_BY_ONE_AND_AT_ONCE
+async def test_no_more_run_at_once_than_the_gate_lets_through(size):
     running = peak = 0
     all_three = anyio.Event()
 
@@ -63,12 +84,13 @@ async def test_no_more_run_at_once_than_the_gate_lets_through():
         running -= 1
         return job
 
-    async with JobStream(doubles.permits(doubles.gate(3)), numbers(30), run, window=10) as stream:
+    async with JobStream(doubles.permits(doubles.gate(3)), batches(30, size=size), run, window=10) as stream:
         assert len([result async for result in stream]) == 30
     assert peak == 3
 
 
-async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn():
+@ONE_BY_ONE_AND_AT_ONCE
+async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn(size):
     drawn: list[int] = []
     cut_off: list[int] = []
     shut = doubles.gate(2)
@@ -82,7 +104,7 @@ async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn(
             raise
         return job
 
-    async with JobStream(doubles.permits(shut), numbers(100, drawn), run, window=4) as stream:
+    async with JobStream(doubles.permits(shut), batches(100, drawn, size=size), run, window=4) as stream:
         taken = [await anext(stream)]
         await wait_all_tasks_blocked()
     assert sorted(taken + cut_off + list(stream.untaken) + stream.unstarted) == drawn
@@ -98,7 +120,7 @@ async def test_a_job_that_fails_lets_its_siblings_finish_and_is_raised_bare():
         return job
 
     results = []
-    async with JobStream(doubles.permits(doubles.gate(4)), numbers(100), run, window=4) as stream:
+    async with JobStream(doubles.permits(doubles.gate(4)), batches(100), run, window=4) as stream:
         with pytest.raises(RuntimeError, match="job 1"):
             async for result in stream:
                 results.append(result)
@@ -110,7 +132,7 @@ async def test_a_job_that_fails_lets_its_siblings_finish_and_is_raised_bare():
 
 async def test_a_failing_job_ends_a_source_that_waits():
     async def source():
-        yield 1
+        yield iter((1,))
         await anyio.sleep_forever()
 
     async def run(job: int, permit: Permit) -> int:
@@ -123,8 +145,8 @@ async def test_a_failing_job_ends_a_source_that_waits():
 
 async def test_a_source_that_fails_is_raised_after_the_results():
     async def source():
-        yield 1
-        yield 2
+        yield iter((1,))
+        yield iter((2,))
         raise LookupError("source")
 
     results = []
@@ -137,15 +159,16 @@ async def test_a_source_that_fails_is_raised_after_the_results():
 
 async def test_an_exception_of_the_block_leaves_it_bare():
     with pytest.raises(ZeroDivisionError):
-        async with JobStream(doubles.permits(doubles.gate()), numbers(9), double, window=2):
+        async with JobStream(doubles.permits(doubles.gate()), batches(9), double, window=2):
             raise ZeroDivisionError
 
 
-async def test_cancellation_passes_through():
+@ONE_BY_ONE_AND_AT_ONCE
+async def test_cancellation_passes_through(size):
     shut = doubles.gate(1)
     with anyio.move_on_after(0.005) as scope:
         async with JobStream(
-            doubles.permits(shut), numbers(9), lambda *_: anyio.sleep_forever(), window=2
+            doubles.permits(shut), batches(9, size=size), lambda *_: anyio.sleep_forever(), window=2
         ) as stream:
             await anext(stream)
     assert scope.cancelled_caught
@@ -159,7 +182,7 @@ async def test_the_source_is_closed_in_its_own_task():
         started_in = anyio.get_current_task().id
         try:
             while True:
-                yield 1
+                yield iter((1,))
         finally:
             closed_in.append(anyio.get_current_task().id - started_in)
 
@@ -171,11 +194,60 @@ async def test_the_source_is_closed_in_its_own_task():
 async def test_a_consumer_that_needs_the_gate_itself_gets_through():
     """A result that waits to be taken holds no permit, so a call inside the loop cannot dead-lock."""
     shut = doubles.gate(1)
-    async with JobStream(doubles.permits(shut), numbers(5), double, window=1) as stream:
+    async with JobStream(doubles.permits(shut), batches(5), double, window=1) as stream:
         async for _ in stream:
             permit = Permit(shut, Lane())
             await permit.acquire()
             permit.release()
+
+
+async def test_a_task_that_has_ended_its_job_draws_the_next_one_itself():
+    tasks = set()
+
+    async def run(job: int, permit: Permit) -> int:
+        tasks.add(anyio.get_current_task().id)
+        await anyio.lowlevel.checkpoint()
+        return job
+
+    async with JobStream(doubles.permits(doubles.gate(2)), batches(100, size=100), run, window=100) as stream:
+        assert len(await stream.remaining()) == 100
+    assert len(tasks) <= 2
+
+
+async def test_a_batch_that_fails_is_raised_after_the_results_whoever_draws_from_it():
+    def batch():
+        yield 1
+        yield 2
+        yield 3
+        raise LookupError("batch")
+
+    async def source():
+        yield batch()
+        await anyio.sleep_forever()
+
+    for limit in (1, 2, 3, 4):
+        results = []
+        async with JobStream(doubles.permits(doubles.gate(limit)), source(), double, window=9) as stream:
+            with pytest.raises(LookupError, match="batch"):
+                async for result in stream:
+                    results.append(result)
+        assert sorted(results) == [2, 4, 6]
+        assert stream.unstarted == []
+
+
+async def test_what_was_drawn_first_is_not_overtaken_for_ever():
+    """The drawer waits for room in the window with a job in its hand; a task that ends must not draw others."""
+    order: list[int] = []
+
+    async def run(job: int, permit: Permit) -> int:
+        order.append(job)
+        await anyio.lowlevel.checkpoint()
+        return job
+
+    async with JobStream(doubles.permits(doubles.gate(2)), batches(30, size=30), run, window=2) as stream:
+        async for _ in stream:
+            await wait_all_tasks_blocked()
+    assert all(abs(place - job) <= 2 for place, job in enumerate(order))
 
 
 async def test_reading_ahead_keeps_one_item_ready():
@@ -247,6 +319,6 @@ async def test_the_first_failure_is_the_one_told():
             await anyio.lowlevel.checkpoint()
         raise RuntimeError(f"job {job}")
 
-    async with JobStream(doubles.permits(doubles.gate(2)), numbers(2), run, window=2) as stream:
+    async with JobStream(doubles.permits(doubles.gate(2)), batches(2), run, window=2) as stream:
         with pytest.raises(RuntimeError, match="job 0"):
             await anext(stream)

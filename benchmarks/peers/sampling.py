@@ -38,7 +38,8 @@ class SamplingAsync:
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
         """Ask for all quota IDs and return how many were invited."""
-        return len((await self.client.bulk_invite(member_code, quota_ids)).invited)
+        result = await self.client.bulk_invite(member_code, quota_ids)
+        return sum(outcome.invite is not None for outcome in result)
 
     async def quotas(self) -> Any:
         """Make one Get Quotas."""

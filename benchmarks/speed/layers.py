@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from peers.aiohttp_msgspec import AiohttpClient, bulk_answers
+from peers.aiohttp_msgspec import AiohttpClient
 
 from sampling_async._gate import Lane, Permit
 from sampling_async._protocol import bulk_invite
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from scoreboard.board import Run
 
+    from sampling_async import BulkInviteResult
     from sampling_async._protocol import Call
     from speed.canned_server import Address
     from speed.measuring import Sample
@@ -72,10 +73,7 @@ class Layers(OurClient):
         async def attempt(call: Call[Any]) -> None:
             await self._session.attempt(call, Track())
 
-        async def structs(call: Call[Any]) -> None:
-            bulk_answers.decode((await self._session.attempt(call, Track())).body)
-
-        async def records(call: Call[Any]) -> None:
+        async def items(call: Call[Any]) -> None:
             call.read((await self._session.attempt(call, Track())).body)
 
         async def calls(call: Call[Any]) -> None:
@@ -85,12 +83,12 @@ class Layers(OurClient):
             "the request as bytes": request,
             "+ sockets, llhttp and httpx": exchange,
             "+ limits, closing, translated errors": attempt,
-            "(+ msgspec Structs in place of records)": structs,
-            "+ records and outcomes": records,
+            "+ items, read, checked and matched": items,
             "+ retries, permits, the adaptive limit": calls,
         }
         takers = {name: partial(self._sample, partial(self._side_by_side, run)) for name, run in layers.items()}
-        takers["+ the fan-out: all of it"] = partial(self._sample, self._bulk)
+        takers["+ the fan-out"] = partial(self._sample, self._bulk)
+        takers["+ each outcome, made and looked at: all of it"] = partial(self._sample, self._looked_at)
         takers[AIOHTTP] = partial(self._sample, partial(self._peer.bulk, self.member_code, self._ids))
         return takers
 
@@ -102,9 +100,11 @@ class Layers(OurClient):
         await run()
         return watch.sample()
 
-    async def _bulk(self) -> None:
-        result = await self.client.bulk_invite(self.member_code, self._ids)
-        assert len(result.invited) == REQUESTS * 50
+    async def _bulk(self) -> BulkInviteResult:
+        return await self.client.bulk_invite(self.member_code, self._ids)
+
+    async def _looked_at(self) -> None:
+        assert sum(outcome.invite is not None for outcome in await self._bulk()) == REQUESTS * 50
 
     async def _side_by_side(self, run: Callable[[Call[Any]], Awaitable[None]]) -> None:
         left = iter(self._calls)

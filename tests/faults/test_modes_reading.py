@@ -54,8 +54,8 @@ def test_mode_10_an_answer_that_does_not_match_is_never_guessed_at(mutations, ra
             mutate(items, place, kind)
     random.shuffle(items)
     answer = read_bulk("m1", asked, json.dumps({"Invites": items}).encode())
-    assert list(answer.outcomes) == asked
-    for quota_id, outcome in answer.outcomes.items():
+    assert list(answer.answers) == asked
+    for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
         if quota_id not in touched:
             assert outcome.status == ("rejected" if quota_id % 2 else "invited")
         if outcome.status == "invited":
