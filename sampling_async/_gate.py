@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from sampling_async._limit import AdaptiveLimit
+from sampling_async._loops import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,12 +56,13 @@ class Lane:
 
 
 class _Waiter:
-    __slots__ = ("gave_up", "granted", "turn_came")
+    __slots__ = ("gave_up", "granted", "is_taken", "turn_came")
 
     def __init__(self) -> None:
         self.turn_came: anyio.Event | None = None  # made only by who has to wait
         self.granted = False
         self.gave_up = False
+        self.is_taken = False  # by somebody else, before it woke
 
 
 class Gate:
@@ -128,8 +130,8 @@ class Gate:
         for scope in self._held_back:
             scope.cancel()
 
-    async def acquire(self, lane: Lane) -> None:
-        """Wait for a permit, and for the end of a hold; the permit is not kept meanwhile."""
+    async def acquire(self, permit: Permit) -> None:
+        """Wait until a permit may be used, and for the end of a hold; it is not kept meanwhile."""
         while True:
             while wait := self.held_for:
                 with anyio.CancelScope() as scope:
@@ -138,13 +140,30 @@ class Gate:
                         await self._sleep(wait + self._random() * self._spread)
                     finally:
                         self._held_back.discard(scope)
-            await self._queue(lane)
-            if not self.held_for:
+            waiter = permit.waiter = _Waiter()
+            await self._queue(waiter, permit.lane)
+            if waiter.is_taken:
                 return
-            self.release(lane)
+            if not self.held_for:
+                permit.begin()
+                return
+            self.release(permit.lane)
 
-    async def _queue(self, lane: Lane) -> None:
-        waiter = _Waiter()
+    def acquire_now(self, permit: Permit) -> bool:
+        """Let a permit be used, if nobody need be waited for."""
+        if self.running >= self.limit or self.held_for:
+            return False
+        waiter = permit.waiter = _Waiter()
+        permit.lane.join(waiter)
+        self._put_in_line(permit.lane)
+        self.serve()
+        if waiter.granted:
+            permit.begin()
+        else:
+            waiter.gave_up = True
+        return waiter.granted
+
+    async def _queue(self, waiter: _Waiter, lane: Lane) -> None:
         lane.join(waiter)
         self._put_in_line(lane)
         self.serve()
@@ -152,13 +171,13 @@ class Gate:
             await self._turn_of(waiter, lane)
 
     async def _turn_of(self, waiter: _Waiter, lane: Lane) -> None:
-        waiter.turn_came = anyio.Event()
+        waiter.turn_came = event()
         self.waiting += 1
         try:
             await waiter.turn_came.wait()
         except BaseException:
             waiter.gave_up = True
-            if waiter.granted:  # in the same moment
+            if waiter.granted and not waiter.is_taken:  # in the same moment
                 self.release(lane)
             raise
         finally:
@@ -220,11 +239,12 @@ class Permit:
         until: When it is of no use any more, by the gate's clock.
     """
 
-    __slots__ = ("_gate", "_held", "_lane", "_until", "among", "generation")
+    __slots__ = ("_gate", "_held", "_until", "among", "generation", "lane", "waiter")
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
-        self._lane = lane
+        self.lane = lane
+        self.waiter: _Waiter | None = None  # the latest
         self._until = until
         self._held = False
         self.generation = 0  # of the limit, when it was acquired
@@ -244,14 +264,27 @@ class Permit:
         """Wait for leave; False if it does not come in time. Returns at once if it is held already."""
         remaining = self.remaining
         if not self._held and remaining == inf:
-            await self._acquire()
+            await self._gate.acquire(self)
         elif not self._held and self._gate.held_for < remaining:
             with anyio.move_on_after(remaining):
-                await self._acquire()
+                await self._gate.acquire(self)
         return self._held and remaining > 0
 
-    async def _acquire(self) -> None:
-        await self._gate.acquire(self._lane)
+    def acquire_now(self) -> bool:
+        """Return whether leave can be had at once, and was taken."""
+        return self.remaining > 0 and self._gate.acquire_now(self)
+
+    def take(self) -> bool:
+        """Take leave from who waits for it in `acquire`, if it came and that task has not woken yet."""
+        waiter = self.waiter
+        if waiter is None or not waiter.granted or waiter.gave_up or self._held or self._gate.held_for:
+            return False
+        waiter.is_taken = True
+        self.begin()
+        return True
+
+    def begin(self) -> None:
+        """Hold the leave that came."""
         self._held = True
         self.generation = self._gate.adaptive.generation
         self.among = self._gate.running
@@ -260,4 +293,4 @@ class Permit:
         """Give leave back, if it is held."""
         if self._held:
             self._held = False
-            self._gate.release(self._lane)
+            self._gate.release(self.lane)

@@ -1,8 +1,14 @@
-"""Which event loop runs this, and what time it has: asked so often that the way through anyio is too long."""
+"""Which event loop runs this, what time it has, and what is made for it.
+
+All of it is asked so often that the way through anyio is too long: it finds out anew each time which library
+runs, and that takes longer than making the scope or event it was asked for.
+"""
 
 from __future__ import annotations
 
 import sys
+from functools import cache
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,3 +40,26 @@ def current_time() -> float:
     """Return the seconds of the event loop's clock."""
     loop = asyncio_loop()
     return anyio.current_time() if loop is None else loop.time()
+
+
+def cancel_scope(seconds: float = inf) -> anyio.CancelScope:
+    """Return anyio's scope, which ends by itself after so many seconds."""
+    loop = asyncio_loop()
+    if loop is None:
+        return anyio.CancelScope(deadline=anyio.current_time() + seconds)
+    scope, _ = _of_asyncio()
+    return scope(deadline=loop.time() + seconds)
+
+
+def event() -> anyio.Event:
+    """Return anyio's event."""
+    if asyncio_loop() is None:
+        return anyio.Event()
+    _, made = _of_asyncio()
+    return made()
+
+
+@cache
+def _of_asyncio() -> tuple[type[anyio.CancelScope], type[anyio.Event]]:
+    """Return what anyio makes on asyncio."""
+    return type(anyio.CancelScope()), type(anyio.Event())

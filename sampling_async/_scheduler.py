@@ -1,6 +1,6 @@
 """Running many jobs, each with leave of the gate, without surprises. Knows anyio and nothing of surveys.
 
-A `JobStream` draws jobs, runs each in a task and hands the results over as they finish; it holds at most
+A `JobStream` draws jobs, runs them in tasks and hands the results over as they finish; it holds at most
 `window` jobs that were drawn and whose result was not taken. `ReadAhead` runs a generator one item ahead.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from sampling_async._cancellation import is_stray
-from sampling_async._loops import asyncio_loop
+from sampling_async._loops import asyncio_loop, event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -78,7 +78,7 @@ class _Background(ABC):
 
     async def _hear(self) -> None:
         """Wait for a result, or the end."""
-        self._news = self._news or anyio.Event()
+        self._news = self._news or event()
         await self._news.wait()
 
     def _tell(self) -> None:
@@ -87,19 +87,19 @@ class _Background(ABC):
             self._news.set()
             self._news = None
 
-    @contextmanager
-    def _failures_kept(self) -> Generator[None]:
-        """Keep what fails in a block for the consumer, who is told after the results; the first one counts."""
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001  raised by _end
+    def _keep(self, exc: BaseException) -> None:
+        """Keep what failed for the consumer, who is told after the results; the first one counts.
+
+        What is not a failure, a cancellation that is meant for this task, is raised again.
+        """
+        if isinstance(exc, Exception):
             self._failure = self._failure or exc
-        except BaseException as exc:
-            if not is_stray(exc):
-                raise
+        elif is_stray(exc):
             stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
             stray.__cause__ = exc
             self._failure = self._failure or stray
+        else:
+            raise exc
 
     def _end(self) -> None:
         """Raise what failed, once, after the last result was handed over."""
@@ -126,16 +126,19 @@ class JobStream(_Background, Generic[Job, Result]):
 
     Args:
         permit: Makes a permit; it is acquired before a job's task is spawned.
-        jobs: Where jobs are drawn from, one at a time, in a task of its own, which closes it at the end.
+        batches: Where jobs are drawn from, in a task of its own, which closes it at the end: iterators of some
+            jobs each, that give them without waiting. A task that has ended its job draws from the latest one
+            too, rather than wait to be given a job.
         run: Runs one job. It owns the permit, which is given back at the latest when it returns, and which is
-            not held where it did not come in time.
+            not held where it did not come in time. It must give the event loop a turn: the next job may follow
+            without one.
         window: How many jobs may be drawn without their result taken: the bound of the memory used.
     """
 
     def __init__(
         self,
         permit: Callable[[], Permit],
-        jobs: AsyncGenerator[Job, None],
+        batches: AsyncGenerator[Iterator[Job], None],
         run: Callable[[Job, Permit], Awaitable[Result]],
         *,
         window: int,
@@ -144,9 +147,12 @@ class JobStream(_Background, Generic[Job, Result]):
         self.unstarted: list[Job] = []
         self.untaken: deque[Result] = deque()
         self._permit = permit
-        self._jobs = jobs
+        self._batches = batches
+        self._batch: Iterator[Job] = iter(())
         self._run = run
         self._resting: list[_Rest[Job]] = []
+        self._next: tuple[Job, Permit] | None = None  # drawn, and waiting for leave
+        self._drawing: anyio.CancelScope | None = None
         self._drawn = False
         self._window = window
         self._is_awaited_whole = False
@@ -182,34 +188,47 @@ class JobStream(_Background, Generic[Job, Result]):
         return results
 
     async def _work(self) -> None:
-        """Hand each job to a task; returns when all of them have ended."""
+        """Hand jobs to tasks; returns when all of them have ended."""
         shuffled = asyncio_loop() is None  # trio starts tasks of the same moment in any order
         async with anyio.create_task_group() as running:
-            with self._failures_kept(), anyio.CancelScope() as drawing:
-                async with aclosing(self._jobs) as jobs:
-                    async for job in jobs:
-                        self.unstarted.append(job)
-                        await self._enter_window()
-                        permit = self._permit()
-                        await permit.acquire()
-                        self.unstarted.pop()
-                        if self._resting:  # waking a task costs less than a new one
-                            self._resting.pop().give((job, permit))
-                        else:
-                            running.start_soon(self._run_jobs, job, permit, drawing)
-                        if shuffled:
-                            await anyio.lowlevel.checkpoint()
+            with anyio.CancelScope() as self._drawing:
+                try:
+                    async with aclosing(self._batches) as batches:
+                        async for self._batch in batches:
+                            for job in self._batch:
+                                given = await self._leave_for(job)
+                                if given is None:
+                                    continue
+                                if self._resting:  # waking a task costs less than a new one
+                                    self._resting.pop().give(given)
+                                else:
+                                    running.start_soon(self._run_jobs, *given)
+                                if shuffled:
+                                    await anyio.lowlevel.checkpoint()
+                except BaseException as exc:  # noqa: BLE001  raised by _end
+                    self._keep(exc)
             self._drawn = True
             while self._resting:
                 self._resting.pop().give(None)
         self._finished = True
         self._tell()
 
-    async def _enter_window(self) -> None:
+    async def _leave_for(self, job: Job) -> tuple[Job, Permit] | None:
+        """Wait for leave to run a job, and return both; None if a task that had just ended took them."""
+        self.unstarted.append(job)
         while self._window == 0:
-            self._room = self._room or anyio.Event()
+            self._room = self._room or event()
             await self._room.wait()
         self._window -= 1
+        self._next = job, self._permit()
+        await self._next[1].acquire()
+        return self._take_next()
+
+    def _take_next(self) -> tuple[Job, Permit] | None:
+        given, self._next = self._next, None
+        if given is not None:
+            self.unstarted.pop()
+        return given
 
     def _leave_window(self) -> None:
         self._window += 1
@@ -217,33 +236,60 @@ class JobStream(_Background, Generic[Job, Result]):
             self._room.set()
             self._room = None
 
-    async def _run_jobs(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
-        """Run a job, and others as they are given, until there are no more."""
+    async def _run_jobs(self, job: Job, permit: Permit) -> None:
+        """Run a job, and others as they come, until there are no more."""
         given: tuple[Job, Permit] | None = (job, permit)
         while given is not None:
-            await self._run_one(*given, drawing)
-            if self._drawn:
-                return
-            rest: _Rest[Job] = _Rest()
-            self._resting.append(rest)
-            try:
-                given = await rest.wait()
-            except BaseException:
-                if rest in self._resting:
-                    self._resting.remove(rest)
-                if rest.given is not None:  # in the same moment
-                    self.unstarted.append(rest.given[0])
-                    rest.given[1].release()
-                raise
+            await self._run_one(*given)
+            given = self._draw()
+            if given is None and not self._drawn:
+                given = await self._rest()
 
-    async def _run_one(self, job: Job, permit: Permit, drawing: anyio.CancelScope) -> None:
+    def _draw(self) -> tuple[Job, Permit] | None:
+        """Return another job that may run now, if there is one at hand: no other task need wake for that."""
+        if self._failure is not None:
+            return None
+        if self._next is not None and self._next[1].take():
+            return self._take_next()
+        permit = self._permit()
+        if self.unstarted or self._window == 0 or not permit.acquire_now():
+            return None  # what was drawn before goes first
         try:
-            with self._failures_kept():
-                self.untaken.append(await self._run(job, permit))
+            for job in self._batch:
+                self._window -= 1
+                return job, permit
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._fail(exc)
+        permit.release()
+        return None
+
+    def _fail(self, exc: BaseException) -> None:
+        """Draw no more because of a failure."""
+        self._keep(exc)
+        assert self._drawing is not None
+        self._drawing.cancel()
+
+    async def _rest(self) -> tuple[Job, Permit] | None:
+        """Wait for a job."""
+        rest: _Rest[Job] = _Rest()
+        self._resting.append(rest)
+        try:
+            return await rest.wait()
+        except BaseException:
+            if rest in self._resting:
+                self._resting.remove(rest)
+            if rest.given is not None:  # in the same moment
+                self.unstarted.append(rest.given[0])
+                rest.given[1].release()
+            raise
+
+    async def _run_one(self, job: Job, permit: Permit) -> None:
+        try:
+            self.untaken.append(await self._run(job, permit))
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._fail(exc)
         finally:
             permit.release()
-        if self._failure is not None:
-            drawing.cancel()
         if self._is_awaited_whole:
             self._leave_window()
         else:
@@ -256,7 +302,7 @@ class _Rest(Generic[Job]):
     __slots__ = ("_came", "given")
 
     def __init__(self) -> None:
-        self._came = anyio.Event()
+        self._came = event()
         self.given: tuple[Job, Permit] | None = None
 
     def give(self, given: tuple[Job, Permit] | None) -> None:
@@ -280,7 +326,7 @@ class ReadAhead(_Background, Generic[Result]):
         super().__init__()
         self._items = items
         self._ready: deque[Result] = deque()  # one at most
-        self._taken = anyio.Event()
+        self._taken = event()
 
     @property
     def _has_more(self) -> bool:
@@ -298,12 +344,14 @@ class ReadAhead(_Background, Generic[Result]):
         return self._ready.popleft()
 
     async def _work(self) -> None:
-        with self._failures_kept():
+        try:
             async with aclosing(self._items) as items:
                 async for item in items:
-                    self._taken = anyio.Event()
+                    self._taken = event()
                     self._ready.append(item)
                     self._tell()
                     await self._taken.wait()
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._keep(exc)
         self._finished = True
         self._tell()

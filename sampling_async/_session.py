@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from math import inf
@@ -30,12 +30,13 @@ from sampling_async._errors import (
     TransportError,
     TransportTimeoutError,
 )
-from sampling_async._loops import current_time, running_loop
+from sampling_async._loops import cancel_scope, running_loop
 from sampling_async._replies import OK, Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
 
     from sampling_async._configuration import Secret
     from sampling_async._engine import Engine
@@ -227,21 +228,21 @@ class Session:
     def _made_url(self, target: str) -> httpx.URL:
         return self._base_url.copy_with(raw_path=f"{self._base_path}{target}".encode())
 
-    @contextmanager
-    def until_closed(self, seconds: float | None = None) -> Generator[anyio.CancelScope]:
-        """Run a block that closing the session interrupts, or a number of seconds."""
-        with anyio.CancelScope() as scope:
-            if seconds is not None:
-                scope.deadline = current_time() + seconds
-            if self.closed:
-                scope.cancel()
-            self._scopes.add(scope)
-            try:
-                yield scope
-            finally:
-                self._scopes.discard(scope)
-                if self._idle is not None and not self._scopes:
-                    self._idle.set()
+    def until_closed(self, seconds: float = inf) -> _UntilClosed:
+        """Return the scope of a block that closing the session interrupts, or a number of seconds."""
+        return _UntilClosed(self, seconds)
+
+    def enter(self, scope: anyio.CancelScope) -> None:
+        """Take note of a block to be interrupted."""
+        if self.closed:
+            scope.cancel()
+        self._scopes.add(scope)
+
+    def leave(self, scope: anyio.CancelScope) -> None:
+        """Forget it."""
+        self._scopes.discard(scope)
+        if self._idle is not None and not self._scopes:
+            self._idle.set()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -268,6 +269,27 @@ class Session:
             if at_home or self._own_engine:  # connections of another engine ended with their event loop
                 with anyio.move_on_after(_CLOSING_SECONDS):
                     await self._http.aclose()
+
+
+class _UntilClosed:
+    """See `Session.until_closed`. One made by contextlib costs more than a part of an attempt."""
+
+    __slots__ = ("_scope", "_session")
+
+    def __init__(self, session: Session, seconds: float) -> None:
+        self._session = session
+        self._scope = cancel_scope(seconds)
+
+    def __enter__(self) -> anyio.CancelScope:
+        self._scope.__enter__()
+        self._session.enter(self._scope)
+        return self._scope
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._session.leave(self._scope)
+        return self._scope.__exit__(exc_type, exc, traceback)
 
 
 class _NoCookies(httpx.Cookies):
