@@ -22,7 +22,7 @@ LIBRARIES: Final = (
     "msgspec",
     "attrs",
     "anyio",
-    "h11",
+    "httptools",
     "httpx",
     "httpcore",
     "aiohttp",
