@@ -104,7 +104,7 @@ LAYERS = {
         "_snapshot",
     },
 }
-TOOLS = {"_cli", "_demo", "simulator"}
+TOOLS = {"_cli", "_demo", "matching", "simulator"}
 THIRD_PARTY = {
     "httpx": {"_session", "_bodies", "_configuration", "_engine", "_answers"},
     "httptools": {"_answers"},

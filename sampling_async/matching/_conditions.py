@@ -1,0 +1,154 @@
+"""What a row of QuestionsAndAnswers asks for, read once, and whether an answer meets it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from sampling_async.matching._policy import Truth
+from sampling_async.matching._questions import OPEN_END, plain_postal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sampling_async._models import QuestionAndAnswers
+    from sampling_async.matching._policy import MatchPolicy
+    from sampling_async.matching._questions import Known, QuestionKinds
+
+_SHOWN: Final = 1000
+"""Postal codes of a list that the service shows; it does not say whether there are more."""
+
+_RANGE: Final = re.compile(r"\s*(\d{1,3})(?:\s*-\s*(\d{1,3}))?\s*")
+_ID: Final = re.compile(r"\s*(\d{1,18})\s*")
+_NO_END: Final = 1000
+
+Span = tuple[int, int]
+"""First and last year, both included."""
+
+
+@frozen
+class Condition:
+    """What a row asks for.
+
+    Attributes:
+        question_id: The question.
+        ids: Answer IDs, any of which meets it.
+        spans: Years of age that do; where there are such, an answer is an age.
+        prefixes: Beginnings of postal codes that do.
+        is_vague: Whether an answer that does not meet it may be right all the same: a part of it is not known.
+        is_asked: Whether the service asks who has not answered (IsRoutable).
+    """
+
+    question_id: int
+    ids: frozenset[int]
+    spans: tuple[Span, ...]
+    prefixes: frozenset[str]
+    is_vague: bool
+    is_asked: bool
+
+    def is_met_by(self, answer: Known) -> bool:
+        """Return whether an answer surely meets it."""
+        if isinstance(answer, frozenset):
+            return not self.ids.isdisjoint(answer)
+        if isinstance(answer, int):
+            return any(first <= answer <= last for first, last in self.spans)
+        return any(answer[:length] in self.prefixes for length in {len(prefix) for prefix in self.prefixes})
+
+    def truth(self, answer: Known | None, policy: MatchPolicy) -> Truth:
+        """Return whether an answer meets it; None is no answer."""
+        if answer is not None and self.is_met_by(answer):
+            return Truth.CERTAIN
+        return Truth.POSSIBLE if self.may_be_met(answered=answer is not None, policy=policy) else Truth.NO
+
+    def may_be_met(self, *, answered: bool, policy: MatchPolicy) -> bool:
+        """Return whether it is possible where it is not certain."""
+        if self.is_vague or answered:
+            return self.is_vague
+        return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
+
+
+def read_condition(
+    row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
+) -> Condition:
+    """Read a row; what cannot be read makes it vague, and is told.
+
+    Args:
+        row: The row.
+        kinds: How its question is matched.
+        policy: What a cut postal list means.
+        odd: Told in words of what was odd.
+    """
+    kind, question_id = kinds.kind_of(row.question_id), row.question_id
+    ids, values = frozenset(row.answer_ids), row.answer_values
+    spans: tuple[Span, ...] = ()
+    prefixes: frozenset[str] = frozenset()
+    vague = False
+
+    def note(message: str) -> None:
+        nonlocal vague
+        vague = True
+        odd(message)
+
+    if not ids and not values:
+        note(f"question {question_id} has neither AnswerIDs nor AnswerValues")
+    if kind == "age":
+        spans = _spans(row, kinds, note)
+        ids = frozenset()  # they are in the spans
+    elif kind == "postal":
+        prefixes = _prefixes(values, note)
+        if ids:
+            note(f"question {question_id} is a postal code and has AnswerIDs, whose meaning is not known")
+            ids = frozenset()
+        vague = vague or (len(values) >= _SHOWN and policy.truncated_postal == "possible")
+    elif kind == "ids":
+        ids |= _ids(values, note)
+    elif values:
+        note(f"question {question_id} has AnswerValues and is of no registered kind")
+    return Condition(question_id, ids, spans, prefixes, vague, row.is_routable)
+
+
+def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], None]) -> tuple[Span, ...]:
+    bands = kinds.age[row.question_id]
+    spans: set[Span] = set()
+    for answer_id in row.answer_ids:
+        if answer_id in bands:
+            spans.add(_open_ended(*bands[answer_id]))
+        else:
+            note(f"answer {answer_id} of age question {row.question_id} stands for no known band")
+    for value in row.answer_values:
+        match = _RANGE.fullmatch(value)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first <= last:
+            spans.add(_open_ended(first, last))
+        else:
+            note(f"{value!r} of age question {row.question_id} is no range of years")
+    return tuple(sorted(spans))
+
+
+def _open_ended(first: int, last: int) -> Span:
+    return first, _NO_END if last >= OPEN_END else last
+
+
+def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[str]:
+    joined = "\n".join(values)
+    if joined.replace("\n", "").isalnum():  # nothing to leave out, as is nearly always so
+        prefixes = frozenset(joined.casefold().split("\n"))
+    else:
+        prefixes = frozenset(map(plain_postal, values))
+    if "" in prefixes:
+        note("an empty postal code, which every code begins with, is passed over")
+        prefixes -= {""}
+    return prefixes
+
+
+def _ids(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in values:
+        match = _ID.fullmatch(value)
+        if match:
+            ids.add(int(match[1]))
+        else:
+            note(f"{value!r} is no answer ID")
+    return frozenset(ids)

@@ -1,0 +1,125 @@
+"""What kinds of questions there are, and what a member's answer to one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, Self, TypeAlias
+
+from attrs import field, frozen
+
+from sampling_async._errors import InvalidRequestError
+
+Kind: TypeAlias = Literal["age", "postal", "ids", "choice"]
+"""How a question is matched: by years, by the beginning of a code, by answer IDs also where they are values, or
+by answer IDs only."""
+
+Bands: TypeAlias = Mapping[int, tuple[int, int]]
+"""What the answer IDs of an age question mean: first and last year. A last year of 99 or more is "and over"."""
+
+Value: TypeAlias = int | str
+Profile: TypeAlias = Mapping[int, Value | Iterable[Value]]
+"""A member's answers by question ID: the age in years, a postal code, or answer IDs, one or several."""
+
+Known: TypeAlias = int | str | frozenset[int]
+"""An answer made ready: years, a plain postal code, or a set of answer IDs."""
+
+OPEN_END: Final = 99
+_OLDEST: Final = 150
+
+
+def _as_set(question_ids: Iterable[int]) -> frozenset[int]:
+    return frozenset(question_ids)
+
+
+@frozen
+class QuestionKinds:
+    """Which questions are matched otherwise than by answer IDs.
+
+    The IDs are the operator's; the reference data interface lists them. `default()` has those seen in real
+    bodies, without the meaning of age's answer IDs, which differ by country:
+
+        kinds = QuestionKinds.default().with_age(1001538, {2006351: (18, 24), 2006352: (25, 99)})
+
+    Attributes:
+        age: Questions answered with an age, each with what its answer IDs mean.
+        postal: Questions answered with a postal code.
+        ids: Questions whose answer IDs come as texts in AnswerValues, as DMA and MSA do.
+    """
+
+    age: Mapping[int, Bands] = field(factory=dict[int, "Bands"])
+    postal: frozenset[int] = field(factory=frozenset[int], converter=_as_set)
+    ids: frozenset[int] = field(factory=frozenset[int], converter=_as_set)
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return age 1001538, postal code 1001042, DMA 1001568 and MSA 1001569."""
+        return cls(age={1001538: {}}, postal=frozenset({1001042}), ids=frozenset({1001568, 1001569}))
+
+    def with_age(self, question_id: int, bands: Bands) -> QuestionKinds:
+        """Return these with one more age question, or other bands for it."""
+        for answer_id, (first, last) in bands.items():
+            if first > last:
+                raise InvalidRequestError(
+                    f"band {answer_id} of age begins at {first} and ends before, at {last}"
+                )
+        return QuestionKinds({**self.age, question_id: dict(bands)}, self.postal, self.ids)
+
+    def kind_of(self, question_id: int) -> Kind:
+        """Return how a question is matched."""
+        if question_id in self.age:
+            return "age"
+        if question_id in self.postal:
+            return "postal"
+        return "ids" if question_id in self.ids else "choice"
+
+    def known(self, question_id: int, answer: object) -> Known | None:
+        """Return an answer of a profile made ready, or None if it says nothing: None itself, or no answers.
+
+        Raises:
+            InvalidRequestError: It is nothing that a member can have answered to this question.
+        """
+        if answer is None:
+            return None
+        kind = self.kind_of(question_id)
+        if kind == "age":
+            return _years(question_id, answer)
+        if kind == "postal":
+            return _postal_code(question_id, answer)
+        if type(answer) is int:
+            return frozenset((answer,))
+        if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
+            return frozenset([_answer_id(question_id, one) for one in answer]) or None
+        return frozenset((_answer_id(question_id, answer),))
+
+
+def _years(question_id: int, answer: object) -> int:
+    if isinstance(answer, str) and answer.strip().isdecimal():
+        answer = int(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer <= _OLDEST:
+        return int(answer)
+    raise InvalidRequestError(
+        f"profile[{question_id}]: an age is given in years, 0 to {_OLDEST}, not {answer!r}"
+    )
+
+
+def _postal_code(question_id: int, answer: object) -> str | None:
+    if isinstance(answer, str):
+        return plain_postal(answer) or None
+    raise InvalidRequestError(
+        f"profile[{question_id}]: a postal code is a text, since it may begin with a zero; not {answer!r}"
+    )
+
+
+def _answer_id(question_id: int, answer: object) -> int:
+    if isinstance(answer, str) and answer.strip().isdecimal():
+        return int(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return int(answer)
+    raise InvalidRequestError(
+        f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r}"
+    )
+
+
+def plain_postal(code: str) -> str:
+    """Return a postal code as it is compared: without blanks, hyphens and case."""
+    return "".join(code.split()).replace("-", "").casefold()
