@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sampling_async._chunks import Answered, ChunkSource, Job
 from sampling_async._invites import Inviter, interrupted
+from sampling_async._outcomes import BulkInviteResult
 from sampling_async._scheduler import JobStream
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from sampling_async._gate import Permit
     from sampling_async._outcomes import Answer, InviteOutcome
+    from sampling_async._protocol import InviteRequest
 
 _UNREQUESTED_KEPT: Final = 10_000
 
@@ -95,13 +97,14 @@ class OutcomeStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def answers(self) -> dict[int, Answer]:
-        """Return what became of the quota IDs of one member, all at once and as it came."""
+    async def result(self, request: InviteRequest) -> BulkInviteResult:
+        """Return what became of all that was asked, where that is one request; this costs less than a loop."""
         answers: dict[int, Answer] = {}
         for answered in await self._jobs.remaining():
             self.unrequested.extend(answered.answer.unrequested)
             answers.update(answered.answer.answers)
-        return answers
+        in_order = map(answers.__getitem__, request.quota_ids)
+        return BulkInviteResult(in_order, self.unrequested, member_code=request.member_code)
 
     async def __anext__(self) -> InviteOutcome:
         while True:

@@ -21,7 +21,6 @@ from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
 from sampling_async._loops import current_time
-from sampling_async._outcomes import BulkInviteResult
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._quotas import SurveyStream, read_quotas
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     import httpx
 
     from sampling_async._models import Invite, Quotas, RecontactMembers, Survey
+    from sampling_async._outcomes import BulkInviteResult
     from sampling_async._settings import PartnerSettings
 
 _SPARE_CONNECTIONS = 2
@@ -263,9 +263,7 @@ class SamplingClient:
         async with self.fan_out(
             [request], chunk_size=chunk_size, goal=goal, deadline=deadline, weight=weight
         ) as stream:
-            answers = await stream.answers()
-        in_order = map(answers.__getitem__, request.quota_ids)
-        return BulkInviteResult(in_order, stream.unrequested, member_code=request.member_code)
+            return await stream.result(request)
 
     def stream_bulk_invite(
         self,

@@ -45,4 +45,4 @@ class _Collections:
 
 
 put_off_a_pause: Final = _Collections().put_off
-"""To be called between the parts of an inventory."""
+"""To be called between the parts of an inventory that is read, or compiled."""

@@ -147,6 +147,7 @@ class Gate:
             if not self.held_for:
                 permit.begin()
                 return
+            permit.waiter = None  # nobody is to take what is given back
             self.release(permit.lane)
 
     def acquire_now(self, permit: Permit) -> bool:

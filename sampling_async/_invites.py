@@ -6,7 +6,7 @@ from collections import deque
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
-from anyio.lowlevel import cancel_shielded_checkpoint
+from anyio.lowlevel import checkpoint
 from attrs import evolve
 
 from sampling_async._chunks import Answered, Job
@@ -86,19 +86,26 @@ class Inviter:
     async def ask(self, job: Job, permit: Permit) -> Answered:
         """Return what a chunk's quota IDs come to; failures of requests are outcomes."""
         if isinstance(job, Answered):
-            await cancel_shielded_checkpoint()
-            return job
+            return await self._without_asking(job)
         try:
             return await self._ask(job, permit)
         finally:
             if self._journal is not None:
                 self._journal.settle(job)
 
+    async def _without_asking(self, answered: Answered) -> Answered:
+        """Return what needs no request, with a turn for the event loop: there may be thousands of them."""
+        try:
+            await checkpoint()
+        except BaseException:
+            self.cut_off.append(answered)
+            raise
+        return answered
+
     async def _ask(self, chunk: Chunk, permit: Permit) -> Answered:
         journal = self._journal
         if self._stopped_by is not None:
-            await cancel_shielded_checkpoint()
-            return failed(chunk, self._stopped_by)
+            return await self._without_asking(failed(chunk, self._stopped_by))
         known: list[Answered] = []  # of parts of the chunk, also when this is cut off
         number = 0
         try:

@@ -63,10 +63,10 @@ def made(member_code: str, answers: Iterable[Answer]) -> Iterator[InviteOutcome]
     """Make outcomes of what became of a member's quota IDs."""
     new: Any = object.__new__
     for answer in answers:
-        if type(answer) is InviteOutcome:
+        if isinstance(answer, InviteOutcome):
             yield answer
             continue
-        item: WireItem = answer  # type: ignore[assignment]
+        item = answer
         came = item.Invite
         outcome = new(_Outcome)
         if came is None:
@@ -166,10 +166,10 @@ class BulkInviteResult(Sequence[InviteOutcome]):
     def _answers_having(self, status: OutcomeStatus) -> Iterator[Answer]:
         as_items = {"invited": True, "rejected": False}.get(status)
         for answer in self._answers:
-            if type(answer) is InviteOutcome:
+            if isinstance(answer, InviteOutcome):
                 if answer.status == status:
                     yield answer
-            elif (answer.Invite is not None) is as_items:  # type: ignore[union-attr]
+            elif (answer.Invite is not None) is as_items:
                 yield answer
 
     @property

@@ -213,7 +213,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
         DecodeError: There is no list of items; a single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    if items is not None and _are_beyond_doubt(items):
+    if items is not None and _are_made_ready(items):
         answers = {item.QuotaID: item for item in items}
         if len(answers) == len(items) and tuple(answers) == quota_ids:  # as is nearly always so
             return BulkAnswer(member_code, answers)
@@ -226,10 +226,10 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _are_beyond_doubt(items: Sequence[WireItem]) -> bool:
-    """Return whether no item contradicts itself, which is to be explained, or has a text unfit to be shown."""
+def _are_made_ready(items: Sequence[WireItem]) -> bool:
+    """Put texts right; return whether no item contradicts itself, which is to be explained."""
     success = int(ResultCode.SUCCESS)
-    results: set[str | None] = {None}
+    fit: set[str | None] = {None}
     for item in items:
         came = item.Invite
         if came is None:
@@ -237,10 +237,9 @@ def _are_beyond_doubt(items: Sequence[WireItem]) -> bool:
                 return False
         elif item.ResultCode != success or came.QuotaID != item.QuotaID:
             return False
-        if item.Result not in results:
-            if _text(item.Result) != item.Result:
-                return False
-            results.add(item.Result)
+        if item.Result not in fit:
+            item.Result = _text(item.Result)
+            fit.add(item.Result)
     return True
 
 

@@ -254,14 +254,18 @@ class JobStream(_Background, Generic[Job, Result]):
         permit = self._permit()
         if self.unstarted or self._window == 0 or not permit.acquire_now():
             return None  # what was drawn before goes first
+        drawn = None
         try:
-            for job in self._batch:
-                self._window -= 1
-                return job, permit
+            drawn = next(self._batch, None)
         except BaseException as exc:  # noqa: BLE001  raised by _end
             self._fail(exc)
-        permit.release()
-        return None
+        finally:
+            if drawn is None:
+                permit.release()
+        if drawn is None:
+            return None
+        self._window -= 1
+        return drawn, permit
 
     def _fail(self, exc: BaseException) -> None:
         """Draw no more because of a failure."""
@@ -279,7 +283,7 @@ class JobStream(_Background, Generic[Job, Result]):
             if rest in self._resting:
                 self._resting.remove(rest)
             if rest.given is not None:  # in the same moment
-                self.unstarted.append(rest.given[0])
+                self.unstarted.insert(0, rest.given[0])  # the last one is the drawer's
                 rest.given[1].release()
             raise
 
@@ -326,7 +330,7 @@ class ReadAhead(_Background, Generic[Result]):
         super().__init__()
         self._items = items
         self._ready: deque[Result] = deque()  # one at most
-        self._taken = event()
+        self._taken: anyio.Event | None = None  # of the item that is ready
 
     @property
     def _has_more(self) -> bool:
@@ -340,7 +344,8 @@ class ReadAhead(_Background, Generic[Result]):
                 self._end()
                 return None
             await self._hear()
-        self._taken.set()
+        if self._taken is not None:
+            self._taken.set()
         return self._ready.popleft()
 
     async def _work(self) -> None:

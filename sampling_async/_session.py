@@ -339,6 +339,10 @@ class _Carrier(httpx.AsyncBaseTransport):
         try:
             if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
+            sent = request.extensions["sent"]
+            sent(False)
+            await anyio.lowlevel.checkpoint()  # ours gives the event loop its turns; others, mocks, may not
+            sent(True)
             headers = request.headers.copy()
             headers.update(private)
             keyed = httpx.Request(

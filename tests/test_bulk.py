@@ -207,6 +207,76 @@ async def test_what_is_not_sent_any_more_gives_the_loop_its_turns():
     assert turns >= 500  # of 1,000 chunks, by two tasks
 
 
+@pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), httpx.Response(400)])
+async def test_a_transport_that_never_waits_leaves_the_loop_its_turns(answer):
+    """As mocks and services in the same process do: a bulk over one can be cancelled, and others run."""
+    turns = asked = 0
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer(request))
+
+    async def tick(scope: anyio.CancelScope) -> None:
+        nonlocal turns
+        while turns < 40:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+        scope.cancel()
+
+    async with doubles.client(handle, max_concurrency=2, retry=ONCE) as client:
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(tick, scope)
+                await client.bulk_invite("m", range(1, 100_001))
+    assert scope.cancelled_caught
+    assert asked < 200
+
+
+async def test_a_bulk_of_which_no_more_is_sent_ends_soon_when_it_is_cancelled():
+    turns = 0
+
+    async def tick(scope: anyio.CancelScope) -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+            if turns == 50:
+                scope.cancel()
+
+    async with doubles.client(failing(1, httpx.Response(403)), max_concurrency=2) as client:
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(tick, scope)
+                await client.bulk_invite("m", range(1, 100_001))
+            tasks.cancel_scope.cancel()
+    assert scope.cancelled_caught
+    assert turns < 100  # of 500 that the rest of it takes
+
+
+async def test_what_is_not_sent_any_more_can_be_cancelled_and_is_accounted_for():
+    drawn = []
+
+    def ids():
+        for quota_id in range(1, 1_000_001):
+            drawn.append(quota_id)
+            yield quota_id
+
+    seen = []
+    async with doubles.client(failing(1, httpx.Response(403)), max_concurrency=2) as client:
+        with anyio.CancelScope() as scope:
+            async with client.stream_bulk_invite("m", ids(), chunk_size=10) as stream:
+                async for outcome in stream:
+                    seen.append(outcome.quota_id)
+                    if len(seen) == 500:
+                        scope.cancel()
+    assert scope.cancelled_caught
+    assert len(drawn) < 1000
+    assert sorted([*seen, *(outcome.quota_id for outcome in stream.left_over)]) == drawn
+
+
 async def test_a_403_stops_new_chunks_and_the_rest_is_not_sent():
     service = failing(15, httpx.Response(403))
     result = await bulk(service, range(1, 1001), chunk_size=10, max_concurrency=2)
@@ -413,6 +483,17 @@ def test_a_stream_can_be_made_before_there_is_an_event_loop():
             return len([outcome async for outcome in outcomes])
 
     assert anyio.run(use) == 2
+
+
+def test_a_recontact_stream_can_be_made_before_there_is_an_event_loop():
+    client = doubles.client(doubles.Service(lambda _: doubles.page("a", "b")))
+    stream = client.stream_recontact_members(5)
+
+    async def use() -> list[str]:
+        async with stream as codes:
+            return [code async for code in codes]
+
+    assert anyio.run(use) == ["a", "b"]
 
 
 async def test_the_wrong_kind_of_input_is_named():

@@ -189,3 +189,27 @@ async def test_leave_that_came_in_a_hold_is_not_taken():
         assert not second.take()
         tasks.cancel_scope.cancel()
     assert shut.running == 0
+
+
+async def test_leave_that_was_given_back_for_a_hold_cannot_be_taken_when_the_hold_is_over():
+    """Who waited sleeps a little longer than the hold; what came before it is not its any more."""
+    now, woken = [0.0], anyio.Event()
+
+    async def sleep(_: float) -> None:
+        await woken.wait()
+
+    shut = Gate(1, clock=lambda: now[0], sleep=sleep, random=lambda: 1.0)
+    first, second = Permit(shut, Lane()), Permit(shut, Lane())
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        first.release()
+        shut.hold(5)
+        await wait_all_tasks_blocked()
+        now[0] = 5.2
+        assert not second.take()
+        assert shut.running == 0
+        now[0] = 6.0
+        woken.set()
+    assert (shut.running, second.is_held) == (1, True)

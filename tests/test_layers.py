@@ -68,7 +68,7 @@ LAYERS = {
         "_replies",
         "_session",
     },
-    "_bulk": {"_chunks", "_gate", "_invites", "_outcomes", "_scheduler"},
+    "_bulk": {"_chunks", "_gate", "_invites", "_outcomes", "_protocol", "_scheduler"},
     "_recontact": {"_calls", "_errors", "_gate", "_models", "_protocol", "_scheduler", "_session"},
     "_quotas": {
         "_bodies",

@@ -103,3 +103,12 @@ def test_a_result_is_the_same_through_a_pickle_and_made_by_hand():
     result = as_they_came()
     assert pickle.loads(pickle.dumps(result)) == result == BulkInviteResult(tuple(result))
     assert result != BulkInviteResult(tuple(result)[:4])
+
+
+def test_outcomes_of_a_class_of_ones_own_are_outcomes():
+    class Marked(InviteOutcome):
+        pass
+
+    result = BulkInviteResult([Marked("member-1", 1, "not_sent")])
+    assert [type(outcome) for outcome in result] == [Marked]
+    assert (result.resendable(), len(result.not_sent)) == ((1,), 1)

@@ -250,6 +250,73 @@ async def test_what_was_drawn_first_is_not_overtaken_for_ever():
     assert all(abs(place - job) <= 2 for place, job in enumerate(order))
 
 
+async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:
+    """Cancel a stream after so many ticks, beside another user of its gate, and account for every job."""
+    shut, cut_off, drawn, results = doubles.gate(limit), [], [], []
+
+    async def run(job: int, permit: Permit) -> int:
+        try:
+            for _ in range(length):
+                await anyio.lowlevel.checkpoint()
+        except BaseException:
+            cut_off.append(job)
+            raise
+        return job
+
+    async def other() -> None:
+        permit = Permit(shut, Lane())
+        await permit.acquire()
+        try:
+            for _ in range(busy):
+                await anyio.lowlevel.checkpoint()
+        finally:
+            permit.release()
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        for _ in range(ticks):
+            await anyio.lowlevel.checkpoint()
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        async with (
+            anyio.create_task_group() as tasks,
+            JobStream(doubles.permits(shut), batches(9, drawn, size=ticks % 3 + 1), run, window=4) as stream,
+        ):
+            tasks.start_soon(other)
+            tasks.start_soon(cancel, scope)
+            async for result in stream:
+                results.append(result)
+    assert sorted([*results, *cut_off, *stream.untaken, *stream.unstarted]) == drawn
+    assert shut.running == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("busy", [1, 2, 3])
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_no_job_is_lost_or_counted_twice_whenever_it_is_cancelled(limit, busy, length):
+    for ticks in range(25):
+        await cancelled_at(ticks, limit=limit, busy=busy, length=length)
+
+
+@pytest.mark.parametrize("failure", [SystemExit, KeyboardInterrupt])
+async def test_a_batch_that_ends_the_program_keeps_no_permit(failure):
+    shut = doubles.gate(1)
+
+    def batch():
+        yield 1
+        yield 2
+        raise failure
+
+    async def source():
+        yield batch()
+
+    with pytest.raises(failure):
+        async with JobStream(doubles.permits(shut), source(), double, window=9) as stream:
+            async for _ in stream:
+                pass
+    assert shut.running == 0
+
+
 async def test_reading_ahead_keeps_one_item_ready():
     made: list[int] = []
     async with ReadAhead(numbers(10, made)) as ahead:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from attrs import frozen
 
+from sampling_async._collector import put_off_a_pause
 from sampling_async._models import Quota, Survey
 from sampling_async.matching._conditions import Condition, read_condition
 
@@ -120,6 +121,7 @@ class Program:
         self._shapes_of_layers: dict[tuple[tuple[int, bool], ...], int] = {}
         seen: set[int] = set()
         for survey in surveys:
+            put_off_a_pause()  # there may be millions of objects, and all that is made here stays
             for quota in survey.quotas:
                 if quota.quota_id in seen:
                     self._tell(survey, quota, "", "a quota that is listed twice: the first one counts")

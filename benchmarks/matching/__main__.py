@@ -1,0 +1,261 @@
+"""Measure what matching costs, and write it down.
+
+    python benchmarks/matching [--body FILE] [--output DIR]
+
+`--body` also measures an inventory of your own: a body of Get Quotas, as it came. Writes `matching.md` and
+`matching.json`. The exit code is 1 if a goal was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)  # this folder's modules are a package there
+
+from attrs import evolve  # noqa: E402
+from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
+
+from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
+from matching.inventories import inventory, members  # noqa: E402
+from sampling_async import Quotas, from_json, to_json  # noqa: E402
+from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
+from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+AGE: Final = 1001538
+TOP: Final = 20
+WARM: Final = 3000
+TIMED: Final = 3000
+BY_HAND: Final = 100
+ROUNDS: Final = 7
+REAL_SIZE: Final = 142
+LIBRARIES: Final = ("attrs", "msgspec")
+ABOUT: Final = """\
+The large inventory (`benchmarks/matching/inventories.py`) has two thousand surveys of four quotas, two hundred
+questions of which a member has answered thirty, age ranges, postal lists and layers that cross gender with age.
+Before anything is timed, a hundred members are held against the matching by hand (`by_hand.py`), each quota.
+Members are new to the index when they are timed: what was remembered is of others."""
+
+
+def main() -> int:
+    """Measure, print and write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
+    parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    rows: list[Row] = []
+    for measure in (of_many, of_few):
+        rows += told(measure())
+    if options.body:
+        rows += told(of_body(options.body.read_bytes()))
+    run = Run("long", seed=1)
+    head = header(run, time.perf_counter() - started, HERE.parent.parent, LIBRARIES)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "matching.md").write_text(page(head, rows), encoding="utf-8")
+    document = {"run": head, "figures": [asdict(row) for row in rows]}
+    (options.output / "matching.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row.met is False for row in rows) else 0
+
+
+def told(rows: list[Row]) -> list[Row]:
+    """Print rows as soon as they are measured."""
+    for row in rows:
+        verdict = {True: "met", False: "MISSED", None: ""}[row.met]
+        goal = f"  [{row.goal}]" if row.goal else ""
+        print(f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}", flush=True)
+    return rows
+
+
+def of_many() -> list[Row]:
+    """Measure an inventory of 8,000 quotas: members, building, a refresh."""
+    before = decoded(inventory())
+    index = QuotaIndex(before)
+    by_hand = ByHand(before)
+    people = members(WARM + TIMED)
+    agree(index, by_hand, islice(people, BY_HAND))
+    for profile in islice(people, WARM - BY_HAND):
+        index.match(profile).select(TOP)
+    timed = list(people)
+    seconds = [cpu(lambda: index.match(profile).select(TOP)) for profile in timed]  # noqa: B023  at once
+    hand = [cpu(lambda: top_by_hand(by_hand, profile)) for profile in timed[:BY_HAND]]  # noqa: B023
+    found = [index.match(profile) for profile in timed[:500]]
+    share = sum(len(each.certain) for each in found), sum(len(each.possible) for each in found)
+    percents = [100 * each / len(found) / len(index) for each in share]
+    after = refreshed(before)
+    built, updated = in_turns([lambda: QuotaIndex(before), lambda: index.updated(after)])
+    assert len(index.updated(after)) == len(index)
+    return [
+        at_most(
+            f"one member against {len(index):,} quotas, both values, top {TOP}: median",
+            1.0,
+            1e3 * statistics.median(seconds),
+            unit="ms",
+            note=f"{percents[0]:.1f} % of pairs certain, {percents[1]:.1f} % possible",
+        ),
+        at_most("the same: 99th percentile", 2.0, 1e3 * percentile(seconds, 99), unit="ms"),
+        Row(
+            "the same by hand, rows remembered for a member: median",
+            "",
+            1e3 * statistics.median(hand),
+            None,
+            unit="ms",
+            note=f"{statistics.median(hand) / statistics.median(seconds):.0f} times as long",
+        ),
+        at_most(f"building the index of {len(index):,} quotas", 1.2, statistics.median(built), unit="s"),
+        at_most("a refresh in which 1 % of surveys changed", 60.0, 1e3 * statistics.median(updated), unit="ms"),
+    ]
+
+
+def of_few() -> list[Row]:
+    """Measure an inventory as large as a real one that was published."""
+    surveys: list[Any] = []
+    for survey in generate_inventory(7, surveys=100).surveys:
+        left = REAL_SIZE - sum(len(each.quotas) for each in surveys)
+        surveys.append(evolve(survey, quotas=survey.quotas[:left]))
+    few = decoded(Quotas(1, generate_inventory(7, surveys=0).cache_expires, tuple(surveys)))
+    index = QuotaIndex(few, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
+    people = [member.profile for member in generate_members(7, members=WARM)]
+    return [small(index, people, f"one member against {len(index)} generated quotas: median")]
+
+
+def of_body(body: bytes) -> list[Row]:
+    """Measure an inventory of somebody's own, with members whose answers are drawn from it."""
+    quotas = from_json(Quotas, body)
+    index = QuotaIndex(quotas)
+    return [
+        small(index, drawn(quotas), f"one member against the {len(index)} quotas of --body: median"),
+        Row("diagnostics of --body", "", len(index.diagnostics), None),
+    ]
+
+
+def small(index: QuotaIndex, people: list[Any], name: str) -> Row:
+    """Measure members against a small index."""
+    for profile in people:
+        index.match(profile).select(TOP)
+    seconds = [cpu(lambda: index.match(profile).select(TOP)) for profile in people]  # noqa: B023  at once
+    return at_most(name, 150.0, 1e6 * statistics.median(seconds), unit="us")
+
+
+def drawn(quotas: Quotas) -> list[dict[int, Any]]:
+    """Return members who answered with what the inventory asks for, and sometimes not at all."""
+    random = Random(3)
+    answers: dict[int, list[Any]] = {}
+    for survey in quotas.surveys:
+        for quota in survey.quotas:
+            for layer in quota.layers:
+                for sub_quota in layer.sub_quotas:
+                    for row in sub_quota.questions_and_answers:
+                        answers.setdefault(row.question_id, []).extend(row.answer_ids or row.answer_values[:50])
+    kinds = QuestionKinds.default()
+
+    def answer(question_id: int, listed: list[Any]) -> Any:
+        if kinds.kind_of(question_id) == "age":
+            return random.randint(16, 90)
+        return str(random.choice(listed)) if kinds.kind_of(question_id) == "postal" else random.choice(listed)
+
+    return [
+        {id_: answer(id_, listed) for id_, listed in answers.items() if listed and random.random() < 0.6}
+        for _ in range(WARM)
+    ]
+
+
+def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) -> None:
+    """Make sure that both say the same: what is wrong need not be fast."""
+    for profile in people:
+        found = list(by_hand.match(profile))
+        matched = index.match(profile)
+        assert [id_ for id_, _, truth in found if truth == CERTAIN] == list(matched.certain)
+        assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
+
+
+def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
+    """Select as the index does."""
+    selected: list[int] = []
+    surveys: set[int] = set()
+    for id_, survey_id, _ in sorted(by_hand.match(profile), key=lambda found: -found[2]):
+        if survey_id not in surveys and len(selected) < TOP:
+            surveys.add(survey_id)
+            selected.append(id_)
+    return selected
+
+
+def refreshed(quotas: Quotas) -> Quotas:
+    """Return it as a minute later: one survey in a hundred has changed, and nothing is the same object."""
+    surveys = list(quotas.surveys)
+    for at in Random(5).sample(range(len(surveys)), len(surveys) // 100):
+        of_survey = tuple(
+            evolve(quota, estimated_completes_remaining=quota.estimated_completes_remaining + 1)
+            for quota in surveys[at].quotas
+        )
+        surveys[at] = evolve(surveys[at], quotas=of_survey)
+    return decoded(evolve(quotas, surveys=tuple(surveys)))
+
+
+def decoded(quotas: Quotas) -> Quotas:
+    """Return it as it comes from the wire."""
+    return from_json(Quotas, to_json(quotas))
+
+
+def cpu(run: Callable[[], object]) -> float:
+    """Return the CPU seconds of a run."""
+    started = time.process_time()
+    run()
+    return time.process_time() - started
+
+
+def in_turns(runs: list[Callable[[], object]]) -> list[list[float]]:
+    """Return the CPU seconds of each, over some rounds."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for _ in range(ROUNDS):
+        for run, times in zip(runs, taken, strict=True):
+            gc.collect()
+            times.append(cpu(run))
+    return taken
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """Return a percentile."""
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+def page(head: dict[str, Any], rows: list[Row]) -> str:
+    """Return the page."""
+    goals = [row for row in rows if row.met is not None]
+    libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
+    lines = [
+        "# Matching",
+        "",
+        "Written by `python benchmarks/matching`; every figure was measured in this run: CPU time, one core.",
+        "",
+        f"**{sum(bool(row.met) for row in goals)} of {len(goals)} goals met.**",
+        "",
+        f"- commit {head['commit']}, {head['date']}, {head['seconds']} s in all",
+        f"- Python {head['python']}; {libraries}",
+        f"- {head['machine']}",
+        "",
+        "| what | goal | measured | met | note |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        met = {True: "yes", False: "**no**", None: ""}[row.met]
+        lines.append(f"| {row.name} | {row.goal} | {shown(row.ours, row.unit)} | {met} | {row.note} |")
+    lines += ["", ABOUT]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
