@@ -55,4 +55,4 @@ def test_the_two_commands_are_those_that_ci_runs():
 
 
 def test_there_are_examples():
-    assert (len(SCRIPTS), len(TESTS)) == (4, 1)
+    assert (len(SCRIPTS), len(TESTS)) == (5, 1)
