@@ -568,6 +568,22 @@ def test_what_is_listed_twice_counts_once():
         assert not index.match({OTHER: 1}).certain
 
 
+def test_a_quota_that_another_survey_lists_too_counts_once_after_an_update():
+    old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
+    new = [*old, survey(quota([sub_quota(B)], quota_id=3), survey_id=99)]
+    updated, fresh = QuotaIndex(old).updated(new), QuotaIndex(new)
+    for answer in (1, 2):
+        assert list(updated.match({OTHER: answer}).certain) == list(fresh.match({OTHER: answer}).certain)
+
+
+def test_an_answer_that_can_be_read_once_is_read_once():
+    old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
+    index = QuotaIndex(old).updated([*old, survey(quota([sub_quota(A)], quota_id=99), survey_id=99)])
+    assert len(index._parts) == 2
+    assert len(index.match({OTHER: (one for one in (1, 5))}).certain) == 40
+    assert index.explain({OTHER: iter([1])}, 99).truth == CERTAIN
+
+
 def test_an_update_opens_again_what_was_closed():
     inventory = generate_inventory(8, surveys=20)
     index = QuotaIndex(inventory)

@@ -19,7 +19,7 @@ from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._evaluate import Reason, evaluate
 from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic, Program, Target
-from sampling_async.matching._questions import Profile, QuestionKinds
+from sampling_async.matching._questions import Profile, QuestionKinds, lasting
 from sampling_async.matching._segment import Segment
 
 if TYPE_CHECKING:
@@ -260,12 +260,19 @@ class QuotaIndex:
         stale = self._base_surveys.keys() - (listed - set(map(_key, changed)))
         gone = all_of(1 << self._base.bit_of[id_] for key in stale for id_ in self._base_surveys[key][1])
         new = sum(len(survey.quotas) for survey in changed)
-        if len(listed) < len(surveys) or _STALE * (gone.bit_count() + new) > len(self._base.targets):
+        kept = without(self._base.segment.all, gone)
+        twice = len(listed) < len(surveys) or any(
+            kept >> self._base.bit_of[id_] & 1
+            for survey in changed
+            for id_ in _ids(survey)
+            if id_ in self._base.bit_of
+        )
+        if twice or _STALE * (gone.bit_count() + new) > len(self._base.targets):
             return QuotaIndex(surveys, kinds=self.kinds, policy=self.policy, rank=self._rank)
         index = object.__new__(QuotaIndex)
         index.kinds, index.policy, index._rank = self.kinds, self.policy, self._rank
         index._base, index._base_surveys = self._base, self._base_surveys
-        index._settle(index._part(changed) if changed else None, without(self._base.segment.all, gone))
+        index._settle(index._part(changed) if changed else None, kept)
         return index
 
     def close(self, quota_id: int) -> bool:
@@ -307,6 +314,7 @@ class QuotaIndex:
         Raises:
             InvalidRequestError: An answer is none; the text names it.
         """
+        profile = lasting(profile)
         exclude_surveys, participations = tuple(exclude_surveys), tuple(participations)
         certain: list[tuple[_Part, int]] = []
         possible: list[tuple[_Part, int]] = []
@@ -348,7 +356,7 @@ class QuotaIndex:
             bit = part.bit_of.get(quota_id)
             if bit is None:
                 continue
-            reason = evaluate(profile, part.targets[bit].quota, self.kinds, self.policy)
+            reason = evaluate(lasting(profile), part.targets[bit].quota, self.kinds, self.policy)
             if bits >> bit & 1:
                 return reason
             return Reason(reason.what, Truth.NO, "it was closed", (reason,))

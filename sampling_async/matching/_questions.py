@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, Self, TypeAlias
 
 from attrs import field, frozen
@@ -118,6 +118,16 @@ def _answer_id(question_id: int, answer: object) -> int:
     raise InvalidRequestError(
         f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r}"
     )
+
+
+_LASTING: Final = frozenset({int, str, list, tuple, set, frozenset, type(None)})
+
+
+def lasting(profile: Profile) -> Profile:
+    """Return a profile whose answers can be read more than once."""
+    if all(type(answer) in _LASTING for answer in profile.values()):
+        return profile
+    return {id_: tuple(answer) if isinstance(answer, Iterator) else answer for id_, answer in profile.items()}
 
 
 def plain_postal(code: str) -> str:
