@@ -339,7 +339,7 @@ class _Carrier(httpx.AsyncBaseTransport):
         try:
             if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
-            sent = request.extensions["sent"]
+            sent = request.extensions.get("sent", bool)  # one that is not ours has none
             sent(False)
             await anyio.lowlevel.checkpoint()  # ours gives the event loop its turns; others, mocks, may not
             sent(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from datetime import UTC, datetime
 
@@ -22,6 +23,7 @@ from sampling_async import (
     Survey,
     SurveyWaveExclusion,
     from_json,
+    matching,
     to_json,
 )
 from sampling_async.matching import (
@@ -655,3 +657,15 @@ def test_records_of_matching_can_be_pickled():
     reason = many().explain({OTHER: 1}, 52)
     for each in (MatchPolicy(missing="no"), KINDS, reason, *many().diagnostics):
         assert pickle.loads(pickle.dumps(each)) == each
+
+
+def test_every_export_is_documented():
+    assert matching.__all__ == sorted(matching.__all__)
+    for name in matching.__all__:
+        thing = getattr(matching, name)
+        if not isinstance(thing, type):
+            continue  # an alias or a function, whose text is below or in it
+        assert inspect.getdoc(thing), name
+        for attribute, member in vars(thing).items():
+            if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                assert inspect.getdoc(member), f"{name}.{attribute}"
