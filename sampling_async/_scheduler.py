@@ -344,8 +344,8 @@ class ReadAhead(_Background, Generic[Result]):
                 self._end()
                 return None
             await self._hear()
-        if self._taken is not None:
-            self._taken.set()
+        assert self._taken is not None
+        self._taken.set()
         return self._ready.popleft()
 
     async def _work(self) -> None:

@@ -213,3 +213,18 @@ async def test_leave_that_was_given_back_for_a_hold_cannot_be_taken_when_the_hol
         now[0] = 6.0
         woken.set()
     assert (shut.running, second.is_held) == (1, True)
+
+
+async def test_who_would_have_to_wait_behind_another_lane_gets_none_at_once():
+    shut = doubles.gate(1)
+    first, earlier, late = (Permit(shut, Lane()) for _ in range(3))
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(earlier.acquire)
+        await wait_all_tasks_blocked()
+        shut.adaptive._limit = 2.0  # and nobody was served since
+        shut.adaptive.maximum = 2
+        assert not late.acquire_now()
+    assert (earlier.is_held, late.is_held, shut.running) == (True, False, 2)
+    first.release()
+    assert shut.running == 1
