@@ -98,7 +98,7 @@ def _years(question_id: int, answer: object) -> int:
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer <= _OLDEST:
         return int(answer)
     raise InvalidRequestError(
-        f"profile[{question_id}]: an age is given in years, 0 to {_OLDEST}, not {answer!r}"
+        f"profile[{question_id}]: an age is given in years, 0 to {_OLDEST}, not {answer!r:.40}"
     )
 
 
@@ -106,7 +106,7 @@ def _postal_code(question_id: int, answer: object) -> str | None:
     if isinstance(answer, str):
         return plain_postal(answer) or None
     raise InvalidRequestError(
-        f"profile[{question_id}]: a postal code is a text, since it may begin with a zero; not {answer!r}"
+        f"profile[{question_id}]: a postal code is a text, since it may begin with a zero; not {answer!r:.40}"
     )
 
 
@@ -116,7 +116,7 @@ def _answer_id(question_id: int, answer: object) -> int:
     if isinstance(answer, int) and not isinstance(answer, bool):
         return int(answer)
     raise InvalidRequestError(
-        f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r}"
+        f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r:.40}"
     )
 
 
