@@ -28,6 +28,7 @@ from sampling_async import (
 )
 from sampling_async.matching import (
     MatchPolicy,
+    Member,
     Participation,
     QuestionKinds,
     QuotaIndex,
@@ -85,12 +86,23 @@ def of_row(answer, asked: QuestionAndAnswers, **policy) -> Truth:
 # --- Conditions
 
 
+class Whole:
+    """A whole number that is no int, as those of other libraries are."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
 def test_an_answer_id_that_is_listed_is_certain():
     assert of_row(MALE, row(GENDER, MALE)) == CERTAIN
     assert of_row(FEMALE, row(GENDER, MALE)) == NO
     assert of_row([5, 6], row(OTHER, 4, 6)) == CERTAIN
     assert of_row({"6"}, row(OTHER, 4, 6)) == CERTAIN
     assert of_row(str(MALE), row(GENDER, MALE)) == CERTAIN
+    assert of_row(Whole(MALE), row(GENDER, MALE)) == CERTAIN
 
 
 @pytest.mark.parametrize(
@@ -162,6 +174,14 @@ def test_a_miss_in_a_cut_postal_list_is_possible():
     assert of_row("99999", row(POSTAL, *["10001"] * 999)) == NO
 
 
+def test_no_answer_is_no_more_possible_for_a_cut_list_than_for_a_whole_one():
+    cut = ["10001"] * 1000
+    assert of_row(None, row(POSTAL, *cut)) == NO
+    assert of_row(None, row(POSTAL, *cut, routable=True)) == POSSIBLE
+    assert of_row(None, row(POSTAL, *cut, routable=True), missing="no") == NO
+    assert of_row(None, row(POSTAL, *cut), missing="possible") == POSSIBLE
+
+
 def test_an_empty_postal_code_matches_nobody_and_is_told():
     assert of_row("10001", row(POSTAL, "", "2")) == POSSIBLE
     assert of_row("20001", row(POSTAL, "", "2")) == CERTAIN
@@ -176,7 +196,7 @@ def test_no_answer_is_possible_where_the_service_asks():
     assert of_row(None, row(OTHER, 1)) == NO
     assert of_row(None, row(OTHER, 1), missing="possible") == POSSIBLE
     assert of_row(None, row(OTHER, 1, routable=True), missing="no") == NO
-    for nothing in ([], (), set(), None):
+    for nothing in ([], (), set(), None, "", "  "):
         assert truth({OTHER: nothing}, quota([sub_quota(row(OTHER, 1, routable=True))])) == POSSIBLE
 
 
@@ -427,6 +447,12 @@ def test_results_are_sequences():
     assert "52" not in certain
     assert certain == list(certain)
     assert certain != [1]
+    assert certain != [None] * 10
+    assert certain != list(map(str, certain))
+    assert list(reversed(certain)) == list(certain)[::-1]
+    assert (certain.index(10), certain.count(10)) == (9, 1)
+    with pytest.raises(ValueError, match="not in"):
+        certain.index(11)
     assert repr(certain) == "<10 quota IDs: 52, 42, 32, ...>"
     for index in (10, -11):
         with pytest.raises(IndexError):
@@ -440,17 +466,28 @@ def test_the_best_are_selected_certain_ones_first_and_one_of_a_survey():
     assert matched.select(100) == (52, 42, 32, 22, 12)
     assert matched.select(12, one_per_survey=False) == (*matched.certain, 11, 21)
     assert matched.select(0) == ()
-    with pytest.raises(InvalidRequestError):
-        matched.select(-1)
+    for wrong in (-1, 2.5, "3"):
+        with pytest.raises(InvalidRequestError, match="how many"):
+            matched.select(wrong)
 
 
 def test_requests_are_what_a_fan_out_takes():
     index = many()
-    members = [("m1", {OTHER: 1}), ("m2", {OTHER: 3, 1008888: 5}), ("m3", {})]
+    members = [
+        Member("m1", {OTHER: 1}),
+        Member("m2", {OTHER: 3, 1008888: 5}),
+        Member("m3", {}),
+        Member("m4", {OTHER: 1}, device_type=2, exclude_surveys=[4]),
+    ]
     assert list(index.requests(members, n=2)) == [
         InviteRequest("m1", (52, 42)),
         InviteRequest("m3", (11, 21)),
+        InviteRequest("m4", (22,)),
     ]
+    assert "m1" not in repr(members)
+    assert "1009999" not in repr(members)
+    with pytest.raises(InvalidRequestError, match=r"members\[1\]: profile\[1009999\]: answers are"):
+        list(index.requests([members[0], Member("m2", {OTHER: 1.5})]))
 
 
 # --- Masks
@@ -504,6 +541,17 @@ def test_recontact_quotas_are_for_those_on_their_list():
     index.recontact(7, ["m1", "m2"])
     index.recontact(8, ["m1"])
     assert (found("m1"), found("m3"), found()) == (CERTAIN, NO, POSSIBLE)
+    with pytest.raises(InvalidRequestError, match="not as one text"):
+        index.recontact(7, "m1")
+
+
+def test_a_list_counts_for_a_quota_of_any_survey():
+    others = [[], [survey(quota([sub_quota(A)], quota_id=8), survey_id=4, is_survey_recontact=True)]]
+    for more in others:
+        index = QuotaIndex([survey(quota([sub_quota(A)])), *more])
+        index.recontact(7, ["m1"])
+        assert 7 in index.match({OTHER: 1}, member_code="m1").certain
+        assert 7 not in index.match({OTHER: 1}, member_code="m2").certain
 
 
 # --- Newer inventories
@@ -578,12 +626,66 @@ def test_a_quota_that_another_survey_lists_too_counts_once_after_an_update():
         assert list(updated.match({OTHER: answer}).certain) == list(fresh.match({OTHER: answer}).certain)
 
 
+def of_some(*special: Survey) -> list[Survey]:
+    """Return surveys of which a few are special, so that an update does not compile all of them."""
+    return [*special, *(survey(quota([sub_quota(ASKED)], quota_id=at), survey_id=at) for at in range(100, 160))]
+
+
+def test_an_update_after_something_was_listed_twice_is_as_a_fresh_index():
+    first = survey(quota([sub_quota(A)], quota_id=1), survey_id=1)
+    second = survey(quota([sub_quota(B)], quota_id=1), survey_id=2)
+    changed = evolve(second, loi=99)
+    alike = survey(quota([sub_quota(B)], quota_id=2), survey_id=1)  # the same survey and wave
+    steps = [
+        ((first, second), (first,)),
+        ((first, second), (second,)),
+        ((first, second), (first, changed)),
+        ((first, second), (second, first)),
+        ((first, alike), (alike,)),
+        ((first, alike), ()),
+        ((first, first), (first,)),
+    ]
+    for before, after in steps:
+        updated = QuotaIndex(of_some(*before)).updated(of_some(*after))
+        fresh = QuotaIndex(of_some(*after))
+        assert same(updated, fresh, [{OTHER: 1}, {OTHER: 2}])
+        assert updated.diagnostics == fresh.diagnostics
+
+
+def test_a_quota_that_is_gone_is_not_explained_as_closed():
+    gone = survey(quota([sub_quota(A)], quota_id=1), survey_id=1)
+    index = QuotaIndex(of_some(gone)).updated(of_some())
+    with pytest.raises(KeyError):
+        index.explain({OTHER: 1}, 1)
+
+
+def test_what_is_remembered_is_bounded_whatever_the_answers(monkeypatch):
+    monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", 100_000)
+    index = QuotaIndex(of_some(survey(quota([sub_quota(A, row(POSTAL, "1"))]))))
+    segment = index._parts[0].segment
+    for number in range(2000):
+        index.match({OTHER: range(number, number + 1 + number % 100), POSTAL: str(number) * (number % 50)})
+        kept = [key for each in segment._remembered for key in each]
+        assert sum(100 + 100 * len(key) for key in kept) <= 150_000
+        assert all(len(key) <= 64 for key in kept)
+
+
 def test_an_answer_that_can_be_read_once_is_read_once():
     old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
     index = QuotaIndex(old).updated([*old, survey(quota([sub_quota(A)], quota_id=99), survey_id=99)])
     assert len(index._parts) == 2
     assert len(index.match({OTHER: (one for one in (1, 5))}).certain) == 40
     assert index.explain({OTHER: iter([1])}, 99).truth == CERTAIN
+
+    class Once:
+        def __init__(self) -> None:
+            self._answers = iter([1])
+
+        def __iter__(self):
+            return self._answers
+
+    assert len(index.match({OTHER: Once()}).certain) == 40
+    assert index.explain({OTHER: Once()}, 99).truth == CERTAIN
 
 
 def test_an_update_opens_again_what_was_closed():
@@ -612,6 +714,8 @@ def test_an_update_opens_again_what_was_closed():
         ({OTHER: [1, None]}, "answer IDs"),
         ({OTHER: {1: 2}}, "answer IDs"),
         ({OTHER: b"1"}, "answer IDs"),
+        ({OTHER: "9" * 5000}, "answer IDs"),
+        ({AGE: "9" * 5000}, "an age"),
     ],
 )
 def test_an_answer_that_is_none_is_refused_by_name(profile, words):
@@ -630,6 +734,13 @@ def test_policies_and_kinds_are_checked():
         InvalidRequestError, match="missing is one of 'routable', 'possible', 'no', not 'maybe'"
     ):
         MatchPolicy(missing="maybe")
+    for nothing in (None, [], "x"):
+        with pytest.raises(InvalidRequestError, match="a profile is a mapping"):
+            many().match(nothing)
+    with pytest.raises(InvalidRequestError, match="question IDs are whole numbers, not texts"):
+        many().match({"1009999": 1})
+    with pytest.raises(InvalidRequestError, match="device_type is a number"):
+        many().match({}, device_type="1")
     with pytest.raises(InvalidRequestError, match="ends before"):
         QuestionKinds.default().with_age(AGE, {1: (30, 20)})
     with pytest.raises(InvalidRequestError, match="not of int"):

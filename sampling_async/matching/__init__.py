@@ -15,6 +15,7 @@ service shows a part of a list only, a miss is no refusal.
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import (
     MatchResult,
+    Member,
     Participation,
     QuotaIds,
     QuotaIndex,
@@ -30,6 +31,7 @@ __all__ = [
     "Diagnostic",
     "MatchPolicy",
     "MatchResult",
+    "Member",
     "Participation",
     "Profile",
     "QuestionKinds",

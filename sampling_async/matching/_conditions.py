@@ -37,7 +37,8 @@ class Condition:
         ids: Answer IDs, any of which meets it.
         spans: Years of age that do; where there are such, an answer is an age.
         prefixes: Beginnings of postal codes that do.
-        is_vague: Whether an answer that does not meet it may be right all the same: a part of it is not known.
+        is_vague: Whether it is not understood, whole or in part: anybody may meet it.
+        is_cut: Whether only a part of it is shown: an answer that does not meet this may be right all the same.
         is_asked: Whether the service asks who has not answered (IsRoutable).
     """
 
@@ -46,6 +47,7 @@ class Condition:
     spans: tuple[Span, ...]
     prefixes: frozenset[str]
     is_vague: bool
+    is_cut: bool
     is_asked: bool
 
     def is_met_by(self, answer: Known) -> bool:
@@ -65,7 +67,7 @@ class Condition:
     def may_be_met(self, *, answered: bool, policy: MatchPolicy) -> bool:
         """Return whether it is possible where it is not certain."""
         if self.is_vague or answered:
-            return self.is_vague
+            return self.is_vague or self.is_cut
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
 
 
@@ -101,12 +103,12 @@ def read_condition(
         if ids:
             note(f"question {question_id} is a postal code and has AnswerIDs, whose meaning is not known")
             ids = frozenset()
-        vague = vague or (len(values) >= _SHOWN and policy.truncated_postal == "possible")
     elif kind == "ids":
         ids |= _ids(values, note)
     elif values:
         note(f"question {question_id} has AnswerValues and is of no registered kind")
-    return Condition(question_id, ids, spans, prefixes, vague, row.is_routable)
+    is_cut = kind == "postal" and len(values) >= _SHOWN and policy.truncated_postal == "possible"
+    return Condition(question_id, ids, spans, prefixes, vague, is_cut, row.is_routable)
 
 
 def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], None]) -> tuple[Span, ...]:
@@ -132,11 +134,8 @@ def _open_ended(first: int, last: int) -> Span:
 
 
 def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[str]:
-    joined = "\n".join(values)
-    if joined.replace("\n", "").isalnum():  # nothing to leave out, as is nearly always so
-        prefixes = frozenset(joined.casefold().split("\n"))
-    else:
-        prefixes = frozenset(map(plain_postal, values))
+    is_plain = "".join(values).isalnum()  # nothing to leave out, as is nearly always so
+    prefixes = frozenset(map(str.casefold if is_plain else plain_postal, values))
     if "" in prefixes:
         note("an empty postal code, which every code begins with, is passed over")
         prefixes -= {""}

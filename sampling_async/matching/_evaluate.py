@@ -128,8 +128,10 @@ def _question(
     truth = max(condition.truth(answer, policy) for condition in conditions)
     if truth == Truth.CERTAIN:
         why = "an answer is listed"
-    elif any(condition.is_vague for condition in conditions):
-        why = "; ".join(odd) or "not among those the service shows of a long list of postal codes"
+    elif odd:
+        why = "; ".join(odd)
+    elif answer is not None and truth == Truth.POSSIBLE:
+        why = "not among those the service shows of a long list of postal codes"
     elif answer is not None:
         why = "the answer is not listed"
     elif truth == Truth.POSSIBLE:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
+from operator import eq, itemgetter
+from typing import Any, Final, TypeAlias, overload
 
-from attrs import frozen
+from attrs import field, frozen
 
 from sampling_async._codec import plain_json
 from sampling_async._errors import InvalidRequestError
-from sampling_async._models import Quota, Quotas, Survey
+from sampling_async._models import Quota, Quotas, Survey, hidden
 from sampling_async._protocol import InviteRequest
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._evaluate import Reason, evaluate
@@ -21,10 +21,6 @@ from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic, Program, Target
 from sampling_async.matching._questions import Profile, QuestionKinds, lasting
 from sampling_async.matching._segment import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 
 Rank: TypeAlias = Callable[[Survey, Quota], Any]
 """What quotas are sorted by, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
@@ -43,6 +39,20 @@ class Participation:
     survey_id: int
     wave_id: int
     status_id: int
+
+
+@frozen
+class Member:
+    """A member to be matched; the attributes are the arguments of `QuotaIndex.match`.
+
+    The member code, and what the member answered and did, are hidden in the repr.
+    """
+
+    member_code: str = field(repr=hidden)
+    profile: Profile = field(repr=False)
+    device_type: int | None = None
+    exclude_surveys: Collection[int] = field(default=(), repr=False)
+    participations: Collection[Participation] = field(default=(), repr=False)
 
 
 def most_wanted(_: Survey, quota: Quota) -> int:
@@ -83,13 +93,20 @@ class QuotaIds(Sequence[int]):
         raise IndexError(index)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(int.__eq__, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, islice(self, 3)))
         return f"<{len(self)} quota IDs: {shown}{', ...' if len(self) > 3 else ''}>"  # noqa: PLR2004
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(tuple(self))
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Return the place of a quota ID."""
+        return tuple(self).index(value, start, len(self) if stop is None else stop)
 
     def targets(self) -> Iterator[Target]:
         """Yield the quotas themselves."""
@@ -119,8 +136,8 @@ class MatchResult:
             n: How many at most; a bulk invite takes 100 in one request.
             one_per_survey: Take one quota of a survey, since a member takes a survey once.
         """
-        if n < 0:
-            raise InvalidRequestError(f"n is how many to select, not {n}")
+        if not isinstance(n, int) or n < 0:
+            raise InvalidRequestError(f"n is how many to select, not {n!r}")
         selected: list[int] = []
         surveys: set[int] = set()
         for target in chain(self.certain.targets(), self.possible.targets()) if n else ():
@@ -217,6 +234,8 @@ class QuotaIndex:
         surveys = _surveys_of(quotas)
         self._base = self._part(surveys)
         self._base_surveys = {_key(survey): (plain_json(survey), _ids(survey)) for survey in surveys}
+        listed = sum(len(survey.quotas) for survey in surveys)
+        self._has_twice = len(self._base_surveys) < len(surveys) or len(self._base.targets) < listed
         self._settle(None, self._base.segment.all)
 
     def _settle(self, latest: _Part | None, open_of_base: int) -> None:
@@ -224,6 +243,7 @@ class QuotaIndex:
         self._parts = [self._base] if latest is None else [self._base, latest]
         self._open = [open_of_base] if latest is None else [open_of_base, latest.segment.all]
         self._recontact: dict[int, frozenset[str]] = {}
+        self._closed: set[int] = set()
         self.diagnostics: tuple[Diagnostic, ...] = tuple(
             each
             for part, bits in zip(self._parts, self._open, strict=True)
@@ -261,17 +281,21 @@ class QuotaIndex:
         gone = all_of(1 << self._base.bit_of[id_] for key in stale for id_ in self._base_surveys[key][1])
         new = sum(len(survey.quotas) for survey in changed)
         kept = without(self._base.segment.all, gone)
-        twice = len(listed) < len(surveys) or any(
-            kept >> self._base.bit_of[id_] & 1
-            for survey in changed
-            for id_ in _ids(survey)
-            if id_ in self._base.bit_of
+        twice = (
+            self._has_twice
+            or len(listed) < len(surveys)
+            or any(
+                kept >> self._base.bit_of[id_] & 1
+                for survey in changed
+                for id_ in _ids(survey)
+                if id_ in self._base.bit_of
+            )
         )
         if twice or _STALE * (gone.bit_count() + new) > len(self._base.targets):
             return QuotaIndex(surveys, kinds=self.kinds, policy=self.policy, rank=self._rank)
         index = object.__new__(QuotaIndex)
         index.kinds, index.policy, index._rank = self.kinds, self.policy, self._rank
-        index._base, index._base_surveys = self._base, self._base_surveys
+        index._base, index._base_surveys, index._has_twice = self._base, self._base_surveys, False
         index._settle(index._part(changed) if changed else None, kept)
         return index
 
@@ -282,15 +306,19 @@ class QuotaIndex:
             bit = part.bit_of.get(quota_id)
             if bit is not None and self._open[at] >> bit & 1:
                 self._open[at] ^= 1 << bit
+                self._closed.add(quota_id)
                 was_open = True
         return was_open
 
     def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
-        """Say which members a recontact quota is for; the latest list counts.
+        """Say which members a quota is for; the latest list counts.
 
         Until then, quotas of recontact surveys are possible at most.
         """
-        self._recontact[quota_id] = frozenset(member_codes)
+        if isinstance(member_codes, str):
+            raise InvalidRequestError("member_codes are given as a list or set, not as one text")
+        # A new one each time: somebody may be matching in another thread.
+        self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
 
     def match(
         self,
@@ -315,6 +343,8 @@ class QuotaIndex:
             InvalidRequestError: An answer is none; the text names it.
         """
         profile = lasting(profile)
+        if device_type is not None and not isinstance(device_type, int):
+            raise InvalidRequestError(f"device_type is a number, not {device_type!r}")
         exclude_surveys, participations = tuple(exclude_surveys), tuple(participations)
         certain: list[tuple[_Part, int]] = []
         possible: list[tuple[_Part, int]] = []
@@ -328,7 +358,7 @@ class QuotaIndex:
             if participations:
                 may = without(may, part.excluding(participations))
             fits &= may
-            if part.recontact:
+            if part.recontact or self._recontact:
                 fits, may = self._recontacted(part, fits, may, member_code)
             certain.append((part, fits))
             possible.append((part, may ^ fits))
@@ -354,7 +384,7 @@ class QuotaIndex:
         """
         for part, bits in zip(reversed(self._parts), reversed(self._open), strict=True):
             bit = part.bit_of.get(quota_id)
-            if bit is None:
+            if bit is None or not (bits >> bit & 1 or quota_id in self._closed):
                 continue
             reason = evaluate(lasting(profile), part.targets[bit].quota, self.kinds, self.policy)
             if bits >> bit & 1:
@@ -363,19 +393,32 @@ class QuotaIndex:
         raise KeyError(quota_id)
 
     def requests(
-        self, members: Iterable[tuple[str, Profile]], *, n: int = 20, one_per_survey: bool = True
+        self, members: Iterable[Member], *, n: int = 20, one_per_survey: bool = True
     ) -> Iterator[InviteRequest]:
         """Yield what `client.fan_out` takes: for each member that matches any, the best `n` quotas.
 
         Args:
-            members: Member codes, each with a profile.
+            members: The members.
             n: How many quotas a member is asked for at most.
             one_per_survey: See `MatchResult.select`.
+
+        Raises:
+            InvalidRequestError: An answer is none; the text says of which member, by place.
         """
-        for member_code, profile in members:
-            selected = self.match(profile, member_code=member_code).select(n, one_per_survey=one_per_survey)
+        for place, member in enumerate(members):
+            try:
+                matched = self.match(
+                    member.profile,
+                    device_type=member.device_type,
+                    exclude_surveys=member.exclude_surveys,
+                    participations=member.participations,
+                    member_code=member.member_code,
+                )
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(f"members[{place}]: {exc}") from None
+            selected = matched.select(n, one_per_survey=one_per_survey)
             if selected:
-                yield InviteRequest(member_code, selected)
+                yield InviteRequest(member.member_code, selected)
 
 
 def _surveys_of(quotas: Quotas | Iterable[Survey]) -> tuple[Survey, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal, Self, TypeAlias
 
 from attrs import field, frozen
@@ -25,6 +26,7 @@ Known: TypeAlias = int | str | frozenset[int]
 
 OPEN_END: Final = 99
 _OLDEST: Final = 150
+_DIGITS: Final = 19
 
 
 def _as_set(question_ids: Iterable[int]) -> frozenset[int]:
@@ -78,7 +80,7 @@ class QuestionKinds:
         Raises:
             InvalidRequestError: It is nothing that a member can have answered to this question.
         """
-        if answer is None:
+        if answer is None or (isinstance(answer, str) and not answer.strip()):
             return None
         kind = self.kind_of(question_id)
         if kind == "age":
@@ -93,10 +95,9 @@ class QuestionKinds:
 
 
 def _years(question_id: int, answer: object) -> int:
-    if isinstance(answer, str) and answer.strip().isdecimal():
-        answer = int(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer <= _OLDEST:
-        return int(answer)
+    years = _whole(answer)
+    if years is not None and 0 <= years <= _OLDEST:
+        return years
     raise InvalidRequestError(
         f"profile[{question_id}]: an age is given in years, 0 to {_OLDEST}, not {answer!r:.40}"
     )
@@ -111,23 +112,44 @@ def _postal_code(question_id: int, answer: object) -> str | None:
 
 
 def _answer_id(question_id: int, answer: object) -> int:
-    if isinstance(answer, str) and answer.strip().isdecimal():
-        return int(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        return int(answer)
+    answer_id = _whole(answer)
+    if answer_id is not None:
+        return answer_id
     raise InvalidRequestError(
         f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r:.40}"
     )
+
+
+def _whole(value: object) -> int | None:
+    """Return a whole number, given as one of any kind or as its digits; None if it is none."""
+    if isinstance(value, str):
+        digits = value.strip()
+        return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 _LASTING: Final = frozenset({int, str, list, tuple, set, frozenset, type(None)})
 
 
 def lasting(profile: Profile) -> Profile:
-    """Return a profile whose answers can be read more than once."""
+    """Return a profile whose answers can be read more than once.
+
+    Raises:
+        InvalidRequestError: It is no mapping.
+    """
+    if not isinstance(profile, Mapping):
+        raise InvalidRequestError(
+            f"a profile is a mapping of question IDs to answers, not {type(profile).__name__}"
+        )
     if all(type(answer) in _LASTING for answer in profile.values()):
         return profile
-    return {id_: tuple(answer) if isinstance(answer, Iterator) else answer for id_, answer in profile.items()}
+    return {
+        id_: answer if isinstance(answer, Collection) or not isinstance(answer, Iterable) else tuple(answer)
+        for id_, answer in profile.items()
+    }
 
 
 def plain_postal(code: str) -> str:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sampling_async._errors import InvalidRequestError
 from sampling_async.matching._bits import Unions, all_of, ascending, without
-from sampling_async.matching._evaluate import layer_truth
 from sampling_async.matching._policy import MatchPolicy, Truth
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _REMEMBERED_BYTES: Final = 2**25
 """What answers rule out is remembered up to here, and then found again."""
+
+_REMEMBERED_SIZE: Final = 64
+"""Answers of so many answer IDs, or letters, are remembered at most; longer ones hardly come twice."""
 
 _UNIONS_BYTES: Final = 2**25
 """What the unions of quotas by crossed layers may take; beyond, they are made one by one."""
@@ -75,6 +78,25 @@ class _Folded(NamedTuple):
 
     sub_quotas: tuple[tuple[int, bool], ...]
     quotas: int
+
+    def truth(self, met: int, may: int, *, exactly_one: bool) -> Truth:
+        """Return what `layer_truth` does; there are a thousand of these, and an answer asks them all."""
+        certain = possible = possible_open = possible_full = 0
+        for conditions, full in self.sub_quotas:
+            if conditions & may:
+                possible += 1
+                if full:
+                    possible_full += 1
+                else:
+                    possible_open += 1
+                if conditions & met:
+                    if full:
+                        return Truth.NO
+                    certain += 1
+        if not possible_open or (exactly_one and certain > 1):
+            return Truth.NO
+        is_certain = certain == possible == 1 if exactly_one else certain and not possible_full
+        return Truth.CERTAIN if is_certain else Truth.POSSIBLE
 
 
 class _Question:
@@ -154,13 +176,12 @@ class _Question:
     def _packed(self, out: int, uncertain: int, met: int, may: int) -> int:
         quotas = (1 << self._layout.quotas) - 1
         out_quotas, uncertain_quotas = out & quotas, uncertain & quotas
-        for sub_quotas, having in self._folded:
-            truths = [_truth(conditions, met, may) for conditions, _ in sub_quotas]
-            truth, _ = layer_truth(truths, [full for _, full in sub_quotas], self._policy)
+        for folded in self._folded:
+            truth = folded.truth(met, may | met, exactly_one=self._policy.subquota_rule == "exactly_one")
             if truth < Truth.CERTAIN:
-                uncertain_quotas |= having
+                uncertain_quotas |= folded.quotas
                 if truth < Truth.POSSIBLE:
-                    out_quotas |= having
+                    out_quotas |= folded.quotas
         bits = self._layout.quotas
         return self._layout.packed(out_quotas, uncertain_quotas, out >> bits, uncertain >> bits)
 
@@ -171,12 +192,6 @@ class _Question:
         if isinstance(answer, str):
             return all_of(self._by_prefix.get(answer[:length], 0) for length in self._lengths)
         return all_of(1 << place for place, one in enumerate(self._conditions) if one.is_met_by(answer))
-
-
-def _truth(conditions: int, met: int, may: int) -> Truth:
-    if conditions & met:
-        return Truth.CERTAIN
-    return Truth.POSSIBLE if conditions & may else Truth.NO
 
 
 class _Plane(NamedTuple):
@@ -337,7 +352,9 @@ class Segment:
         places, remembered = self._places, self._remembered
         for question_id, answer in profile.items():
             at = places.get(question_id)
-            if at is not None:
+            if at is None:
+                _check_question_id(question_id)
+            else:
                 # Only of these is it sure that equal ones mean the same: True is equal to 1.
                 found = remembered[at].get(answer) if type(answer) is int or type(answer) is str else None
                 ruled[at] = self._ruled(at, question_id, answer, kinds) if found is None else found
@@ -354,10 +371,20 @@ class Segment:
         found = self._remembered[at].get(key)
         if found is None:
             found = self._questions[question_id].ruled(known)
-            self._bytes += found.bit_length() // 8 + 200
+            size = 1 if isinstance(known, int) else len(known)
+            if size > _REMEMBERED_SIZE:
+                return found
+            self._bytes += found.bit_length() // 8 + 200 + 100 * size
             if self._bytes > _REMEMBERED_BYTES:
                 self._bytes = 0
                 for each in self._remembered:
                     each.clear()
             self._remembered[at][key] = found
         return found
+
+
+def _check_question_id(question_id: object) -> None:
+    if isinstance(question_id, str):
+        raise InvalidRequestError(
+            f"profile[{question_id!r:.40}]: question IDs are whole numbers, not texts, which JSON makes of them"
+        )
