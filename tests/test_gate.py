@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
 import anyio
 import anyio.lowlevel
 import doubles
@@ -9,6 +12,11 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from sampling_async._gate import Gate, Lane, Permit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from anyio.abc import TaskGroup
 
 pytestmark = pytest.mark.anyio
 
@@ -132,14 +140,21 @@ async def test_leave_at_once_is_had_where_there_is_room_and_nobody_to_go_first()
     assert shut.running == 0
 
 
-async def test_leave_that_came_can_be_taken_before_its_waiter_wakes():
-    shut = doubles.gate(1)
+@asynccontextmanager
+async def one_waits(shut: Gate) -> AsyncIterator[tuple[Permit, Permit, TaskGroup]]:
+    """Hold the one permit of a gate, and let another wait for it in a task."""
     first, second = Permit(shut, Lane()), Permit(shut, Lane())
     await first.acquire()
-    assert not second.take()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(second.acquire)
         await wait_all_tasks_blocked()
+        yield first, second, tasks
+
+
+async def test_leave_that_came_can_be_taken_before_its_waiter_wakes():
+    shut = doubles.gate(1)
+    assert not Permit(shut, Lane()).take()
+    async with one_waits(shut) as (first, second, _):
         assert not second.take()
         first.release()
         assert second.take()
@@ -152,11 +167,7 @@ async def test_leave_that_came_can_be_taken_before_its_waiter_wakes():
 
 async def test_leave_that_was_taken_stays_so_where_its_waiter_is_cancelled_in_that_moment():
     shut = doubles.gate(1)
-    first, second = Permit(shut, Lane()), Permit(shut, Lane())
-    await first.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire)
-        await wait_all_tasks_blocked()
+    async with one_waits(shut) as (first, second, tasks):
         first.release()
         assert second.take()
         tasks.cancel_scope.cancel()
@@ -166,11 +177,7 @@ async def test_leave_that_was_taken_stays_so_where_its_waiter_is_cancelled_in_th
 
 async def test_leave_whose_waiter_gave_up_cannot_be_taken():
     shut = doubles.gate(1)
-    first, second = Permit(shut, Lane()), Permit(shut, Lane())
-    await first.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire)
-        await wait_all_tasks_blocked()
+    async with one_waits(shut) as (first, second, tasks):
         tasks.cancel_scope.cancel()
         first.release()  # the leave comes, and goes to who gives up in the same moment
     assert shut.running == 0
@@ -179,11 +186,7 @@ async def test_leave_whose_waiter_gave_up_cannot_be_taken():
 
 async def test_leave_that_came_in_a_hold_is_not_taken():
     shut = doubles.gate(1)
-    first, second = Permit(shut, Lane()), Permit(shut, Lane())
-    await first.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire)
-        await wait_all_tasks_blocked()
+    async with one_waits(shut) as (first, second, tasks):
         first.release()
         shut.hold(10)
         assert not second.take()
@@ -199,11 +202,7 @@ async def test_leave_that_was_given_back_for_a_hold_cannot_be_taken_when_the_hol
         await woken.wait()
 
     shut = Gate(1, clock=lambda: now[0], sleep=sleep, random=lambda: 1.0)
-    first, second = Permit(shut, Lane()), Permit(shut, Lane())
-    await first.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire)
-        await wait_all_tasks_blocked()
+    async with one_waits(shut) as (first, second, _):
         first.release()
         shut.hold(5)
         await wait_all_tasks_blocked()
