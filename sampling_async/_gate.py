@@ -140,8 +140,9 @@ class Gate:
                         await self._sleep(wait + self._random() * self._spread)
                     finally:
                         self._held_back.discard(scope)
-            waiter = permit.waiter = _Waiter()
-            await self._queue(waiter, permit.lane)
+            waiter = self._queue(permit)
+            if not waiter.granted:
+                await self._turn_of(waiter, permit.lane)
             if waiter.is_taken:
                 return
             if not self.held_for:
@@ -154,22 +155,20 @@ class Gate:
         """Let a permit be used, if nobody need be waited for."""
         if self.running >= self.limit or self.held_for:
             return False
-        waiter = permit.waiter = _Waiter()
-        permit.lane.join(waiter)
-        self._put_in_line(permit.lane)
-        self.serve()
+        waiter = self._queue(permit)
         if waiter.granted:
             permit.begin()
         else:
             waiter.gave_up = True
         return waiter.granted
 
-    async def _queue(self, waiter: _Waiter, lane: Lane) -> None:
-        lane.join(waiter)
-        self._put_in_line(lane)
+    def _queue(self, permit: Permit) -> _Waiter:
+        """Queue for a permit; it may be granted at once."""
+        waiter = permit.waiter = _Waiter()
+        permit.lane.join(waiter)
+        self._put_in_line(permit.lane)
         self.serve()
-        if not waiter.granted:
-            await self._turn_of(waiter, lane)
+        return waiter
 
     async def _turn_of(self, waiter: _Waiter, lane: Lane) -> None:
         waiter.turn_came = event()

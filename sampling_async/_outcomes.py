@@ -1,8 +1,8 @@
 """How a bulk invite ends: one outcome for every quota ID asked.
 
 An outcome is made of the item of a reply when somebody looks at it. Most are looked at once or never: a partner
-takes the invites and counts the rest. Kept as they came, a hundred items cost half, and the garbage collector,
-which has to visit every record, does not see them.
+takes the invites and counts the rest. Kept as they came, items cost less, and the garbage collector, which has
+to visit every record, does not see them.
 """
 
 from __future__ import annotations

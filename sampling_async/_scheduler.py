@@ -189,22 +189,10 @@ class JobStream(_Background, Generic[Job, Result]):
 
     async def _work(self) -> None:
         """Hand jobs to tasks; returns when all of them have ended."""
-        shuffled = asyncio_loop() is None  # trio starts tasks of the same moment in any order
         async with anyio.create_task_group() as running:
             with anyio.CancelScope() as self._drawing:
                 try:
-                    async with aclosing(self._batches) as batches:
-                        async for self._batch in batches:
-                            for job in self._batch:
-                                given = await self._leave_for(job)
-                                if given is None:
-                                    continue
-                                if self._resting:  # waking a task costs less than a new one
-                                    self._resting.pop().give(given)
-                                else:
-                                    running.start_soon(self._run_jobs, *given)
-                                if shuffled:
-                                    await anyio.lowlevel.checkpoint()
+                    await self._hand_out(running)
                 except BaseException as exc:  # noqa: BLE001  raised by _end
                     self._keep(exc)
             self._drawn = True
@@ -212,6 +200,22 @@ class JobStream(_Background, Generic[Job, Result]):
                 self._resting.pop().give(None)
         self._finished = True
         self._tell()
+
+    async def _hand_out(self, running: TaskGroup) -> None:
+        """Draw job after job, and hand each to a task."""
+        shuffled = asyncio_loop() is None  # trio starts tasks of the same moment in any order
+        async with aclosing(self._batches) as batches:
+            async for self._batch in batches:
+                for job in self._batch:
+                    given = await self._leave_for(job)
+                    if given is None:
+                        continue
+                    if self._resting:  # waking a task costs less than a new one
+                        self._resting.pop().give(given)
+                    else:
+                        running.start_soon(self._run_jobs, *given)
+                    if shuffled:
+                        await anyio.lowlevel.checkpoint()
 
     async def _leave_for(self, job: Job) -> tuple[Job, Permit] | None:
         """Wait for leave to run a job, and return both; None if a task that had just ended took them."""
@@ -254,18 +258,16 @@ class JobStream(_Background, Generic[Job, Result]):
         permit = self._permit()
         if self.unstarted or self._window == 0 or not permit.acquire_now():
             return None  # what was drawn before goes first
-        drawn = None
         try:
-            drawn = next(self._batch, None)
+            for job in self._batch:
+                self._window -= 1
+                return job, permit
         except BaseException as exc:  # noqa: BLE001  raised by _end
+            permit.release()
             self._fail(exc)
-        finally:
-            if drawn is None:
-                permit.release()
-        if drawn is None:
-            return None
-        self._window -= 1
-        return drawn, permit
+        else:
+            permit.release()
+        return None
 
     def _fail(self, exc: BaseException) -> None:
         """Draw no more because of a failure."""
