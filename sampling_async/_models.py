@@ -90,6 +90,18 @@ class SurveyWaveExclusion:
 
 
 @frozen
+class Participation:
+    """A survey that a member took part in, as exclusions name it: what a partner knows, not part of any body.
+
+    `status_id` is 1 started, 3 terminated, 9 qualified or 10 quota full.
+    """
+
+    survey_id: int
+    wave_id: int
+    status_id: int = 9
+
+
+@frozen
 class Survey:
     """A survey with open quotas ("Survey object"); `survey_id` with `wave_id` is unique.
 

@@ -377,9 +377,7 @@ def test_the_simulator_accepts_what_is_certain_and_refuses_what_is_not_possible(
         matched = index.match(
             member.profile,
             device_type=member.device_type_id,
-            participations=[
-                Participation(one.survey_id, one.wave_id, one.status_id) for one in member.participations
-            ],
+            participations=member.participations,
         )
         for quota_id in index.quota_ids:
             code = simulator.eligible(member.member_code, quota_id)

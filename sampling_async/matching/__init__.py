@@ -12,11 +12,11 @@ here, `certain`, `possible` and `no`: where an answer is missing that the servic
 service shows a part of a list only, a miss is no refusal.
 """
 
+from sampling_async._models import Participation
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import (
     MatchResult,
     Member,
-    Participation,
     QuotaIds,
     QuotaIndex,
     Rank,

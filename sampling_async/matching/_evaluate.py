@@ -1,4 +1,4 @@
-"""The matching of one member with one quota, written to be read: what the engines must agree with."""
+"""The matching of one member with one quota, written to be read: what the index must agree with."""
 
 from __future__ import annotations
 

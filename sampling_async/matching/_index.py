@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain, islice
 from operator import eq, itemgetter
 from typing import Any, Final, TypeAlias, overload
@@ -13,7 +14,7 @@ from attrs import field, frozen
 
 from sampling_async._codec import plain_json
 from sampling_async._errors import InvalidRequestError
-from sampling_async._models import Quota, Quotas, Survey, hidden
+from sampling_async._models import Participation, Quota, Quotas, Survey, hidden
 from sampling_async._protocol import InviteRequest
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._evaluate import Reason, evaluate
@@ -27,18 +28,6 @@ Rank: TypeAlias = Callable[[Survey, Quota], Any]
 
 _STALE: Final = 5
 """An index is built anew when more than one in so many of its quotas have changed since it was."""
-
-
-@frozen
-class Participation:
-    """A survey that a member took part in, to be held against SurveyWaveExclusions.
-
-    `status_id` is 1 started, 3 terminated, 9 qualified or 10 quota full.
-    """
-
-    survey_id: int
-    wave_id: int
-    status_id: int
 
 
 @frozen
@@ -140,13 +129,12 @@ class MatchResult:
             raise InvalidRequestError(f"n is how many to select, not {n!r}")
         selected: list[int] = []
         surveys: set[int] = set()
-        for target in chain(self.certain.targets(), self.possible.targets()) if n else ():
-            if one_per_survey and target.survey.survey_id in surveys:
-                continue
-            surveys.add(target.survey.survey_id)
-            selected.append(target.quota.quota_id)
+        for target in chain(self.certain.targets(), self.possible.targets()):
             if len(selected) == n:
                 break
+            if not (one_per_survey and target.survey.survey_id in surveys):
+                surveys.add(target.survey.survey_id)
+                selected.append(target.quota.quota_id)
         return tuple(selected)
 
 
@@ -184,7 +172,7 @@ class _Part:
 
     def of_surveys(self, survey_ids: Iterable[int]) -> int:
         """Return the quotas of surveys."""
-        return all_of(self._of_survey[survey_id] for survey_id in survey_ids if survey_id in self._of_survey)
+        return all_of(self._of_survey.get(survey_id, 0) for survey_id in survey_ids)
 
     def for_device(self, device_type: int) -> int:
         """Return the quotas open to a device; a survey that names none is open to all."""
@@ -197,16 +185,17 @@ class _Part:
 
     def excluding(self, participations: Iterable[Participation]) -> int:
         """Return the quotas that exclude who took part so."""
-        keys = (
-            (one.survey_id, wave_id, one.status_id) for one in participations for wave_id in (one.wave_id, 0)
+        return all_of(
+            self._excluding.get((one.survey_id, wave_id, one.status_id), 0)
+            for one in participations
+            for wave_id in (one.wave_id, 0)
         )
-        return all_of(self._excluding[key] for key in keys if key in self._excluding)
 
 
 class QuotaIndex:
     """An inventory, compiled for matching member by member.
 
-    Building takes about 0.1 ms a quota; on an event loop, do it in a thread. Matching is safe there.
+    Building takes a while; on an event loop, do it in a thread. Matching is fast enough for the loop.
 
     Args:
         quotas: What `client.get_quotas()` returns, or surveys.
@@ -293,10 +282,9 @@ class QuotaIndex:
         )
         if twice or _STALE * (gone.bit_count() + new) > len(self._base.targets):
             return QuotaIndex(surveys, kinds=self.kinds, policy=self.policy, rank=self._rank)
-        index = object.__new__(QuotaIndex)
-        index.kinds, index.policy, index._rank = self.kinds, self.policy, self._rank
-        index._base, index._base_surveys, index._has_twice = self._base, self._base_surveys, False
-        index._settle(index._part(changed) if changed else None, kept)
+        index = copy(self)
+        latest = index._part(changed) if changed else None  # noqa: SLF001  its own class
+        index._settle(latest, kept)  # noqa: SLF001  the same
         return index
 
     def close(self, quota_id: int) -> bool:

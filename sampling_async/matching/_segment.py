@@ -81,10 +81,9 @@ class _Folded(NamedTuple):
 
     def truth(self, met: int, may: int, *, exactly_one: bool) -> Truth:
         """Return what `layer_truth` does; there are a thousand of these, and an answer asks them all."""
-        certain = possible = possible_open = possible_full = 0
+        certain = possible_open = possible_full = 0
         for conditions, full in self.sub_quotas:
             if conditions & may:
-                possible += 1
                 if full:
                     possible_full += 1
                 else:
@@ -95,7 +94,10 @@ class _Folded(NamedTuple):
                     certain += 1
         if not possible_open or (exactly_one and certain > 1):
             return Truth.NO
-        is_certain = certain == possible == 1 if exactly_one else certain and not possible_full
+        if exactly_one:
+            is_certain = certain == possible_open + possible_full == 1
+        else:
+            is_certain = certain > 0 and possible_full == 0
         return Truth.CERTAIN if is_certain else Truth.POSSIBLE
 
 
@@ -114,9 +116,8 @@ class _Question:
         self._one_of: list[_OneOf] = []
         self._having: list[list[int]] = []  # of each condition, the alternatives that hold it
         self._folded: list[_Folded] = []
-        self._asking = self._asking_sure = (
-            0  # where nothing is met: of all alternatives, of those that are sure
-        )
+        self._asking = 0  # what asks any of the alternatives
+        self._asking_sure = 0  # what asks those for which a miss is a miss
         self._twice = 0  # what asks in several alternatives
         self._shared: list[int] = []  # the alternatives that are asked by such
 
@@ -176,8 +177,9 @@ class _Question:
     def _packed(self, out: int, uncertain: int, met: int, may: int) -> int:
         quotas = (1 << self._layout.quotas) - 1
         out_quotas, uncertain_quotas = out & quotas, uncertain & quotas
+        exactly_one = self._policy.subquota_rule == "exactly_one"
         for folded in self._folded:
-            truth = folded.truth(met, may | met, exactly_one=self._policy.subquota_rule == "exactly_one")
+            truth = folded.truth(met, may, exactly_one=exactly_one)
             if truth < Truth.CERTAIN:
                 uncertain_quotas |= folded.quotas
                 if truth < Truth.POSSIBLE:
@@ -188,7 +190,7 @@ class _Question:
     def _met(self, answer: Known) -> int:
         """Return the conditions that an answer meets."""
         if isinstance(answer, frozenset):
-            return all_of(self._by_id[one] for one in answer if one in self._by_id)
+            return all_of(self._by_id.get(one, 0) for one in answer)
         if isinstance(answer, str):
             return all_of(self._by_prefix.get(answer[:length], 0) for length in self._lengths)
         return all_of(1 << place for place, one in enumerate(self._conditions) if one.is_met_by(answer))

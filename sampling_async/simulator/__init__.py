@@ -18,12 +18,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from sampling_async._models import Participation
     from sampling_async.simulator._faults import Fault, FaultPlan
     from sampling_async.simulator._generator import generate_inventory
     from sampling_async.simulator._latency import Latency
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._members import (
-        Participation,
         ProfileAnswer,
         SimulatedMember,
         generate_members,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import field, frozen
 
+from sampling_async._models import Participation
 from sampling_async.simulator._questions import (
     AGE,
     DMA,
@@ -33,15 +34,6 @@ STARTED: Final = 1
 TERMINATED: Final = 3
 QUALIFIED: Final = 9
 QUOTA_FULL: Final = 10
-
-
-@frozen
-class Participation:
-    """A survey the member took part in before; `status_id` is 1, 3, 9 or 10, see `SurveyWaveExclusion`."""
-
-    survey_id: int
-    wave_id: int
-    status_id: int = QUALIFIED
 
 
 @frozen
