@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from datetime import UTC, datetime
 
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matching_kit import (
+    AGE,
+    CERTAIN,
+    DMA,
+    FEMALE,
+    GENDER,
+    KINDS,
+    MALE,
+    MSA,
+    NO,
+    OTHER,
+    POSSIBLE,
+    POSTAL,
+    panel_of,
+    policies,
+    profiles,
+    quota,
+    quota_lists,
+    row,
+    sub_quota,
+    survey,
+)
 
 from sampling_async import (
     InvalidRequestError,
     InviteRequest,
-    Layer,
     Price,
     QuestionAndAnswers,
     Quota,
@@ -27,8 +47,10 @@ from sampling_async import (
     to_json,
 )
 from sampling_async.matching import (
+    Counts,
     MatchPolicy,
     Member,
+    PanelMatcher,
     Participation,
     QuestionKinds,
     QuotaIndex,
@@ -39,42 +61,16 @@ from sampling_async.matching._bits import Unions, all_of, ascending, without
 from sampling_async.matching._evaluate import evaluate
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
-AGE, POSTAL, DMA, MSA, GENDER, OTHER = 1001538, 1001042, 1001568, 1001569, 1001007, 1009999
-MALE, FEMALE = 2000247, 2000246
-NOW = datetime(2026, 1, 15, tzinfo=UTC)
-NO, POSSIBLE, CERTAIN = Truth
-KINDS = QuestionKinds.default().with_age(AGE, {11: (18, 24), 12: (25, 99)})
-
-
-def row(question_id: int, *answers: int | str, routable: bool = False) -> QuestionAndAnswers:
-    return QuestionAndAnswers(
-        question_id,
-        tuple(one for one in answers if isinstance(one, int)),
-        tuple(one for one in answers if isinstance(one, str)),
-        routable,
-    )
-
-
-def sub_quota(*rows: QuestionAndAnswers, full: bool = False) -> SubQuota:
-    return SubQuota(1, 10 if full else 0, 10, rows)
-
-
-def quota(*layers: list[SubQuota], quota_id: int = 7, remaining: int = 5) -> Quota:
-    return Quota(quota_id, 10, remaining, tuple(Layer(1, tuple(layer)) for layer in layers))
-
-
-def survey(*quotas: Quota, survey_id: int = 3, **changes) -> Survey:
-    whole = Survey(survey_id, 1, 10, 30, 1, NOW, (1, 2, 3), False, 10, 5, Price(1.0, 1), quotas)
-    return evolve(whole, **changes)
-
 
 def truth(profile, asked: Quota, *, kinds: QuestionKinds = KINDS, **policy) -> Truth:
-    """Return what a quota comes to, by the index and by the reference alike."""
+    """Return what a quota comes to, by the index, the reference and a panel of one member alike."""
     index = QuotaIndex([survey(asked)], kinds=kinds, policy=MatchPolicy(**policy))
     matched = index.match(profile)
     found = CERTAIN if matched.certain else POSSIBLE if matched.possible else NO
     assert found == index.explain(profile, asked.quota_id).truth
     assert (len(matched.certain), len(matched.possible)) == (found == CERTAIN, found == POSSIBLE)
+    (counted,) = PanelMatcher(index, Counts()).run(panel_of([profile])).read_all().to_pylist()
+    assert (counted["certain"], counted["possible"]) == (found == CERTAIN, found == POSSIBLE)
     return found
 
 
@@ -289,49 +285,6 @@ def test_a_quota_is_its_weakest_layer_and_without_layers_for_everybody():
 
 
 # --- The index against the reference
-
-answers = st.integers(1, 4)
-rows = st.one_of(
-    st.builds(
-        lambda q, ids, r: row(q, *ids, routable=r), st.sampled_from([1, 2, 3]), st.sets(answers), st.booleans()
-    ),
-    st.builds(
-        lambda values, r: row(AGE, *values, routable=r),
-        st.lists(st.sampled_from(["18-24", "20-30", "31-99", "65+", "40"]), max_size=3),
-        st.booleans(),
-    ),
-    st.builds(lambda ids: row(AGE, *ids), st.sets(st.sampled_from([11, 12, 13]))),
-    st.builds(
-        lambda values: row(POSTAL, *values),
-        st.lists(st.sampled_from(["1", "10", "101", "2", "a b", ""]), max_size=3) | st.just(["10101"] * 1000),
-    ),
-    st.builds(lambda values: row(DMA, *values), st.lists(st.sampled_from(["1", "2", "x"]), max_size=2)),
-    st.builds(lambda value: row(4, value), st.sampled_from(["1", "2"])),
-)
-sub_quotas = st.builds(
-    lambda rows, full: sub_quota(*rows, full=full), st.lists(rows, max_size=3), st.booleans()
-)
-layers = st.lists(sub_quotas, max_size=4)
-quota_lists = st.lists(st.lists(layers, max_size=3), min_size=1, max_size=6)
-profiles = st.fixed_dictionaries(
-    {},
-    optional={
-        1: answers | st.sets(answers, max_size=3),
-        2: answers | st.lists(answers, max_size=2),
-        3: answers,
-        4: answers,
-        AGE: st.integers(0, 120),
-        POSTAL: st.sampled_from(["10101", "1", "20000", "ab1"]),
-        DMA: st.sampled_from([1, 2, "3"]),
-    },
-)
-policies = st.builds(
-    MatchPolicy,
-    subquota_rule=st.sampled_from(["exactly_one", "at_least_one"]),
-    missing=st.sampled_from(["routable", "possible", "no"]),
-    truncated_postal=st.sampled_from(["possible", "no"]),
-    full=st.sampled_from(["blocks", "ignored"]),
-)
 
 
 @settings(max_examples=400)

@@ -12,6 +12,9 @@ here, `certain`, `possible` and `no`: where an answer is missing that the servic
 service shows a part of a list only, a miss is no refusal.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from sampling_async._models import Participation
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import (
@@ -26,12 +29,17 @@ from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic
 from sampling_async.matching._questions import Bands, Profile, QuestionKinds
 
+if TYPE_CHECKING:
+    from sampling_async.matching.panel import Counts, PanelMatcher, Sample, TopK
+
 __all__ = [
     "Bands",
+    "Counts",
     "Diagnostic",
     "MatchPolicy",
     "MatchResult",
     "Member",
+    "PanelMatcher",
     "Participation",
     "Profile",
     "QuestionKinds",
@@ -39,6 +47,25 @@ __all__ = [
     "QuotaIndex",
     "Rank",
     "Reason",
+    "Sample",
+    "TopK",
     "Truth",
     "most_wanted",
 ]
+
+_OF_PANEL: Final = frozenset({"Counts", "PanelMatcher", "Sample", "TopK"})
+
+
+def __getattr__(name: str) -> Any:
+    """Load what matches panels when it is used: it takes numpy and pyarrow, which the rest does without."""
+    if name not in _OF_PANEL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        panel = import_module("sampling_async.matching.panel")
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and exc.name.partition(".")[0] in {"numpy", "pyarrow"}:
+            raise ImportError(
+                f"{name} needs {exc.name}: python -m pip install 'sampling-async[panel]'"
+            ) from exc
+        raise
+    return getattr(panel, name)

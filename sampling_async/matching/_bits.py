@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import getitem, or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,17 @@ class _Group(dict[int, int]):
         return united
 
 
-def without(these: int, those: int) -> int:
+class _Set(Protocol):
+    """What sets can be combined by; integers, and others."""
+
+    def __and__(self, other: Self, /) -> Self: ...
+    def __xor__(self, other: Self, /) -> Self: ...
+
+
+S = TypeVar("S", bound=_Set)
+
+
+def without(these: S, those: S) -> S:
     """Return the difference. `these & ~those` takes longer: it goes through negative numbers."""
     return (these & those) ^ these
 

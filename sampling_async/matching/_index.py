@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain, islice
 from operator import eq, itemgetter
@@ -307,6 +307,11 @@ class QuotaIndex:
             raise InvalidRequestError("member_codes are given as a list or set, not as one text")
         # A new one each time: somebody may be matching in another thread.
         self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
+
+    @property
+    def recontact_lists(self) -> Mapping[int, frozenset[str]]:
+        """The lists that were given to `recontact`, by quota ID."""
+        return self._recontact
 
     def match(
         self,

@@ -1,0 +1,317 @@
+"""A panel's columns, as Arrow has them, made into the classes of answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from sampling_async._errors import InvalidRequestError
+from sampling_async.matching.panel._arrow import pa, pc
+from sampling_async.matching.panel._classes import OLDEST, OTHER, UNANSWERED
+from sampling_async.matching.panel._plan import MOST_CODES, Columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sampling_async.matching._questions import QuestionKinds
+    from sampling_async.matching.panel._classes import Classes
+    from sampling_async.matching.panel._plan import Source
+
+MEMBER_CODE: Final = "member_code"
+DEVICE: Final = "device_type"
+EXCLUDED: Final = "exclude_surveys"
+PARTICIPATIONS: Final = "participations"
+
+_WIDEST_TABLE: Final = 2**20
+_PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
+
+
+class Several(NamedTuple):
+    """Several things of a member: of each, which it is and whose."""
+
+    what: NDArray[np.intp]
+    member: NDArray[np.intp]
+
+    def between(self, first: int, end: int) -> Several:
+        """Return those of some members, counted from the first of these."""
+        start, stop = np.searchsorted(self.member, (first, end))
+        return Several(self.what[start:stop], self.member[start:stop] - first)
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether the values of a type of Arrow are lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def columns_of(schema: Any, source: Source) -> Columns:
+    """Return what a panel has of what is asked for.
+
+    Raises:
+        InvalidRequestError: A column is there twice.
+    """
+    names = schema.names
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InvalidRequestError(
+            f"the panel has several columns {twice[0]!r}: rename or leave out one of them"
+        )
+    present = frozenset(id_ for id_ in source.classes if str(id_) in names)
+    return Columns(
+        questions=present,
+        multiple=frozenset(id_ for id_ in present if is_list(schema.field(str(id_)).type)),
+        has_device=DEVICE in names,
+        has_taken=EXCLUDED in names or PARTICIPATIONS in names,
+        has_codes=MEMBER_CODE in names,
+    )
+
+
+class Reader:
+    """Reads a question's columns.
+
+    Args:
+        question_id: The question.
+        classes: Its classes.
+        kinds: What an answer is.
+    """
+
+    def __init__(self, question_id: int, classes: Classes, kinds: QuestionKinds) -> None:
+        self._question_id = question_id
+        self._classes = classes
+        self._kinds = kinds
+        self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
+        self._numbers: dict[object, int] = {}  # of answers in words, their classes
+        if classes.kind == "postal":
+            return
+        known = np.array(sorted(classes.of) or [0], dtype=np.int64)
+        if classes.kind == "age":
+            known = np.arange(OLDEST + 1)
+        self._low, self._high = int(known[0]), int(known[-1])
+        self._known = known
+        self._known_codes = np.array([classes.of.get(int(each), OTHER) for each in known], dtype=self._codes)
+        self._table: NDArray[Any] | None = None
+        if self._high - self._low <= _WIDEST_TABLE:
+            self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
+            self._table[known - self._low + 1] = self._known_codes
+
+    def read(self, column: Any, first: int) -> NDArray[Any] | Several:
+        """Return the class of each member's answer, or the classes of their answers.
+
+        Args:
+            column: The column.
+            first: The place in the panel of its first member.
+
+        Raises:
+            InvalidRequestError: An answer is none; the text tells the row.
+        """
+        if is_list(column.type):
+            values, member = _flat(column)
+            codes = self._single(values, first, member)
+            empty = np.setdiff1d(np.arange(len(column)), member[codes != UNANSWERED], assume_unique=False)
+            what = np.concatenate(
+                [codes[codes != UNANSWERED], np.full(len(empty), UNANSWERED, dtype=codes.dtype)]
+            )
+            member = np.concatenate([member[codes != UNANSWERED], empty])
+            order = np.argsort(member, kind="stable")
+            return Several(what[order].astype(np.intp), member[order])
+        return self._single(column, first, None)
+
+    def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+        kind = column.type
+        if pa.types.is_null(kind):
+            return np.full(len(column), UNANSWERED, dtype=self._codes)
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            column = self._whole(column)
+            kind = column.type
+        if pa.types.is_integer(kind) and self._classes.kind != "postal":
+            return self._of_integers(column, first, member)
+        if pa.types.is_dictionary(kind):
+            return self._of_words(column, first, member)
+        if _is_text(kind) or pa.types.is_integer(kind):
+            return self._of_words(column.dictionary_encode(), first, member)
+        raise InvalidRequestError(
+            f"column '{self._question_id}' of the panel is of type {kind}: answers are whole numbers or texts,"
+            " or lists of these"
+        )
+
+    def _whole(self, column: Any) -> Any:
+        """Return whole numbers, where a library that has no gaps in whole numbers made others of them."""
+        try:
+            if pa.types.is_floating(column.type):
+                column = pc.if_else(pc.is_nan(column), None, column)
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:
+            raise InvalidRequestError(
+                f"column '{self._question_id}' of the panel has numbers that are not whole: answers are"
+                " answer IDs, or an age in years"
+            ) from None
+
+    def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+        answered = _answered(column)
+        values = _integers(column)
+        limits = np.iinfo(values.dtype)
+        if limits.min > self._low - 1 or limits.max < self._high + 1:
+            values = values.astype(np.int64)
+        codes: NDArray[Any]
+        if self._table is not None:
+            codes = self._table.take(np.clip(values, self._low - 1, self._high + 1) - (self._low - 1))
+        else:
+            at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
+            codes = np.where(self._known[at] == values, self._known_codes[at], OTHER).astype(self._codes)
+        if self._classes.kind == "age":
+            wrong = (values < self._low) | (values > self._high)
+            if answered is not None:
+                wrong &= answered
+            if wrong.any():
+                self._refuse(int(values[wrong][0]), int(np.flatnonzero(wrong)[0]), first, member)
+        if answered is not None:
+            codes[~answered] = UNANSWERED
+        return codes
+
+    def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+        """Return the classes of texts: each text is read once, however many members gave it."""
+        words = column.dictionary.to_pylist()
+        numbers = np.array([*(self._number(word) for word in words), UNANSWERED], dtype=np.intp)
+        indices = column.indices
+        at = np.where(indices.is_valid().to_numpy(zero_copy_only=False), _integers(indices), len(words))
+        codes = numbers[at]
+        wrong = np.flatnonzero(codes == _NONE)
+        if len(wrong):
+            self._refuse(words[at[wrong[0]]], int(wrong[0]), first, member)
+        return codes.astype(self._codes)
+
+    def _number(self, word: object) -> int:
+        number = self._numbers.get(word)
+        if number is None:
+            try:
+                number = self._classes.number(self._kinds.known(self._question_id, word))
+            except InvalidRequestError:
+                number = _NONE
+            if len(self._numbers) >= _MOST_WORDS:
+                self._numbers.clear()
+            self._numbers[word] = number
+        return number
+
+    def _refuse(self, value: object, at: int, first: int, member: NDArray[np.intp] | None) -> None:
+        row = first + (at if member is None else int(member[at]))
+        try:
+            self._kinds.known(self._question_id, value)
+        except InvalidRequestError as exc:
+            raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
+
+
+_NONE: Final = -1
+_MOST_WORDS: Final = 2**18
+
+
+def texts(column: Any, name: str) -> Any:
+    """Return a column of texts as such.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not _is_text(column.type):
+        raise InvalidRequestError(f"column {name!r} of the panel holds texts, not {column.type}")
+    return column.cast(pa.string())
+
+
+def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return whole numbers, and which of them are there.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.int64())
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    try:
+        column = column.cast(pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InvalidRequestError(
+            f"column {name!r} of the panel holds whole numbers, not {column.type}"
+        ) from None
+    answered = _answered(column)
+    return _integers(column), np.ones(len(column), dtype=bool) if answered is None else answered
+
+
+def taken(batch: Any, source: Source) -> Several:
+    """Return the surveys, by their places, that members are not to be offered.
+
+    Raises:
+        InvalidRequestError: A column does not hold what it should.
+    """
+    what: list[NDArray[np.intp]] = []
+    whose: list[NDArray[np.intp]] = []
+    if EXCLUDED in batch.schema.names:
+        column = batch.column(EXCLUDED)
+        if not is_list(column.type):
+            raise InvalidRequestError(
+                f"column {EXCLUDED!r} of the panel holds lists of survey IDs, not {column.type}"
+            )
+        values, member = _flat(column)
+        survey_ids, there = numbers(values, EXCLUDED)
+        places = {survey_id: place for place, survey_id in enumerate(source.surveys)}
+        found = np.array([places.get(int(each), -1) for each in survey_ids], dtype=np.intp)
+        kept = there & (found >= 0)
+        what.append(found[kept])
+        whose.append(member[kept])
+    if PARTICIPATIONS in batch.schema.names:
+        hits = _participations(batch.column(PARTICIPATIONS), source)
+        what.append(hits.what)
+        whose.append(hits.member)
+    member = np.concatenate(whose)
+    order = np.argsort(member, kind="stable")
+    return Several(np.concatenate(what)[order], member[order])
+
+
+def _participations(column: Any, source: Source) -> Several:
+    if not (is_list(column.type) and pa.types.is_struct(column.type.value_type)):
+        raise InvalidRequestError(
+            f"column {PARTICIPATIONS!r} of the panel holds lists of {{survey_id, wave_id, status_id}}, not"
+            f" {column.type}"
+        )
+    values, member = _flat(column)
+    missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
+    if missing:
+        raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
+    keys = zip(
+        *(numbers(values.field(name), PARTICIPATIONS)[0].tolist() for name in _PARTICIPATION), strict=True
+    )
+    hits = [
+        (place, whose)
+        for (survey_id, wave_id, status_id), whose in zip(keys, member.tolist(), strict=True)
+        for wave in (wave_id, 0)
+        for place in source.excluding.get((survey_id, wave, status_id), ())
+    ]
+    found = np.array(hits, dtype=np.intp).reshape(-1, 2)
+    return Several(found[:, 0], found[:, 1])
+
+
+def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
+    """Return the values of lists, and whose each is."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return column.flatten(), np.repeat(np.arange(len(column)), lengths)
+
+
+def _answered(column: Any) -> NDArray[np.bool_] | None:
+    """Return who answered, or None if all did."""
+    if column.null_count == 0:
+        return None
+    bits = np.frombuffer(column.buffers()[0], dtype=np.uint8)
+    first, offset = divmod(column.offset, 8)
+    unpacked = np.unpackbits(bits[first : first + (offset + len(column) + 7) // 8], bitorder="little")
+    return unpacked[offset : offset + len(column)].view(bool)
+
+
+def _integers(column: Any) -> NDArray[Any]:
+    """Return the numbers of a column; where there are none, anything."""
+    return np.frombuffer(column.buffers()[1], dtype=column.type.to_pandas_dtype())[
+        column.offset : column.offset + len(column)
+    ]
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -1,0 +1,293 @@
+"""Rows of members, made of their answers: some thousand members at a time, a bit each."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from sampling_async.matching.panel._arrow import pa, pc
+from sampling_async.matching.panel._columns import DEVICE, MEMBER_CODE, Reader, Several, numbers, taken, texts
+from sampling_async.matching.panel._plan import BLOCK, MOST_CODES, Given
+from sampling_async.matching.panel._rows import STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from sampling_async.matching.panel._plan import Block, Plan
+
+Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]"
+
+CHUNK: Final = 8192
+"""Members at a time: so few that their rows stay in the processor's cache, so many that a call is worth it."""
+
+_WORD: Final = 64
+_AT_ONCE: Final = 64
+_UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+
+
+class Answers(NamedTuple):
+    """What a batch says, as classes.
+
+    Attributes:
+        codes: Of the questions told apart class by class, the class of each member.
+        looked_up: The same of the others, by question.
+        several: Of questions with several answers, these.
+        devices: Device types, and whether they are known.
+        taken: Surveys that are not to be offered.
+        listed: Of quotas with a list, who is on it.
+    """
+
+    codes: NDArray[np.uint8]
+    looked_up: dict[int, NDArray[np.intp]]
+    several: dict[int, Several]
+    devices: tuple[NDArray[Any], NDArray[np.bool_]] | None
+    taken: Several | None
+    listed: dict[int, NDArray[np.bool_]]
+
+
+class _Filler(Protocol):
+    """Fills rows of one kind: yields their places, and whether each of some members is in them."""
+
+    def rows(self, answers: Answers, members: slice) -> Filled: ...
+
+
+class _Compared:
+    """Who is in a class of answers, or in it or one before."""
+
+    def __init__(self, how: str, question: int, classes: Sequence[int], places: NDArray[np.intp]) -> None:
+        self._compare = np.equal if how == "is" else np.less_equal
+        self._question, self._places = question, places
+        self._classes = np.array(classes, dtype=np.uint8)[:, None]
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        codes = answers.codes[self._question, members]
+        for first in range(0, len(self._places), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            yield self._places[some], self._compare(codes, self._classes[some])
+
+
+class _LookedUp:
+    """Who is in one of a set of classes, of many."""
+
+    def __init__(
+        self, question_id: int, question: int | None, sets: Sequence[int], size: int, places: NDArray[np.intp]
+    ) -> None:
+        self._question_id, self._question, self._places = question_id, question, places
+        width = -(-size // 8)
+        table = b"".join(classes.to_bytes(width, "little") for classes in sets)
+        self._table = np.frombuffer(table, dtype=np.uint8).reshape(len(sets), width)
+        self._size = size
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        if self._question is None:
+            codes = answers.looked_up[self._question_id][members]
+        else:
+            codes = answers.codes[self._question, members].astype(np.intp)
+        for first in range(0, len(self._places), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            table = np.unpackbits(self._table[some], axis=1, count=self._size, bitorder="little").view(bool)
+            yield self._places[some], table.take(codes, axis=1)
+
+
+class _Has:
+    """Who has an answer of a class, among several."""
+
+    def __init__(self, question_id: int, classes: Sequence[int], places: NDArray[np.intp]) -> None:
+        self._question_id, self._classes, self._places = question_id, classes, places
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        what, member = answers.several[self._question_id].between(members.start, members.stop)
+        rows = np.zeros((len(self._classes), members.stop - members.start), dtype=bool)
+        for row, number in zip(rows, self._classes, strict=True):
+            row[member[what == number]] = True
+        yield self._places, rows
+
+
+class _OnDevice:
+    """Who is on one of some devices, or on none that is known."""
+
+    def __init__(self, _: int, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
+        self._device_types, self._places = device_types, places
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        assert answers.devices is not None
+        device, is_known = (each[members] for each in answers.devices)
+        yield self._places, np.array([~is_known | np.isin(device, each) for each in self._device_types])
+
+
+class _Untaken:
+    """Who has not taken a survey."""
+
+    def __init__(self, _: int, surveys: Sequence[int], places: NDArray[np.intp]) -> None:
+        self._row = {survey: row for row, survey in enumerate(surveys)}
+        self._places = places
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        assert answers.taken is not None
+        what, member = answers.taken.between(members.start, members.stop)
+        row = np.array([self._row.get(survey, -1) for survey in what.tolist()], dtype=np.intp)
+        for first in range(0, len(self._places), _AT_ONCE):
+            places = self._places[first : first + _AT_ONCE]
+            untaken = np.ones((len(places), members.stop - members.start), dtype=bool)
+            here = (row >= first) & (row < first + len(places))
+            untaken[row[here] - first, member[here]] = False
+            yield places, untaken
+
+
+class _Listed:
+    """Who is on a quota's list."""
+
+    def __init__(self, _: int, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
+        self._quotas, self._places = quotas, places
+
+    def rows(self, answers: Answers, members: slice) -> Filled:
+        yield self._places, np.array([answers.listed[quota][members] for quota in self._quotas])
+
+
+class Kernel:
+    """Makes rows of answers, by a plan; the rows of a chunk are there until the next one is made."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        source, columns = plan.source, plan.columns
+        self._readers = {
+            id_: Reader(id_, source.classes[id_], source.kinds) for id_ in sorted(columns.questions)
+        }
+        small = [
+            id_
+            for id_ in self._readers
+            if id_ not in columns.multiple and len(source.classes[id_]) <= MOST_CODES
+        ]
+        self._places = {id_: place for place, id_ in enumerate(small)}
+        self._fillers = list(self._made_fillers())
+        self._rows: NDArray[np.uint64] = np.empty((0, 0), dtype=np.uint64)
+
+    def answers(self, batch: Any, first: int) -> Answers:
+        """Read a batch.
+
+        Args:
+            batch: The members.
+            first: The place in the panel of the first.
+
+        Raises:
+            InvalidRequestError: It holds what it should not; the text tells the column and the row.
+        """
+        columns, source = self.plan.columns, self.plan.source
+        codes = np.empty((len(self._places), len(batch)), dtype=np.uint8)
+        looked_up: dict[int, NDArray[np.intp]] = {}
+        several: dict[int, Several] = {}
+        for question_id, reader in self._readers.items():
+            found = reader.read(batch.column(str(question_id)), first)
+            if isinstance(found, Several):
+                several[question_id] = found
+            elif question_id in self._places:
+                codes[self._places[question_id]] = found
+            else:
+                looked_up[question_id] = found
+        listed: dict[int, NDArray[np.bool_]] = {}
+        if columns.has_codes and source.lists:
+            member_codes = texts(batch.column(MEMBER_CODE), MEMBER_CODE)
+            for quota_id, codes_of_quota in source.lists.items():
+                found_codes = pc.is_in(member_codes, value_set=pa.array(sorted(codes_of_quota), pa.string()))
+                listed[quota_id] = found_codes.to_numpy(zero_copy_only=False)
+        return Answers(
+            codes,
+            looked_up,
+            several,
+            numbers(batch.column(DEVICE), DEVICE) if columns.has_device else None,
+            taken(batch, source) if columns.has_taken else None,
+            listed,
+        )
+
+    def fill(self, answers: Answers, members: slice) -> None:
+        """Make the rows of some members of a batch."""
+        count = members.stop - members.start
+        words = -(-count // _WORD)
+        if self._rows.shape[1:] != (words,):
+            self._rows = np.zeros((self.plan.count, words), dtype=np.uint64)
+            self._some = np.empty((STEP, words), dtype=np.uint64)
+            self._of_block = np.empty((2, BLOCK, words), dtype=np.uint64)
+        rows = self._rows
+        self.everybody = packed(np.ones((1, count), dtype=bool), words)[0]
+        rows[1] = self.everybody
+        for filler in self._fillers:
+            for places, filled in filler.rows(answers, members):
+                rows[places] = packed(filled, words)
+        for op, first, operands in self.plan.steps:
+            _combine(_UFUNCS[op], rows, operands, rows[first : first + len(operands[0])], self._some)
+        self._is_partial = bool(count % _WORD)
+
+    def block(self, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return who may match the quotas of a block, in its order, and who does, of those that are unsure.
+
+        Both are overwritten by the next call.
+        """
+        possible = self._of_block[0, : len(block.quotas)]
+        _combine(np.bitwise_and, self._rows, block.possible, possible, self._some)
+        if self._is_partial:
+            possible &= self.everybody
+        certain = self._of_block[1, : len(block.unsure)]
+        np.take(possible, block.unsure, axis=0, out=certain, mode="clip")
+        _and_more(self._rows, block.certain, certain, self._some)
+        return possible, certain
+
+    def _made_fillers(self) -> Iterator[_Filler]:
+        given = sorted(
+            ((name, place) for place, name in enumerate(self.plan.given) if isinstance(name, Given)),
+            key=lambda each: (each[0].how, each[0].of),
+        )
+        for (how, question_id), group in groupby(given, key=lambda each: (each[0].how, each[0].of)):
+            names, places = zip(*group, strict=True)
+            of, at = [name.what for name in names], np.array(places, dtype=np.intp)
+            if how in {"is", "upto"}:
+                yield _Compared(how, self._places[question_id], of, at)
+            elif how == "in":
+                size = len(self.plan.source.classes[question_id])
+                yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
+            else:
+                yield {"has": _Has, "device": _OnDevice, "untaken": _Untaken, "listed": _Listed}[how](
+                    question_id, of, at
+                )
+
+
+def packed(members: NDArray[np.bool_], words: int) -> NDArray[np.uint64]:
+    """Return rows of members as bits, in so many words a row."""
+    bits = np.packbits(members, axis=1, bitorder="little")
+    if bits.shape[1] < 8 * words:
+        bits = np.pad(bits, ((0, 0), (0, 8 * words - bits.shape[1])))
+    return bits.view(np.uint64)
+
+
+def unpacked(rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return the members that are in rows."""
+    return np.unpackbits(rows.view(np.uint8), axis=-1, bitorder="little").view(bool)
+
+
+def _combine(
+    op: np.ufunc,
+    rows: NDArray[np.uint64],
+    operands: Sequence[NDArray[np.intp]],
+    out: NDArray[np.uint64],
+    some: NDArray[np.uint64],
+) -> None:
+    """Combine rows: the first operands of all, with the second ones of those that have them, and so on."""
+    # Places are in bounds, and where numpy is to raise otherwise it would copy what it takes.
+    np.take(rows, operands[0], axis=0, out=out, mode="clip")
+    _and_more(rows, operands[1:], out, some, op)
+
+
+def _and_more(
+    rows: NDArray[np.uint64],
+    operands: Sequence[NDArray[np.intp]],
+    out: NDArray[np.uint64],
+    some: NDArray[np.uint64],
+    op: np.ufunc = np.bitwise_and,
+) -> None:
+    for places in operands:
+        count = len(places)
+        np.take(rows, places, axis=0, out=some[:count], mode="clip")
+        op(out[:count], some[:count], out=out[:count])

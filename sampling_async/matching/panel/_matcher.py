@@ -1,0 +1,189 @@
+"""A panel against all quotas."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async._errors import InvalidRequestError
+from sampling_async._protocol import InviteRequest
+from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._columns import (
+    DEVICE,
+    EXCLUDED,
+    MEMBER_CODE,
+    PARTICIPATIONS,
+    columns_of,
+)
+from sampling_async.matching.panel._kernel import CHUNK, Kernel
+from sampling_async.matching.panel._outputs import Counts, Output, TopK
+from sampling_async.matching.panel._plan import Plan, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sampling_async.matching._index import QuotaIndex
+    from sampling_async.matching.panel._plan import Columns
+
+_ROWS: Final = 2**15
+"""Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
+
+_OTHERS: Final = (MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS)
+
+
+class PanelMatcher:
+    """A panel against all quotas of an index, in chunks: whatever the size of the panel, memory stays the same.
+
+    A panel is a stream of Arrow record batches, a member a row. Columns are named after the question IDs, as
+    "1001538", and hold what a profile does: an age in years, a postal code as text, an answer ID, or a list of
+    these; null is no answer. Further columns, all optional but the first for `TopK` and `Sample`:
+    `member_code` (text), `device_type` (number), `exclude_surveys` (list of survey IDs) and `participations`
+    (list of {survey_id, wave_id, status_id}). Other columns are passed over, and a question without a column
+    was not answered by anybody.
+
+    It is as the index was when it was made, with quotas that were closed left out, and can be pickled.
+
+    Args:
+        index: The inventory.
+        output: What is wanted: `Counts()`, `TopK(n)` or `Sample(per_quota)`.
+    """
+
+    def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
+        self.output = Counts() if output is None else output
+        self._source = Source(
+            tuple(index.quota_ids.targets()), index.kinds, index.policy, index.recontact_lists
+        )
+        self._plan: Plan | None = None
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """The questions that are asked: those for which a column makes a difference."""
+        return tuple(sorted(self._source.classes))
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of what comes out."""
+        return self.output.schema
+
+    def run(self, stream: Any) -> Any:
+        """Match a panel; return what is wanted of it as a `pyarrow.RecordBatchReader`.
+
+        Args:
+            stream: Anything that speaks the Arrow C stream: a `pyarrow` table or reader, a Polars or pandas
+                data frame, a DuckDB relation.
+
+        Raises:
+            InvalidRequestError: It is no such stream, or a column holds what it should not; while the result is
+                read, the text tells the column and the row.
+        """
+        reader = self._reader(stream)
+        return pa.RecordBatchReader.from_batches(self.schema, self.map_batches(reader))
+
+    def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Match some of a panel, as an engine hands it out; yield record batches of what is wanted of these.
+
+        Counts and samples of parts are put together by `merged`.
+        """
+        batches = iter(batches)
+        kernel: Kernel | None = None
+        collector = self.output.collector(self._source)
+        first = 0
+        for batch in _sized(batches, self._names):
+            columns = self._columns(batch.schema)
+            if kernel is None or kernel.plan.columns != columns:
+                kernel = Kernel(self._planned(columns))
+            ready = collector.begin(batch)
+            answers = kernel.answers(ready, first)
+            for members in _chunks(len(ready)):
+                kernel.fill(answers, members)
+                made = collector.add(kernel, members)
+                if made is not None:
+                    yield made
+            first += len(batch)
+        made = collector.end()
+        if made is not None:
+            yield made
+
+    def merged(self, parts: Any) -> Any:
+        """Return what comes of parts of a panel as what would have come of all: a `pyarrow.Table`.
+
+        Args:
+            parts: What came of them: an Arrow stream, or record batches.
+        """
+        if not hasattr(parts, "__arrow_c_stream__"):
+            parts = pa.Table.from_batches(parts, schema=self.schema)
+        made = self.output.merged(pa.table(parts).select(self.schema.names), self._source)
+        return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+
+    def requests(self, stream: Any) -> Iterator[InviteRequest]:
+        """Yield what `client.fan_out` takes: each member that matches any quota, with the best ones.
+
+        Raises:
+            InvalidRequestError: The output is not `TopK`; and as `run`.
+        """
+        if not isinstance(self.output, TopK):
+            raise InvalidRequestError(f"requests are made of TopK(n), not of {self.output!r}")
+        for batch in self.run(stream):
+            for code, quota_ids in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                if quota_ids:
+                    yield InviteRequest(code, tuple(quota_ids))
+
+    @property
+    def _names(self) -> frozenset[str]:
+        return frozenset(chain(_OTHERS, map(str, self._source.classes)))
+
+    def _reader(self, stream: Any) -> Any:
+        if not hasattr(stream, "__arrow_c_stream__"):
+            hint = ": collect() it first" if hasattr(stream, "collect") else ""
+            raise InvalidRequestError(
+                f"a panel is an Arrow stream, such as a table, a reader or a data frame, not"
+                f" {type(stream).__name__}{hint}"
+            )
+        return pa.RecordBatchReader.from_stream(stream)
+
+    def _columns(self, schema: Any) -> Columns:
+        columns = columns_of(schema, self._source)
+        if self.output.needs_codes and not columns.has_codes:
+            raise InvalidRequestError(
+                f"{type(self.output).__name__} tells members by their codes: the panel has no column"
+                f" {MEMBER_CODE!r}; it has {', '.join(map(repr, schema.names[:10]))}"
+            )
+        return columns
+
+    def _planned(self, columns: Columns) -> Plan:
+        """Return the plan, which is kept: panels mostly have the same columns as the one before."""
+        if self._plan is None or self._plan.columns != columns:
+            self._plan = Plan(self._source, columns)
+        return self._plan
+
+
+def _sized(batches: Iterable[Any], names: frozenset[str]) -> Iterator[Any]:
+    """Yield batches of a good size, with these columns only."""
+    waiting: list[Any] = []
+    count = 0
+    for batch in batches:
+        kept = batch.select([at for at, name in enumerate(batch.schema.names) if name in names])
+        for start in range(0, len(kept), _ROWS):
+            piece = kept.slice(start, _ROWS)
+            if waiting and (count + len(piece) > _ROWS or piece.schema != waiting[0].schema):
+                yield _joined(waiting)
+                waiting, count = [], 0
+            waiting.append(piece)
+            count += len(piece)
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    """Yield chunks of about the same size."""
+    chunks = max(1, round(count / CHUNK))
+    size = -(-count // chunks)
+    for start in range(0, count, size or 1):
+        yield slice(start, min(start + size, count))

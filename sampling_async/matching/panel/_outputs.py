@@ -1,0 +1,391 @@
+"""What is wanted of a panel: counts of quotas, the best quotas of members, or some members of each quota."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from attrs import field, frozen
+
+from sampling_async._errors import InvalidRequestError
+from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._columns import MEMBER_CODE, texts
+from sampling_async.matching.panel._kernel import packed, unpacked
+
+if TYPE_CHECKING:
+    from attrs import Attribute
+    from numpy.typing import NDArray
+
+    from sampling_async.matching.panel._kernel import Kernel
+    from sampling_async.matching.panel._plan import Block, Source
+
+_WORD: Final = 64
+_LAST: Final = np.iinfo(np.uint64).max
+
+
+def _positive(_: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidRequestError(f"{attribute.name} is a number from 1 on, not {value!r}")
+
+
+class Collector(Protocol):
+    """Takes the rows of one chunk of members after the other."""
+
+    def begin(self, batch: Any) -> Any:
+        """Take the next batch, and return it as it is to be looked at."""
+
+    def add(self, kernel: Kernel, members: slice) -> Any | None:
+        """Take the rows of some members of the batch; return what is ready to be handed out."""
+
+    def end(self) -> Any | None:
+        """Return what is left to be handed out, as a record batch."""
+
+
+@frozen
+class Counts:
+    """How many members match each quota: whether it can be filled.
+
+    One row a quota, the best rank first: `quota_id`, `survey_id`, `needed` (completes still wanted), `certain`
+    and `possible` (members), and `shortfall` (completes that are wanted beyond one of each certain member).
+    """
+
+    needs_codes: Final = False
+
+    @property
+    def schema(self) -> Any:
+        """The columns that come out."""
+        return pa.schema([(name, pa.int64()) for name in _COUNTS])
+
+    def collector(self, source: Source) -> Collector:
+        """Return what makes it of rows."""
+        return _Counting(source)
+
+    def merged(self, table: Any, source: Source) -> Any:
+        """Return the sum of several."""
+        places = _places(source)
+        counts = np.zeros((len(places), 2), dtype=np.int64)
+        at = np.array([places[quota_id] for quota_id in table.column("quota_id").to_pylist()], dtype=np.intp)
+        for column, name in enumerate(("certain", "possible")):
+            np.add.at(counts[:, column], at, table.column(name).to_numpy())
+        return _counts(source, counts)
+
+
+_COUNTS: Final = ("quota_id", "survey_id", "needed", "certain", "possible", "shortfall")
+
+
+def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
+    needed = np.array([quota.needed for quota in source.quotas], dtype=np.int64)
+    columns = (
+        np.array([quota.quota_id for quota in source.quotas], dtype=np.int64),
+        np.array([source.surveys[quota.survey] for quota in source.quotas], dtype=np.int64),
+        needed,
+        counts[:, 0],
+        counts[:, 1],
+        np.maximum(needed - counts[:, 0], 0),
+    )
+    return pa.record_batch([pa.array(column) for column in columns], names=_COUNTS)
+
+
+class _Counting:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._may = np.zeros(len(source.quotas), dtype=np.int64)
+        self._not_certain = np.zeros(len(source.quotas), dtype=np.int64)
+
+    def begin(self, batch: Any) -> Any:
+        return batch
+
+    def add(self, kernel: Kernel, members: slice) -> None:  # noqa: ARG002
+        for block in kernel.plan.blocks:
+            possible, certain = kernel.block(block)
+            may = np.bitwise_count(possible).sum(axis=1, dtype=np.int64)
+            self._may[block.quotas] += may
+            does = np.bitwise_count(certain).sum(axis=1, dtype=np.int64)
+            self._not_certain[block.quotas[block.unsure]] += may[block.unsure] - does
+
+    def end(self) -> Any:
+        return _counts(self._source, np.stack([self._may - self._not_certain, self._not_certain], axis=1))
+
+
+@frozen
+class TopK:
+    """The best quotas of each member: as `MatchResult.select`, for everybody.
+
+    One row a member, in the order they come: `member_code`, `quota_ids` (the certain ones first, then the
+    possible ones, the best rank first) and `certain` (how many of these are certain).
+
+    Attributes:
+        n: How many at most; a bulk invite takes 100 in one request.
+        one_per_survey: Take one quota of a survey, since a member takes a survey once.
+    """
+
+    n: int = field(default=20, validator=_positive)
+    one_per_survey: bool = True
+    needs_codes: Final = True
+
+    @property
+    def schema(self) -> Any:
+        """The columns that come out."""
+        return pa.schema(
+            [(MEMBER_CODE, pa.string()), ("quota_ids", pa.list_(pa.int64())), ("certain", pa.int32())]
+        )
+
+    def collector(self, source: Source) -> Collector:
+        """Return what makes it of rows."""
+        return _Choosing(self, source)
+
+    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
+        """Return the rows as they are: each is of another member."""
+        return table
+
+
+class _Choosing:
+    def __init__(self, output: TopK, source: Source) -> None:
+        self._output = output
+        self._survey = np.array([quota.survey for quota in source.quotas], dtype=np.intp)
+        self._quota_ids = np.array([quota.quota_id for quota in source.quotas], dtype=np.int64)
+        self._has_several = np.bincount(self._survey, minlength=1) > 1
+        self._codes: Any = None
+
+    def begin(self, batch: Any) -> Any:
+        self._codes = texts(batch.column(MEMBER_CODE), MEMBER_CODE)
+        return batch
+
+    def add(self, kernel: Kernel, members: slice) -> Any:
+        n, count = self._output.n, members.stop - members.start
+        has_room = kernel.everybody.copy()
+        words = len(has_room)
+        self._untaken = np.full((len(self._has_several), words), _LAST, dtype=np.uint64)
+        chosen: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        had = np.zeros(count, dtype=np.int64)
+        certain = had
+        for are_certain in (True, False):
+            for block in kernel.plan.blocks:
+                if not has_room.any():
+                    break
+                quotas, rows = _ranked(kernel, block, are_certain=are_certain)
+                rows &= has_room
+                some = rows.any(axis=1)
+                quotas, rows = quotas[some], rows[some]
+                if self._output.one_per_survey:
+                    self._leave_out_taken(quotas, rows)
+                row, member = _members_in(rows)
+                chosen.append((quotas[row], member))
+                had = had + np.bincount(member, minlength=count)
+                has_room = packed((had < n)[None], words)[0]
+            if are_certain:
+                certain = np.minimum(had, n)
+        return self._batch(members, chosen, had, certain)
+
+    def _leave_out_taken(self, quotas: NDArray[np.intp], rows: NDArray[np.uint64]) -> None:
+        """Leave out who has a quota of the survey already."""
+        for at, survey in enumerate(self._survey[quotas].tolist()):
+            if self._has_several[survey]:
+                rows[at] &= self._untaken[survey]
+                self._untaken[survey] ^= rows[at]
+
+    def _batch(
+        self,
+        members: slice,
+        chosen: list[tuple[NDArray[np.intp], NDArray[np.intp]]],
+        had: NDArray[np.int64],
+        certain: NDArray[np.int64],
+    ) -> Any:
+        n = self._output.n
+        quota = np.concatenate([quota for quota, _ in chosen]) if chosen else np.zeros(0, dtype=np.intp)
+        member = np.concatenate([member for _, member in chosen]) if chosen else quota
+        quota = quota[np.argsort(member.astype(np.uint32), kind="stable")]  # they came in the order of rank
+        starts = np.cumsum(had) - had
+        kept = np.arange(len(quota)) - np.repeat(starts, had) < n
+        ends = np.concatenate([[0], np.cumsum(np.minimum(had, n))]).astype(np.int32)
+        quota_ids = pa.ListArray.from_arrays(pa.array(ends), pa.array(self._quota_ids[quota[kept]]))
+        codes = self._codes.slice(members.start, members.stop - members.start)
+        return pa.record_batch(
+            [codes, quota_ids, pa.array(certain.astype(np.int32))], schema=self._output.schema
+        )
+
+    def end(self) -> None:
+        return None
+
+
+def _ranked(kernel: Kernel, block: Block, *, are_certain: bool) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+    """Return the quotas of a block in rank order, with the members that match for certain, or may."""
+    possible, some_certain = kernel.block(block)
+    certain = possible.copy()
+    certain[block.unsure] = some_certain
+    order = np.argsort(block.quotas)
+    rows = certain if are_certain else possible ^ certain
+    return block.quotas[order], rows[order]
+
+
+def _members_in(rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the members in rows, row by row: of each which row, and who."""
+    words = rows.reshape(-1)
+    some = np.flatnonzero(words)  # most words are empty when most members have what they want
+    word, bit = np.nonzero(unpacked(words[some][:, None]))
+    row, in_row = np.divmod(some[word], rows.shape[1])
+    return row, in_row * _WORD + bit
+
+
+Output: TypeAlias = "Counts | TopK | Sample"
+
+
+@frozen
+class Sample:
+    """Some members of each quota, drawn at random: certain ones, and where these are too few, possible ones.
+
+    One row a quota and member: `quota_id`, `member_code`, `certain`, and `priority`, by which they were drawn.
+    Who is drawn depends on the member code, the quota and the seed only, however the panel is divided.
+
+    Attributes:
+        per_quota: How many at most.
+        seed: Another one draws others.
+    """
+
+    per_quota: int = field(default=100, validator=_positive)
+    seed: int = 0
+    needs_codes: Final = True
+
+    @property
+    def schema(self) -> Any:
+        """The columns that come out."""
+        return pa.schema(
+            [
+                ("quota_id", pa.int64()),
+                (MEMBER_CODE, pa.string()),
+                ("certain", pa.bool_()),
+                ("priority", pa.uint64()),
+            ]
+        )
+
+    def collector(self, source: Source) -> Collector:
+        """Return what makes it of rows."""
+        return _Drawing(self, source)
+
+    def merged(self, table: Any, source: Source) -> Any:
+        """Return what would have been drawn of all."""
+        places = _places(source)
+        quota = np.array([places[id_] for id_ in table.column("quota_id").to_pylist()], dtype=np.intp)
+        certain = table.column("certain").to_numpy()
+        order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
+        ordered = quota[order]
+        starts = np.searchsorted(ordered, ordered)
+        return table.take(pa.array(order[np.arange(len(order)) - starts < self.per_quota]))
+
+
+def _places(source: Source) -> dict[int, int]:
+    return {quota.quota_id: place for place, quota in enumerate(source.quotas)}
+
+
+def _hashed(text: str, key: bytes) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
+
+
+class _Drawn:
+    """The members of each quota that were drawn so far, of those that match for certain or of the others.
+
+    Attributes:
+        priorities: Of each quota, the lowest ones, in order; the last number there is stands for none.
+        codes: The members these are of.
+    """
+
+    def __init__(self, quotas: int, per_quota: int) -> None:
+        self.priorities = np.full((quotas, per_quota), _LAST, dtype=np.uint64)
+        self.codes = np.full((quotas, per_quota), "", dtype=object)
+
+    @property
+    def limits(self) -> NDArray[np.uint64]:
+        """Of each quota, the priority from which on nobody is drawn any more."""
+        return self.priorities[:, -1]
+
+    def add(self, quotas: NDArray[np.intp], priorities: NDArray[np.uint64], codes: NDArray[np.object_]) -> None:
+        """Draw from more members: of each quota given, one row of some."""
+        both = np.concatenate([self.priorities[quotas], priorities], axis=1)
+        all_codes = np.concatenate([self.codes[quotas], codes], axis=1)
+        order = np.argsort(both, axis=1, kind="stable")[:, : self.priorities.shape[1]]
+        self.priorities[quotas] = np.take_along_axis(both, order, axis=1)
+        self.codes[quotas] = np.take_along_axis(all_codes, order, axis=1)
+
+
+class _Drawing:
+    """Draws members by a number of theirs, turned by a number of the quota: as on a wheel.
+
+    So members sorted by their number are sorted for each quota too, from some place on and then from the
+    beginning; and of a chunk of these, most quotas need nobody once they have drawn from many.
+    """
+
+    def __init__(self, output: Sample, source: Source) -> None:
+        self._output, self._source = output, source
+        self._key = output.seed.to_bytes(16, "little", signed=True)
+        turns = [_hashed(str(quota.quota_id), self._key) for quota in source.quotas]
+        self._turns = np.array(turns, dtype=np.uint64)
+        self._certain = _Drawn(len(turns), output.per_quota)
+        self._others = _Drawn(len(turns), output.per_quota)
+        self._codes = np.zeros(0, dtype=object)
+        self._hashes = np.zeros(0, dtype=np.uint64)
+
+    def begin(self, batch: Any) -> Any:
+        codes = np.array(texts(batch.column(MEMBER_CODE), MEMBER_CODE).to_pylist(), dtype=object)
+        hashes = np.array([_hashed(code or "", self._key) for code in codes], dtype=np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        self._codes, self._hashes = codes[order], hashes[order]
+        return batch.take(pa.array(order))
+
+    def add(self, kernel: Kernel, members: slice) -> None:
+        hashes, codes = self._hashes[members], self._codes[members]
+        for block in kernel.plan.blocks:
+            possible, some_certain = kernel.block(block)
+            certain = possible.copy()
+            certain[block.unsure] = some_certain
+            self._draw(self._certain, block.quotas, certain, hashes, codes)
+            short = self._certain.limits[block.quotas] == _LAST
+            self._draw(self._others, block.quotas[short], (possible ^ certain)[short], hashes, codes)
+
+    def _draw(
+        self,
+        drawn: _Drawn,
+        quotas: NDArray[np.intp],
+        rows: NDArray[np.uint64],
+        hashes: NDArray[np.uint64],
+        codes: NDArray[np.object_],
+    ) -> None:
+        turns = self._turns[quotas]
+        starts = np.searchsorted(hashes, -turns)  # who comes first: their priority is lowest
+        best = np.where(starts < len(hashes), hashes[np.minimum(starts, len(hashes) - 1)], hashes[0]) + turns
+        wanted = (best < drawn.limits[quotas]) & rows.any(axis=1)
+        quotas, rows, starts, turns = quotas[wanted], rows[wanted], starts[wanted], turns[wanted]
+        if not len(quotas):
+            return
+        members = unpacked(rows)[:, : len(hashes)]
+        before = np.cumsum(members, axis=1, dtype=np.int32)
+        skipped = np.where(starts > 0, before[np.arange(len(rows)), starts - 1], 0)[:, None]
+        turn = (before - 1 - skipped) % np.maximum(before[:, -1:], 1)
+        row, member = np.nonzero(members & (turn < self._output.per_quota))
+        place = turn[row, member]
+        priorities = np.full((len(rows), self._output.per_quota), _LAST, dtype=np.uint64)
+        of = np.full(priorities.shape, "", dtype=object)
+        priorities[row, place] = hashes[member] + turns[row]
+        of[row, place] = codes[member]
+        drawn.add(quotas, priorities, of)
+
+    def end(self) -> Any:
+        tables = [
+            self._table(drawn, is_certain=is_certain)
+            for drawn, is_certain in ((self._certain, True), (self._others, False))
+        ]
+        (batch,) = self._output.merged(
+            pa.concat_tables(tables), self._source
+        ).combine_chunks().to_batches() or [pa.record_batch([[], [], [], []], schema=self._output.schema)]
+        return batch
+
+    def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
+        quota, place = np.nonzero(drawn.priorities != _LAST)
+        ids = np.array([each.quota_id for each in self._source.quotas], dtype=np.int64)
+        columns = [
+            pa.array(ids[quota]),
+            pa.array(drawn.codes[quota, place], pa.string()),
+            pa.array(np.full(len(quota), is_certain)),
+            pa.array(drawn.priorities[quota, place]),
+        ]
+        return pa.table(columns, schema=self._output.schema)

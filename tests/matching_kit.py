@@ -1,0 +1,114 @@
+"""Quotas to match with, written shortly, and strategies that make them; members as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from operator import index
+
+import pyarrow as pa
+from attrs import evolve
+from hypothesis import strategies as st
+
+from sampling_async import Layer, Price, QuestionAndAnswers, Quota, SubQuota, Survey
+from sampling_async.matching import MatchPolicy, QuestionKinds, Truth
+
+AGE, POSTAL, DMA, MSA, GENDER, OTHER = 1001538, 1001042, 1001568, 1001569, 1001007, 1009999
+MALE, FEMALE = 2000247, 2000246
+NOW = datetime(2026, 1, 15, tzinfo=UTC)
+NO, POSSIBLE, CERTAIN = Truth
+KINDS = QuestionKinds.default().with_age(AGE, {11: (18, 24), 12: (25, 99)})
+
+
+def row(question_id: int, *answers: int | str, routable: bool = False) -> QuestionAndAnswers:
+    return QuestionAndAnswers(
+        question_id,
+        tuple(one for one in answers if isinstance(one, int)),
+        tuple(one for one in answers if isinstance(one, str)),
+        routable,
+    )
+
+
+def sub_quota(*rows: QuestionAndAnswers, full: bool = False) -> SubQuota:
+    return SubQuota(1, 10 if full else 0, 10, rows)
+
+
+def quota(*layers: list[SubQuota], quota_id: int = 7, remaining: int = 5) -> Quota:
+    return Quota(quota_id, 10, remaining, tuple(Layer(1, tuple(layer)) for layer in layers))
+
+
+def survey(*quotas: Quota, survey_id: int = 3, **changes) -> Survey:
+    whole = Survey(survey_id, 1, 10, 30, 1, NOW, (1, 2, 3), False, 10, 5, Price(1.0, 1), quotas)
+    return evolve(whole, **changes)
+
+
+def panel_of(profiles, **columns) -> pa.Table:
+    """Return members as a table: a column is a list where one of its answers is."""
+    members = list(profiles)
+    questions = {question_id for profile in members for question_id in profile}
+    made = {str(id_): pa.array(_column([each.get(id_) for each in members])) for id_ in questions}
+    for name, column in columns.items():
+        made[name] = column if isinstance(column, pa.Array) else pa.array(column)
+    return pa.table(made) if made else pa.table({"nothing": pa.nulls(len(members))})
+
+
+def _column(answers):
+    plain = [_plain(answer) for answer in answers]
+    values = [one for answer in plain for one in (answer if isinstance(answer, list) else [answer])]
+    if any(isinstance(one, str) for one in values):  # a column is of one type
+        plain = [_plain(answer, str) for answer in answers]
+    if any(isinstance(answer, list) for answer in plain):
+        return [answer if isinstance(answer, list) or answer is None else [answer] for answer in plain]
+    return plain
+
+
+def _plain(answer, kind=None):
+    if answer is None:
+        return None
+    if isinstance(answer, Iterable) and not isinstance(answer, str):
+        return [_plain(one, kind) for one in answer]
+    return kind(answer) if kind else answer if isinstance(answer, str) else index(answer)
+
+
+answers = st.integers(1, 4)
+rows = st.one_of(
+    st.builds(
+        lambda q, ids, r: row(q, *ids, routable=r), st.sampled_from([1, 2, 3]), st.sets(answers), st.booleans()
+    ),
+    st.builds(
+        lambda values, r: row(AGE, *values, routable=r),
+        st.lists(st.sampled_from(["18-24", "20-30", "31-99", "65+", "40"]), max_size=3),
+        st.booleans(),
+    ),
+    st.builds(lambda ids: row(AGE, *ids), st.sets(st.sampled_from([11, 12, 13]))),
+    st.builds(
+        lambda values: row(POSTAL, *values),
+        st.lists(st.sampled_from(["1", "10", "101", "2", "a b", ""]), max_size=3) | st.just(["10101"] * 1000),
+    ),
+    st.builds(lambda values: row(DMA, *values), st.lists(st.sampled_from(["1", "2", "x"]), max_size=2)),
+    st.builds(lambda value: row(4, value), st.sampled_from(["1", "2"])),
+)
+sub_quotas = st.builds(
+    lambda rows, full: sub_quota(*rows, full=full), st.lists(rows, max_size=3), st.booleans()
+)
+layers = st.lists(sub_quotas, max_size=4)
+quota_lists = st.lists(st.lists(layers, max_size=3), min_size=1, max_size=6)
+profiles = st.fixed_dictionaries(
+    {},
+    optional={
+        1: answers | st.sets(answers, max_size=3),
+        2: answers | st.lists(answers, max_size=2),
+        3: answers,
+        4: answers,
+        AGE: st.integers(0, 120),
+        POSTAL: st.sampled_from(["10101", "1", "20000", "ab1"]),
+        DMA: st.sampled_from([1, 2, "3"]),
+    },
+)
+policies = st.builds(
+    MatchPolicy,
+    subquota_rule=st.sampled_from(["exactly_one", "at_least_one"]),
+    missing=st.sampled_from(["routable", "possible", "no"]),
+    truncated_postal=st.sampled_from(["possible", "no"]),
+    full=st.sampled_from(["blocks", "ignored"]),
+)

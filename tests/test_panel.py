@@ -1,0 +1,376 @@
+"""Panels: every member as the index says, whatever columns are made of, and however the panel is divided."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from attrs import asdict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matching_kit import (
+    AGE,
+    GENDER,
+    KINDS,
+    MALE,
+    OTHER,
+    POSTAL,
+    panel_of,
+    policies,
+    profiles,
+    quota,
+    quota_lists,
+    row,
+    sub_quota,
+    survey,
+)
+
+from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async.matching import (
+    Counts,
+    PanelMatcher,
+    QuestionKinds,
+    QuotaIndex,
+    Sample,
+    TopK,
+)
+from sampling_async.matching.panel import _kernel, _matcher, _plan, _rows
+from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
+
+AGES = QuestionKinds.default().with_age(AGE, AGE_BANDS)
+ALL = quota(quota_id=1)
+MEN = quota([sub_quota(row(GENDER, MALE))], quota_id=2)
+
+
+def counted(matcher: PanelMatcher, panel) -> dict[int, tuple[int, int]]:
+    """Return the certain and possible members of each quota."""
+    table = matcher.run(panel).read_all()
+    return {one["quota_id"]: (one["certain"], one["possible"]) for one in table.to_pylist()}
+
+
+def by_index(index: QuotaIndex, matched) -> dict[int, tuple[int, int]]:
+    certain = Counter(id_ for each in matched for id_ in each.certain)
+    possible = Counter(id_ for each in matched for id_ in each.possible)
+    return {id_: (certain[id_], possible[id_]) for id_ in index.quota_ids}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Have everything done in so small pieces that there are several of each."""
+    monkeypatch.setattr(_matcher, "_ROWS", 5)
+    monkeypatch.setattr(_matcher, "CHUNK", 3)
+    monkeypatch.setattr(_plan, "BLOCK", 2)
+    monkeypatch.setattr(_kernel, "BLOCK", 2)
+    monkeypatch.setattr(_kernel, "_AT_ONCE", 2)
+    monkeypatch.setattr(_rows, "STEP", 3)
+    monkeypatch.setattr(_kernel, "STEP", 3)
+
+
+# --- Against the index, and so against the reference
+
+
+@settings(max_examples=250)
+@given(quota_lists, st.lists(profiles, min_size=1, max_size=9), policies, st.sampled_from([1, 3, 50]))
+def test_a_panel_agrees_with_the_index(of_quotas, members, policy, n):
+    quotas = [quota(*each, quota_id=at, remaining=at % 3) for at, each in enumerate(of_quotas)]
+    index = QuotaIndex(
+        [survey(*quotas[:3], survey_id=1), survey(*quotas[3:], survey_id=2)], kinds=KINDS, policy=policy
+    )
+    matched = [index.match(profile) for profile in members]
+    codes = [f"M{at}" for at in range(len(members))]
+    panel = panel_of(members, member_code=codes)
+    assert counted(PanelMatcher(index), panel) == by_index(index, matched)
+    for one_per_survey in (True, False):
+        best = PanelMatcher(index, TopK(n, one_per_survey=one_per_survey)).run(panel).read_all()
+        selected = [each.select(n, one_per_survey=one_per_survey) for each in matched]
+        assert best.column("member_code").to_pylist() == codes
+        assert best.column("quota_ids").to_pylist() == [list(each) for each in selected]
+        assert best.column("certain").to_pylist() == [
+            sum(id_ in each.certain for id_ in ids) for each, ids in zip(matched, selected, strict=True)
+        ]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed_quotas():
+    simulator = Simulator(seed=11, members=23, surveys=40)
+    index = QuotaIndex(simulator.inventory, kinds=AGES)
+    members = list(simulator.members.values())
+    index.close(next(iter(index.quota_ids)))
+    listed = index.quota_ids[3]
+    index.recontact(listed, [member.member_code for member in members[::2]])
+    taken = [[3, *(survey_id for survey_id in range(at % 4))] for at in range(len(members))]
+    matched = [
+        index.match(
+            member.profile,
+            device_type=member.device_type_id,
+            participations=member.participations,
+            exclude_surveys=excluded,
+            member_code=member.member_code,
+        )
+        for member, excluded in zip(members, taken, strict=True)
+    ]
+    panel = panel_of(
+        [member.profile for member in members],
+        member_code=[member.member_code for member in members],
+        device_type=[member.device_type_id for member in members],
+        exclude_surveys=taken,
+        participations=pa.array(
+            [[asdict(participation) for participation in member.participations] for member in members],
+            type=PARTICIPATIONS,
+        ),
+    )
+    assert sum(len(member.participations) for member in members) > 10
+    assert counted(PanelMatcher(index), panel) == by_index(index, matched)
+    best = PanelMatcher(index, TopK(7)).run(panel).read_all()
+    assert best.column("quota_ids").to_pylist() == [list(each.select(7)) for each in matched]
+
+
+PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
+
+
+def test_an_updated_index_is_matched_with_as_a_whole():
+    first = [survey(MEN, survey_id=1), *(survey(quota(quota_id=at), survey_id=at) for at in range(10, 30))]
+    index = QuotaIndex(first).updated([survey(ALL, survey_id=1), *first[2:]])
+    matched = index.match({GENDER: MALE})
+    assert counted(PanelMatcher(index), panel_of([{GENDER: MALE}])) == by_index(index, [matched])
+    assert 10 not in counted(PanelMatcher(index), panel_of([{GENDER: MALE}]))
+
+
+def test_a_question_without_a_column_was_not_answered():
+    index = QuotaIndex([survey(MEN, quota([sub_quota(row(OTHER, 1, routable=True))], quota_id=3))])
+    panel = pa.table({"member_code": ["a", "b"]})
+    assert counted(PanelMatcher(index), panel) == {2: (0, 0), 3: (0, 2)}
+    assert PanelMatcher(index).questions == (GENDER, OTHER)
+
+
+def test_an_empty_panel_and_an_empty_inventory_come_to_nothing():
+    index = QuotaIndex([survey(MEN)])
+    somebody = panel_of([{GENDER: MALE}], member_code=["a"])
+    nobody = somebody.slice(0, 0)
+    assert counted(PanelMatcher(QuotaIndex([])), somebody) == {}
+    assert PanelMatcher(QuotaIndex([]), TopK(3)).run(somebody).read_all().to_pylist() == [
+        {"member_code": "a", "quota_ids": [], "certain": 0}
+    ]
+    assert len(PanelMatcher(QuotaIndex([]), Sample(3)).run(somebody).read_all()) == 0
+    for output in (Counts(), TopK(3), Sample(3)):
+        assert PanelMatcher(index, output).run(nobody).schema == output.schema
+    assert counted(PanelMatcher(index), nobody) == {2: (0, 0)}
+    assert len(PanelMatcher(index, TopK(3)).run(nobody).read_all()) == 0
+    assert len(PanelMatcher(index, Sample(3)).run(nobody).read_all()) == 0
+
+
+# --- What columns may be made of
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, None], pa.int8()),
+        pa.array([1, 2, None], pa.uint64()),
+        pa.array([1.0, 2.0, float("nan")]),
+        pa.array([1.0, 2.0, None], pa.float32()),
+        pa.array([1, 2, None]).cast(pa.decimal128(20, 0)),
+        pa.array(["1", " 2 ", ""]),
+        pa.array(["1", "2", None], pa.large_string()),
+        pa.array(["1", "2", None], pa.string_view()),
+        pa.array(["1", "2", None]).dictionary_encode(),
+        pa.array([1, 2, None]).dictionary_encode(),
+        pa.array([[1], [2, 3], []]),
+        pa.array([[1, None], [3, 2], None], pa.large_list(pa.int32())),
+        pa.array([["1"], ["2"], [None]]),
+        pa.array([[1.0], [2.0], [None]]),
+        pa.array([9, 1, 2, None]).slice(1),
+        pa.array([[9], [1], [2], None]).slice(1),
+        pa.array(["9", "1", "2", None]).dictionary_encode().slice(1),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("more", [(), (2_000_247,), (2**62,)], ids=["near", "far", "farther"])
+def test_answers_are_read_from_whatever_type_they_come_in(column, more):
+    rows = {1: row(OTHER, 1), 2: row(OTHER, 2, *more), 8: row(OTHER, 8, routable=True)}
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in rows.items()))])
+    panel = pa.table({str(OTHER): column})
+    assert counted(PanelMatcher(index), panel) == {1: (1, 0), 2: (1, 0), 8: (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("answers", "certain"),
+    [
+        (["10 1-01", "20000", None], 1),
+        (pa.array(["10101", "1", "ab1"]).dictionary_encode(), 1),
+        (pa.array([None, None, None]), 0),
+    ],
+)
+def test_postal_codes_are_texts(answers, certain):
+    index = QuotaIndex([survey(quota([sub_quota(row(POSTAL, "101"))], quota_id=1))])
+    assert counted(PanelMatcher(index), pa.table({str(POSTAL): answers})) == {1: (certain, 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        (AGE, [30, None, 200], "row 2 of the panel.*an age is given in years.*not 200"),
+        (AGE, [30.5], "not whole"),
+        (AGE, ["30", "old"], "row 1 of the panel.*not 'old'"),
+        (AGE, [True], "of type bool"),
+        (OTHER, ["x"], "row 0 of the panel.*answer IDs"),
+        (OTHER, [["1"], [], ["2", "y"]], "row 2 of the panel.*'y'"),
+        (OTHER, [{"a": 1}], "of type struct"),
+        (POSTAL, [10101], "row 0 of the panel.*a postal code is a text.*not 10101"),
+        ("device_type", ["phone"], "'device_type'.*whole numbers"),
+        ("exclude_surveys", [1], "'exclude_surveys'.*lists of survey IDs"),
+        ("exclude_surveys", [["x"]], "'exclude_surveys'.*whole numbers"),
+        ("participations", [[1]], "'participations'.*survey_id, wave_id, status_id"),
+        ("participations", [[{"survey_id": 1}]], "'participations'.*no 'status_id'"),
+        ("member_code", [1], "'member_code'.*texts"),
+    ],
+)
+def test_what_is_no_answer_is_refused_by_column_and_row(name, column, words):
+
+    rows = [row(OTHER, 1), row(AGE, "18-30"), row(POSTAL, "1")]
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in enumerate(rows)))])
+    table = {"member_code": [f"M{at}" for at in range(len(column))], str(name): column}
+    with pytest.raises(InvalidRequestError, match=words):
+        PanelMatcher(index, TopK(2)).run(pa.table(table)).read_all()
+
+
+def test_an_age_out_of_all_bounds_is_refused_in_a_later_batch_too():
+    index = QuotaIndex([survey(quota([sub_quota(row(AGE, "18-30"))]))])
+    batches = [
+        pa.record_batch({str(AGE): pa.array([30] * 40_000)}),
+        pa.record_batch({str(AGE): pa.array([30, -1])}),
+    ]
+    with pytest.raises(InvalidRequestError, match=r"row 40001 of the panel.*not -1"):
+        list(PanelMatcher(index).map_batches(batches))
+
+
+def test_a_panel_is_a_stream_with_each_column_once_and_with_codes_where_members_are_told():
+    index = QuotaIndex([survey(MEN)])
+    with pytest.raises(InvalidRequestError, match=r"an Arrow stream.*not list"):
+        PanelMatcher(index).run([{GENDER: MALE}])
+    with pytest.raises(InvalidRequestError, match="several columns '1001007'"):
+        PanelMatcher(index).run(pa.table([[1], [2]], names=[str(GENDER)] * 2)).read_all()
+    with pytest.raises(InvalidRequestError, match="no column 'member_code'; it has '1001007'"):
+        PanelMatcher(index, TopK(2)).run(pa.table({str(GENDER): [MALE]})).read_all()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
+def test_how_many_are_wanted_is_a_number(wrong):
+    with pytest.raises(InvalidRequestError, match="n is a number from 1 on"):
+        TopK(wrong)
+    with pytest.raises(InvalidRequestError, match="per_quota is a number from 1 on"):
+        Sample(wrong)
+
+
+def test_columns_may_change_from_batch_to_batch():
+    index = QuotaIndex([survey(MEN)])
+    batches = [
+        pa.record_batch({str(GENDER): pa.array([MALE])}),
+        pa.record_batch({str(GENDER): pa.array([[MALE, 4]])}),
+        pa.record_batch({"member_code": pa.array(["a"])}),
+    ]
+    (made,) = PanelMatcher(index).map_batches(batches)
+    assert made.column("certain").to_pylist() == [2]
+
+
+# --- Parts of a panel
+
+
+@pytest.fixture(scope="module")
+def generated():
+    index = QuotaIndex(generate_inventory(9, surveys=30), kinds=AGES)
+    members = list(generate_members(9, members=400))
+    panel = panel_of([each.profile for each in members], member_code=[each.member_code for each in members])
+    return index, panel
+
+
+@pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6), Sample(6, seed=-3)])
+def test_parts_come_to_the_same_as_the_whole(generated, output):
+    index, panel = generated
+    matcher = PanelMatcher(index, output)
+    whole = matcher.run(panel).read_all()
+    copies = [pickle.loads(pickle.dumps(matcher)) for _ in range(3)]
+    parts = [
+        batch
+        for copy, part in zip(copies, (panel.slice(0, 130), panel.slice(130, 1), panel.slice(131)), strict=True)
+        for batch in copy.map_batches(part.to_batches())
+    ]
+    merged = matcher.merged(parts)
+    assert merged.schema == matcher.schema == whole.schema
+    assert merged == whole == matcher.merged(pa.Table.from_batches(parts))
+    if not isinstance(output, TopK):
+        assert matcher.merged(parts[::-1]) == whole
+
+
+def test_a_matcher_is_small_to_send(generated):
+    index, panel = generated
+    matcher = PanelMatcher(index)
+    before = len(pickle.dumps(matcher))
+    list(matcher.map_batches(panel.to_batches()))
+    assert len(pickle.dumps(matcher)) < 2 * before < 1_000_000
+
+
+def test_a_sample_is_of_certain_members_first_and_then_of_possible_ones(generated):
+    index, panel = generated
+    drawn: dict[int, dict[bool, set[str]]] = {}
+    for one in PanelMatcher(index, Sample(6)).run(panel).read_all().to_pylist():
+        drawn.setdefault(one["quota_id"], {True: set(), False: set()})[one["certain"]].add(one["member_code"])
+    members = list(generate_members(9, members=400))
+    matching: dict[int, dict[bool, set[str]]] = {id_: {True: set(), False: set()} for id_ in index.quota_ids}
+    for member in members:
+        matched = index.match(member.profile)
+        for is_certain, ids in ((True, matched.certain), (False, matched.possible)):
+            for id_ in ids:
+                matching[id_][is_certain].add(member.member_code)
+    for id_, of in matching.items():
+        got = drawn.get(id_, {True: set(), False: set()})
+        certain = min(6, len(of[True]))
+        assert got[True] <= of[True]
+        assert got[False] <= of[False]
+        assert (len(got[True]), len(got[False])) == (certain, min(6 - certain, len(of[False])))
+
+
+def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
+    index = QuotaIndex([survey(*(quota(quota_id=at) for at in range(400)))])
+    panel = pa.table({"member_code": [f"M{at}" for at in range(100)]})
+    drawn = PanelMatcher(index, Sample(20)).run(panel).read_all().to_pylist()
+    times = Counter(one["member_code"] for one in drawn)
+    assert len(drawn) == 400 * 20
+    assert len(times) == 100  # each 80 times on the average, and none out of all proportion
+    assert max(times.values()) < 400
+    of_quota: dict[int, set[str]] = {}
+    for one in drawn:
+        of_quota.setdefault(one["quota_id"], set()).add(one["member_code"])
+    assert len(set(map(frozenset, of_quota.values()))) > 50
+    other = PanelMatcher(index, Sample(20, seed=1)).run(panel).read_all().to_pylist()
+    assert {one["member_code"] for one in other if one["quota_id"] == 0} != of_quota[0]
+
+
+def test_requests_are_what_a_fan_out_takes():
+    index = QuotaIndex([survey(ALL, survey_id=1), survey(MEN, survey_id=2)])
+    panel = panel_of([{GENDER: MALE}, {GENDER: 5}], member_code=["a", "b"])
+    assert list(PanelMatcher(index, TopK(2)).requests(panel)) == [
+        InviteRequest("a", (1, 2)),
+        InviteRequest("b", (1,)),
+    ]
+    with pytest.raises(InvalidRequestError, match=r"requests are made of TopK\(n\), not of Counts"):
+        next(PanelMatcher(index).requests(panel))
+
+
+def test_without_the_extra_the_rest_of_matching_works_and_a_panel_says_what_is_missing():
+    script = """
+import sys
+sys.modules["pyarrow"] = None
+from sampling_async.matching import QuotaIndex
+try:
+    from sampling_async.matching import PanelMatcher
+except ImportError as exc:
+    print(exc)
+
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "needs pyarrow: python -m pip install 'sampling-async[panel]'" in ran.stdout
