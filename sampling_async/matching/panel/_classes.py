@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from sampling_async.matching._conditions import Condition
     from sampling_async.matching._policy import MatchPolicy
@@ -45,17 +45,22 @@ class Classes:
         for at, condition in enumerate(conditions):
             for value in _values(condition):
                 meeting[value].append(at)
-        if kind == "postal":
-            _inherit(meeting)
-        numbers: dict[tuple[int, ...], int] = {(): OTHER}
-        self.of: dict[int | str, int] = {
-            value: numbers.setdefault(tuple(meeting[value]), len(numbers) + 1)
-            for value in sorted(meeting, key=_in_order)
-        }
-        self.everything = (1 << len(numbers) + 1) - 1
+        lengths = {len(value) for value in meeting if isinstance(value, str)}
+        self._lengths = sorted(lengths, reverse=True)
+        numbers: dict[tuple[int, tuple[int, ...]], int] = {(OTHER, ()): OTHER}
+        met: list[frozenset[int]] = [frozenset(), frozenset()]  # by the answers of each class
+        self.of: dict[int | str, int] = {}
+        for value in sorted(meeting, key=_in_order):  # a code comes after its beginnings
+            # What meets a condition by its beginning does so as a whole.
+            beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
+            key = beginning, tuple(meeting[value])
+            number = self.of[value] = numbers.setdefault(key, len(met))
+            if number == len(met):
+                met.append(met[beginning].union(meeting[value]))
+        self.everything = (1 << len(met)) - 1
         self.certain = [0] * len(conditions)
-        for met, number in numbers.items():
-            for at in met:
+        for number, places in enumerate(met):
+            for at in places:
                 self.certain[at] |= 1 << number
         self.possible = [
             certain
@@ -63,7 +68,6 @@ class Classes:
             | (1 << UNANSWERED if condition.may_be_met(answered=False, policy=policy) else 0)
             for certain, condition in zip(self.certain, conditions, strict=True)
         ]
-        self._lengths = sorted({len(value) for value in self.of if isinstance(value, str)}, reverse=True)
 
     @property
     def answered(self) -> int:
@@ -75,19 +79,21 @@ class Classes:
         return self.everything.bit_length()
 
     def number(self, known: Known | None) -> int:
-        """Return the class of an answer; of several answer IDs, `numbers` returns them."""
+        """Return the class of an answer, which is no more than one."""
         if known is None:
             return UNANSWERED
         if isinstance(known, str):
-            hits = (self.of.get(known[:length]) for length in self._lengths if length <= len(known))
-            return next((hit for hit in hits if hit is not None), OTHER)
+            return self._longest(known)
         if isinstance(known, frozenset):
             (known,) = known
         return self.of.get(known, OTHER)
 
-    def numbers(self, known: Iterable[int]) -> set[int]:
-        """Return the classes of answer IDs."""
-        return {self.of.get(one, OTHER) for one in known}
+    def _longest(self, code: str) -> int:
+        """Return the class of the longest beginning of a code that there is."""
+        for length in self._lengths:
+            if length <= len(code) and (number := self.of.get(code[:length])) is not None:
+                return number
+        return OTHER
 
 
 def _values(condition: Condition) -> Collection[int | str]:
@@ -98,15 +104,3 @@ def _values(condition: Condition) -> Collection[int | str]:
 def _in_order(value: int | str) -> Any:
     """Return what values are sorted by: themselves, since those of a question are all of one type."""
     return value
-
-
-def _inherit(meeting: dict[int | str, list[int]]) -> None:
-    """Add to what a beginning of codes meets what its own beginnings meet."""
-    own = {prefix: met for prefix, met in meeting.items() if isinstance(prefix, str)}
-    lengths = sorted({len(prefix) for prefix in own})
-    for prefix, met in own.items():
-        shorter = [
-            own[prefix[:length]] for length in lengths if length < len(prefix) and prefix[:length] in own
-        ]
-        if shorter:
-            meeting[prefix] = sorted({*met}.union(*shorter))

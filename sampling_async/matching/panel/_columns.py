@@ -154,7 +154,7 @@ class Reader:
             values = values.astype(np.int64)
         codes: NDArray[Any]
         if self._table is not None:
-            codes = self._table.take(np.clip(values, self._low - 1, self._high + 1) - (self._low - 1))
+            codes = self._table.take(values - (self._low - 1), mode="clip")
         else:
             at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
             codes = np.where(self._known[at] == values, self._known_codes[at], OTHER).astype(self._codes)
@@ -165,7 +165,7 @@ class Reader:
             if wrong.any():
                 self._refuse(int(values[wrong][0]), int(np.flatnonzero(wrong)[0]), first, member)
         if answered is not None:
-            codes[~answered] = UNANSWERED
+            codes *= answered  # no answer is class 0
         return codes
 
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:

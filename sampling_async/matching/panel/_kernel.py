@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     from sampling_async.matching.panel._plan import Block, Plan
 
-Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]"
+Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
-CHUNK: Final = 8192
+CHUNK: Final = 16384
 """Members at a time: so few that their rows stay in the processor's cache, so many that a call is worth it."""
 
 _WORD: Final = 64
+_SWAPS: Final = tuple(
+    (np.uint64(shift), np.uint64(mask))
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
+)
 _AT_ONCE: Final = 64
 _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
@@ -50,7 +54,7 @@ class Answers(NamedTuple):
 
 
 class _Filler(Protocol):
-    """Fills rows of one kind: yields their places, and whether each of some members is in them."""
+    """Fills rows of one kind: yields their places, and what is put there."""
 
     def rows(self, answers: Answers, members: slice) -> Filled: ...
 
@@ -67,7 +71,7 @@ class _Compared:
         codes = answers.codes[self._question, members]
         for first in range(0, len(self._places), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
-            yield self._places[some], self._compare(codes, self._classes[some])
+            yield self._places[some], packed(self._compare(codes, self._classes[some]))
 
 
 class _LookedUp:
@@ -76,21 +80,39 @@ class _LookedUp:
     def __init__(
         self, question_id: int, question: int | None, sets: Sequence[int], size: int, places: NDArray[np.intp]
     ) -> None:
-        self._question_id, self._question, self._places = question_id, question, places
-        width = -(-size // 8)
-        table = b"".join(classes.to_bytes(width, "little") for classes in sets)
-        self._table = np.frombuffer(table, dtype=np.uint8).reshape(len(sets), width)
-        self._size = size
+        self._question_id, self._question = question_id, question
+        self._places = [places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE)]
+        # Of each class, a bit for each set: what is looked up for a member is many sets at once.
+        self._tables: list[NDArray[np.uint8]] = []
+        for first in range(0, len(sets), _AT_ONCE):
+            some = b"".join(
+                classes.to_bytes(-(-size // 8), "little") for classes in sets[first : first + _AT_ONCE]
+            )
+            is_in = np.frombuffer(some, dtype=np.uint8).reshape(len(sets[first : first + _AT_ONCE]), -1)
+            by_class = np.unpackbits(is_in, axis=1, count=size, bitorder="little").T
+            self._tables.append(np.packbits(by_class, axis=1, bitorder="little"))
 
     def rows(self, answers: Answers, members: slice) -> Filled:
         if self._question is None:
             codes = answers.looked_up[self._question_id][members]
         else:
             codes = answers.codes[self._question, members].astype(np.intp)
-        for first in range(0, len(self._places), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            table = np.unpackbits(self._table[some], axis=1, count=self._size, bitorder="little").view(bool)
-            yield self._places[some], table.take(codes, axis=1)
+        if len(codes) % _WORD:
+            codes = np.pad(codes, (0, -len(codes) % _WORD))
+        for places, table in zip(self._places, self._tables, strict=True):
+            yield places, _turned(table.take(codes, axis=0))[: len(places)].view(np.uint64)
+
+
+def _turned(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a matrix of bits, eight to a byte, with its rows as columns."""
+    height, width = bits.shape
+    squares = np.ascontiguousarray(bits.reshape(-1, 8, width).transpose(2, 0, 1)).view("<u8")
+    for shift, mask in _SWAPS:  # in each square of eight by eight: single bits, then twos, then fours
+        swapped = (squares ^ squares >> shift) & mask
+        squares ^= swapped ^ swapped << shift
+    return np.ascontiguousarray(
+        squares.view(np.uint8).reshape(width, height // 8, 8).transpose(0, 2, 1)
+    ).reshape(8 * width, height // 8)
 
 
 class _Has:
@@ -104,7 +126,7 @@ class _Has:
         rows = np.zeros((len(self._classes), members.stop - members.start), dtype=bool)
         for row, number in zip(rows, self._classes, strict=True):
             row[member[what == number]] = True
-        yield self._places, rows
+        yield self._places, packed(rows)
 
 
 class _OnDevice:
@@ -116,7 +138,7 @@ class _OnDevice:
     def rows(self, answers: Answers, members: slice) -> Filled:
         assert answers.devices is not None
         device, is_known = (each[members] for each in answers.devices)
-        yield self._places, np.array([~is_known | np.isin(device, each) for each in self._device_types])
+        yield self._places, packed(np.array([~is_known | np.isin(device, each) for each in self._device_types]))
 
 
 class _Untaken:
@@ -135,7 +157,7 @@ class _Untaken:
             untaken = np.ones((len(places), members.stop - members.start), dtype=bool)
             here = (row >= first) & (row < first + len(places))
             untaken[row[here] - first, member[here]] = False
-            yield places, untaken
+            yield places, packed(untaken)
 
 
 class _Listed:
@@ -145,7 +167,7 @@ class _Listed:
         self._quotas, self._places = quotas, places
 
     def rows(self, answers: Answers, members: slice) -> Filled:
-        yield self._places, np.array([answers.listed[quota][members] for quota in self._quotas])
+        yield self._places, packed(np.array([answers.listed[quota][members] for quota in self._quotas]))
 
 
 class Kernel:
@@ -212,11 +234,11 @@ class Kernel:
             self._some = np.empty((STEP, words), dtype=np.uint64)
             self._of_block = np.empty((2, BLOCK, words), dtype=np.uint64)
         rows = self._rows
-        self.everybody = packed(np.ones((1, count), dtype=bool), words)[0]
+        self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
         for filler in self._fillers:
             for places, filled in filler.rows(answers, members):
-                rows[places] = packed(filled, words)
+                rows[places] = filled
         for op, first, operands in self.plan.steps:
             _combine(_UFUNCS[op], rows, operands, rows[first : first + len(operands[0])], self._some)
         self._is_partial = bool(count % _WORD)
@@ -254,11 +276,11 @@ class Kernel:
                 )
 
 
-def packed(members: NDArray[np.bool_], words: int) -> NDArray[np.uint64]:
-    """Return rows of members as bits, in so many words a row."""
+def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Return rows of members as bits."""
     bits = np.packbits(members, axis=1, bitorder="little")
-    if bits.shape[1] < 8 * words:
-        bits = np.pad(bits, ((0, 0), (0, 8 * words - bits.shape[1])))
+    if bits.shape[1] % 8:
+        bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8)))
     return bits.view(np.uint64)
 
 

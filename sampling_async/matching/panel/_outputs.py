@@ -173,7 +173,7 @@ class _Choosing:
                 row, member = _members_in(rows)
                 chosen.append((quotas[row], member))
                 had = had + np.bincount(member, minlength=count)
-                has_room = packed((had < n)[None], words)[0]
+                has_room = packed((had < n)[None])[0]
             if are_certain:
                 certain = np.minimum(had, n)
         return self._batch(members, chosen, had, certain)

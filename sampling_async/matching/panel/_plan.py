@@ -111,9 +111,9 @@ class Source:
         program = Program([evolve(each.survey, quotas=(each.quota,)) for each in targets], kinds, policy)
         self.kinds, self.policy = kinds, policy
         self.lists = lists
-        self.sub_quotas = [shape.asked for shape in program.sub_quotas]
         self.layers = [shape.sub_quotas for shape in program.layers]
-        self.classes, self.asked = _classes(program, kinds)
+        self.classes, asked = _classes(program, kinds)
+        self.sub_quotas = [tuple(asked[place] for place in shape.asked) for shape in program.sub_quotas]
         surveys: dict[int, int] = {}
         self.quotas = [
             QuotaOfPlan(
@@ -269,7 +269,7 @@ class _OneQuestion(NamedTuple):
 class _Crossed(NamedTuple):
     """Any other layer: what its sub-quotas ask, and which are full."""
 
-    sub_quotas: list[tuple[list[Asked], bool]]
+    sub_quotas: list[tuple[tuple[Asked, ...], bool]]
 
     def all_asked(self) -> Iterator[Asked]:
         """Yield what is asked."""
@@ -286,13 +286,11 @@ class _Drawing:
         layers = [self._read(shape) for shape in source.layers]
         self._ways = self._chosen_ways(layers)
         self._made: dict[tuple[int, int], Row] = {}
+        self._fits: dict[tuple[Asked, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
 
     def _read(self, shape: Sequence[tuple[int, bool]]) -> _OneQuestion | _Crossed:
-        source = self._source
-        sub_quotas = [
-            ([source.asked[place] for place in source.sub_quotas[sub_quota]], full) for sub_quota, full in shape
-        ]
+        sub_quotas = [(self._source.sub_quotas[sub_quota], full) for sub_quota, full in shape]
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # Of several answers each may fit another sub-quota, so that who fits is not a matter of the class.
@@ -333,19 +331,23 @@ class _Drawing:
 
     def _layer(self, of: _OneQuestion | _Crossed) -> Pair:
         if isinstance(of, _OneQuestion):
-            return self._fitting([of.asked])
+            return self._fitting((of.asked,))
         pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
         if self._is_one_at_most(of):
             is_open = [pair for pair, full in pairs if not full]
             return Pair(*(self.rows.combined("or", rows) for rows in zip(*is_open, strict=True)))
         return layer(pairs, self.rows.nothing, exactly_one=self._exactly_one)
 
-    def _fitting(self, asked: Sequence[Asked]) -> Pair:
+    def _fitting(self, asked: tuple[Asked, ...]) -> Pair:
         """Return who fits a sub-quota; one that asks for nothing says nothing."""
         if not asked:
             return Pair(self.rows.nothing, self.rows.everything)
-        rows = [[self._row(each.question_id, classes) for classes in each.classes] for each in asked]
-        return Pair(*(self.rows.combined("and", each) for each in zip(*rows, strict=True)))
+        found = self._fits.get(asked)
+        if found is None:
+            rows = [[self._row(each.question_id, classes) for classes in each.classes] for each in asked]
+            found = Pair(*(self.rows.combined("and", each) for each in zip(*rows, strict=True)))
+            self._fits[asked] = found
+        return found
 
     def _is_one_at_most(self, of: _Crossed) -> bool:
         """Return whether nobody may fit two of these: some question keeps them apart, of each two."""
