@@ -251,7 +251,7 @@ def test_an_age_out_of_all_bounds_is_refused_in_a_later_batch_too():
 def test_a_panel_is_a_stream_with_each_column_once_and_with_codes_where_members_are_told():
     index = QuotaIndex([survey(MEN)])
     with pytest.raises(InvalidRequestError, match=r"an Arrow stream.*not list"):
-        PanelMatcher(index).run([{GENDER: MALE}])
+        PanelMatcher(index).run([{GENDER: MALE}]).read_all()
     with pytest.raises(InvalidRequestError, match="several columns '1001007'"):
         PanelMatcher(index).run(pa.table([[1], [2]], names=[str(GENDER)] * 2)).read_all()
     with pytest.raises(InvalidRequestError, match="no column 'member_code'; it has '1001007'"):

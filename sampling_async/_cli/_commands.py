@@ -17,7 +17,7 @@ from sampling_async import (
     SamplingClient,
     __version__,
 )
-from sampling_async._cli import _quota_ids, _simulation
+from sampling_async._cli import _match, _quota_ids, _simulation
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import Connection, calls_service, ended_by_failure, fail
 from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
@@ -315,6 +315,14 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
+app.command(
+    epilog=_example(
+        "sampling-async match panel.parquet",
+        "sampling-async match panel.csv --inventory quotas.json --column 1001538=age --column member_code=id "
+        "--top 20 --output best.parquet",
+        "sampling-async match \"SELECT * FROM 'panels/*.parquet' WHERE active\" --requests 20 > requests.jsonl",
+    )
+)(calls_service(_match.match))
 app.command(
     epilog=_example(
         "sampling-async simulate", "sampling-async simulate --port 0 --latency-base 0.05 --workers 4"

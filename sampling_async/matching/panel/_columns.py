@@ -201,6 +201,7 @@ class Reader:
 
 
 _NONE: Final = -1
+_NOTHING: Final = np.zeros(0, dtype=np.intp)
 _MOST_WORDS: Final = 2**18
 
 
@@ -243,28 +244,28 @@ def taken(batch: Any, source: Source) -> Several:
     Raises:
         InvalidRequestError: A column does not hold what it should.
     """
-    what: list[NDArray[np.intp]] = []
-    whose: list[NDArray[np.intp]] = []
-    if EXCLUDED in batch.schema.names:
-        column = batch.column(EXCLUDED)
-        if not is_list(column.type):
-            raise InvalidRequestError(
-                f"column {EXCLUDED!r} of the panel holds lists of survey IDs, not {column.type}"
-            )
-        values, member = _flat(column)
-        survey_ids, there = numbers(values, EXCLUDED)
-        places = {survey_id: place for place, survey_id in enumerate(source.surveys)}
-        found = np.array([places.get(int(each), -1) for each in survey_ids], dtype=np.intp)
-        kept = there & (found >= 0)
-        what.append(found[kept])
-        whose.append(member[kept])
-    if PARTICIPATIONS in batch.schema.names:
-        hits = _participations(batch.column(PARTICIPATIONS), source)
-        what.append(hits.what)
-        whose.append(hits.member)
-    member = np.concatenate(whose)
+    hits = [
+        read(batch.column(name), source)
+        for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
+        if name in batch.schema.names and not pa.types.is_null(batch.schema.field(name).type)
+    ]
+    what = np.concatenate([_NOTHING, *(each.what for each in hits)])
+    member = np.concatenate([_NOTHING, *(each.member for each in hits)])
     order = np.argsort(member, kind="stable")
-    return Several(np.concatenate(what)[order], member[order])
+    return Several(what[order], member[order])
+
+
+def _excluded(column: Any, source: Source) -> Several:
+    if not is_list(column.type):
+        raise InvalidRequestError(
+            f"column {EXCLUDED!r} of the panel holds lists of survey IDs, not {column.type}"
+        )
+    values, member = _flat(column)
+    survey_ids, there = numbers(values, EXCLUDED)
+    places = {survey_id: place for place, survey_id in enumerate(source.surveys)}
+    found = np.array([places.get(survey_id, -1) for survey_id in survey_ids.tolist()], dtype=np.intp)
+    kept = there & (found >= 0)
+    return Several(found[kept], member[kept])
 
 
 def _participations(column: Any, source: Source) -> Several:

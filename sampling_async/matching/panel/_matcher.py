@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._errors import InvalidRequestError
@@ -18,12 +19,14 @@ from sampling_async.matching.panel._columns import (
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._outputs import Counts, Output, TopK
 from sampling_async.matching.panel._plan import Plan, Source
+from sampling_async.matching.panel._workers import matched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from sampling_async.matching._index import QuotaIndex
     from sampling_async.matching.panel._plan import Columns
+    from sampling_async.matching.panel._workers import Piece
 
 _ROWS: Final = 2**15
 """Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
@@ -65,30 +68,45 @@ class PanelMatcher:
         """The Arrow schema of what comes out."""
         return self.output.schema
 
-    def run(self, stream: Any) -> Any:
+    def run(self, stream: Any, *, workers: int = 1) -> Any:
         """Match a panel; return what is wanted of it as a `pyarrow.RecordBatchReader`.
 
         Args:
             stream: Anything that speaks the Arrow C stream: a `pyarrow` table or reader, a Polars or pandas
-                data frame, a DuckDB relation.
+                data frame, a DuckDB relation. Or an iterator of record batches.
+            workers: Processes that match, on one machine; 1 is this one. More are started anew, where the panel
+                is worth it, so that the main module of a program must do its work under
+                `if __name__ == "__main__":`.
 
         Raises:
-            InvalidRequestError: It is no such stream, or a column holds what it should not; while the result is
-                read, the text tells the column and the row.
+            InvalidRequestError: While the result is read: it is no such stream, or a column holds what it
+                should not; the text tells the column and the row.
+            ChildProcessError: A process ended while the result was read.
         """
-        reader = self._reader(stream)
-        return pa.RecordBatchReader.from_batches(self.schema, self.map_batches(reader))
+        if not isinstance(workers, int) or workers < 1:
+            raise InvalidRequestError(f"workers is a number of processes from 1 on, not {workers!r}")
+        pieces = self._pieces(_batches(stream))
+        made = self._matched(pieces) if workers == 1 else self._matched_by(workers, pieces)
+        return pa.RecordBatchReader.from_batches(self.schema, made)
 
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match some of a panel, as an engine hands it out; yield record batches of what is wanted of these.
 
         Counts and samples of parts are put together by `merged`.
         """
-        batches = iter(batches)
-        kernel: Kernel | None = None
-        collector = self.output.collector(self._source)
+        return self._matched(self._pieces(batches))
+
+    def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
+        """Yield batches of a good size, each with the place of its first member."""
         first = 0
         for batch in _sized(batches, self._names):
+            yield first, batch
+            first += len(batch)
+
+    def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+        kernel: Kernel | None = None
+        collector = self.output.collector(self._source)
+        for first, batch in pieces:
             columns = self._columns(batch.schema)
             if kernel is None or kernel.plan.columns != columns:
                 kernel = Kernel(self._planned(columns))
@@ -99,10 +117,26 @@ class PanelMatcher:
                 made = collector.add(kernel, members)
                 if made is not None:
                     yield made
-            first += len(batch)
         made = collector.end()
         if made is not None:
             yield made
+
+    def _matched_by(self, workers: int, pieces: Iterator[Piece]) -> Iterator[Any]:
+        """Match by several processes, and put together what they say of all."""
+        begun = list(islice(pieces, workers))
+        if len(begun) < workers:  # to start them would take longer
+            yield from self._matched(begun)
+            return
+        self._planned(self._columns(begun[0][1].schema))  # once, for all of them
+        pieces = chain(begun, pieces)
+        parts: list[Any] = []
+        for is_part, made in matched(self._matched, pieces, workers):
+            if is_part:
+                parts.append(made)
+            else:
+                yield made
+        if parts:
+            yield from self.merged(parts).to_batches()
 
     def merged(self, parts: Any) -> Any:
         """Return what comes of parts of a panel as what would have come of all: a `pyarrow.Table`.
@@ -132,15 +166,6 @@ class PanelMatcher:
     def _names(self) -> frozenset[str]:
         return frozenset(chain(_OTHERS, map(str, self._source.classes)))
 
-    def _reader(self, stream: Any) -> Any:
-        if not hasattr(stream, "__arrow_c_stream__"):
-            hint = ": collect() it first" if hasattr(stream, "collect") else ""
-            raise InvalidRequestError(
-                f"a panel is an Arrow stream, such as a table, a reader or a data frame, not"
-                f" {type(stream).__name__}{hint}"
-            )
-        return pa.RecordBatchReader.from_stream(stream)
-
     def _columns(self, schema: Any) -> Columns:
         columns = columns_of(schema, self._source)
         if self.output.needs_codes and not columns.has_codes:
@@ -155,6 +180,20 @@ class PanelMatcher:
         if self._plan is None or self._plan.columns != columns:
             self._plan = Plan(self._source, columns)
         return self._plan
+
+
+def _batches(stream: Any) -> Iterator[Any]:
+    if hasattr(stream, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(stream)
+        return
+    for batch in stream if isinstance(stream, Iterator) else (stream,):
+        if not isinstance(batch, pa.RecordBatch):
+            hint = ": collect() it first" if hasattr(stream, "collect") else ""
+            raise InvalidRequestError(
+                "a panel is an Arrow stream, such as a table, a reader or a data frame, or an iterator of"
+                f" record batches, not {type(batch).__name__}{hint}"
+            )
+        yield batch
 
 
 def _sized(batches: Iterable[Any], names: frozenset[str]) -> Iterator[Any]:

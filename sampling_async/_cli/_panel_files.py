@@ -1,0 +1,263 @@
+"""Panels as they lie in files or come from a DuckDB query, read batch by batch; and results, to be written."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import frozen
+
+from sampling_async import InvalidRequestError
+from sampling_async.matching.panel._arrow import pa, pc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping
+
+csv: Final[Any] = import_module("pyarrow.csv")
+arrow_json: Final[Any] = import_module("pyarrow.json")
+pq: Final[Any] = import_module("pyarrow.parquet")
+
+_QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
+_LINES_BYTES: Final = 2**24
+_ROWS: Final = 2**15
+INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
+OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
+
+
+@frozen
+class PanelFile:
+    """A panel to be read.
+
+    Attributes:
+        batches: Record batches of what is wanted, by the names that are wanted.
+        columns: All columns there are, by these names.
+        members: How many members, where that is known before they are read.
+    """
+
+    batches: Iterator[Any]
+    columns: tuple[str, ...]
+    members: int | None
+
+
+def is_query(panel: str) -> bool:
+    """Return whether a panel is a query for DuckDB, and not a file."""
+    return _QUERY.match(panel) is not None
+
+
+def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+    """Open a panel.
+
+    Args:
+        panel: A file, or a query.
+        wanted: The columns to read.
+        renamed: Columns that are called otherwise there: by their names there, what they stand for.
+
+    Raises:
+        InvalidRequestError: It cannot be read.
+    """
+    if is_query(panel):
+        return _of_query(panel, wanted, renamed)
+    path = Path(panel)
+    readers: dict[str, Callable[[Path, frozenset[str], Mapping[str, str]], PanelFile]] = dict(
+        zip(INPUTS, (_of_parquet, _of_csv, _of_lines, _of_lines), strict=True)
+    )
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidRequestError(
+            f"{panel!r} is neither a query (SELECT ...) nor a file that ends in {', '.join(INPUTS)}"
+        )
+    if not path.is_file():
+        raise InvalidRequestError(f"{panel}: no such file")
+    with read_errors(panel):
+        return reader(path, wanted, renamed)
+
+
+@contextmanager
+def read_errors(panel: str) -> Generator[None]:
+    """Tell of what cannot be read as of bad input."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as exc:
+        text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise InvalidRequestError(f"{panel}: {text}") from None
+
+
+def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+
+    file = pq.ParquetFile(path)
+    names = file.schema_arrow.names
+    kept = [name for name in names if renamed.get(name, name) in wanted]
+    batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
+    return PanelFile(_told(batches, path), _standing_for(names, renamed), file.metadata.num_rows)
+
+
+def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+
+    with csv.open_csv(path) as reader:
+        names = reader.schema.names
+    kept = [name for name in names if renamed.get(name, name) in wanted]
+    # As texts, all of them: read as numbers, postal codes would lose the zeros they begin with.
+    options = csv.ConvertOptions(
+        column_types=dict.fromkeys(kept, pa.string()),
+        include_columns=kept or names[:1],
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    reader = csv.open_csv(path, convert_options=options)
+    return PanelFile(
+        _told((_renamed(each, renamed) for each in reader), path), _standing_for(names, renamed), None
+    )
+
+
+def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+    """Read JSON lines block by block: a key may come in some lines only, and late."""
+    file = path.open("rb")
+    return PanelFile(_told(_line_batches(file, wanted, renamed), path), tuple(sorted(wanted)), None)
+
+
+def _line_batches(file: Any, wanted: frozenset[str], renamed: Mapping[str, str]) -> Iterator[Any]:
+
+    lists: set[str] = set()  # what was a list once is one from then on
+    with file:
+        while block := file.read(_LINES_BYTES):
+            block += file.readline()
+            if not block.strip():
+                continue
+            table = arrow_json.read_json(io.BytesIO(block), read_options=_one_block(len(block)))
+            table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
+            columns: dict[str, Any] = {}
+            for name in sorted(wanted):
+                if name not in table.column_names:
+                    columns[name] = pa.nulls(len(table))
+                    continue
+                column = table.column(name).combine_chunks()
+                if pa.types.is_list(column.type):
+                    lists.add(name)
+                elif name in lists:
+                    column = _as_lists(column)
+                columns[name] = column
+            yield from pa.table(columns).to_batches()
+
+
+def _one_block(size: int) -> Any:
+    return arrow_json.ReadOptions(block_size=size + 1, use_threads=False)
+
+
+def _as_lists(column: Any) -> Any:
+
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
+
+
+def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+    try:
+        duckdb: Any = import_module("duckdb")
+    except ModuleNotFoundError:
+        raise InvalidRequestError(
+            "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'"
+        ) from None
+    try:
+        reader = pa.RecordBatchReader.from_stream(duckdb.connect().sql(query))
+    except duckdb.Error as exc:
+        raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
+    names = reader.schema.names
+    kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
+    batches = (_renamed(each.select(kept), renamed) for each in reader)
+    return PanelFile(_told(batches, "the query"), _standing_for(names, renamed), None)
+
+
+def _told(batches: Iterable[Any], panel: object) -> Iterator[Any]:
+    with read_errors(str(panel)):
+        yield from batches
+
+
+def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:
+    return batch.rename_columns([renamed.get(name, name) for name in batch.schema.names]) if renamed else batch
+
+
+def _standing_for(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(renamed.get(name, name) for name in names)
+
+
+# --- Results
+
+
+def check_output(output: Path) -> None:
+    """Refuse a file that could not be written in the end.
+
+    Raises:
+        InvalidRequestError: Its name does not say what it is to be, or there is no such folder.
+    """
+    if output.suffix.lower() not in OUTPUTS:
+        raise InvalidRequestError(
+            f"--output ends in {', '.join(OUTPUTS)}, which says what it is to be; not {output}"
+        )
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"--output {output}: there is no such folder")
+
+
+def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
+    """Write results to a file, which is there when all is done and not before.
+
+    Raises:
+        InvalidRequestError: It cannot be written.
+    """
+    unfinished = output.with_name(output.name + ".part")
+    try:
+        try:
+            _written(batches, schema, unfinished, output.suffix.lower())
+            unfinished.replace(output)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as exc:
+        raise InvalidRequestError(f"{output}: {exc.strerror or exc}") from None
+
+
+def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> None:
+
+    if suffix == ".jsonl":
+        with path.open("wb") as file:
+            file.writelines(lines(batches))
+    elif suffix == ".parquet":
+        with pq.ParquetWriter(path, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    else:
+        plain = pa.schema([(field.name, _in_a_cell(field.type)) for field in schema])
+        with csv.CSVWriter(path, plain) as writer:
+            for batch in batches:
+                columns = [_cells(column) for column in batch.columns]
+                writer.write_batch(pa.record_batch(columns, schema=plain))
+
+
+def _in_a_cell(kind: Any) -> Any:
+
+    return pa.string() if pa.types.is_list(kind) else kind
+
+
+def _cells(column: Any) -> Any:
+    """Return a column as CSV can hold it: of lists, the things with a blank between them."""
+    if not pa.types.is_list(column.type):
+        return column
+    return pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+
+
+def lines(batches: Iterable[Any]) -> Iterator[bytes]:
+    """Yield results as lines of JSON."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def matching_any(batches: Iterable[Any]) -> Iterator[Any]:
+    """Leave out the members that match no quota."""
+    for batch in batches:
+        yield batch.filter(pc.greater(pc.list_value_length(batch.column("quota_ids")), 0))

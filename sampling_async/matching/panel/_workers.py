@@ -1,0 +1,173 @@
+"""A panel matched by several processes of one machine, a piece of it each at a time.
+
+Pieces go by shared memory: through a pipe, to write and to read them would cost a good part of what is gained.
+The next piece is read while the workers are busy.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections import defaultdict
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.shared_memory import SharedMemory
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sampling_async.matching.panel._arrow import pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.connection import Connection
+
+Piece: TypeAlias = "tuple[int, Any]"
+"""The place in the panel of a batch's first member, and the batch."""
+
+_AFTER_ALL: Final = -1
+
+
+class _Worker:
+    """A process, the end of the pipe to it, and the piece it works on."""
+
+    def __init__(self, work: bytes) -> None:
+        context = get_context("spawn")  # threads of pyarrow do not survive a fork
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, work), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._memory: SharedMemory | None = None
+        self.piece = _AFTER_ALL
+
+    def give(self, number: int, piece: Piece) -> None:
+        """Have it work on a piece; it has done with the one before."""
+        first, batch = piece
+        sink = pa.MockOutputStream()
+        _write(sink, batch)
+        size = sink.size()
+        if self._memory is None or self._memory.size < size:
+            self._free()
+            self._memory = SharedMemory(create=True, size=size)
+        assert self._memory.buf is not None  # it is not closed
+        with memoryview(self._memory.buf) as view:
+            _write(pa.FixedSizeBufferWriter(pa.py_buffer(view)), batch)
+        self.piece = number
+        self.connection.send((self._memory.name, size, first))
+
+    def finish(self) -> None:
+        """Tell it that there is nothing left."""
+        self.piece = _AFTER_ALL
+        self.connection.send(None)
+
+    def receive(self) -> tuple[str, Any]:
+        """Return what it says."""
+        try:
+            kind, what = self.connection.recv()
+        except EOFError:
+            self._process.join()
+            raise ChildProcessError(
+                f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have"
+                " been out of memory; or the main module starts one again, for want of"
+                " `if __name__ == '__main__':`"
+            ) from None
+        return kind, what
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        self._process.terminate()
+        self._process.join()
+        self._process.close()
+        self.connection.close()
+        self._free()
+
+    def _free(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.unlink()
+            self._memory = None
+
+
+def matched(
+    match: Callable[[Iterable[Piece]], Iterator[Any]], pieces: Iterator[Piece], workers: int
+) -> Iterator[tuple[bool, Any]]:
+    """Yield what comes of pieces, as record batches; first those of the pieces, in their order.
+
+    Args:
+        match: What makes record batches of pieces; it is pickled.
+        pieces: The panel.
+        workers: How many processes.
+
+    Returns:
+        Of each, whether it came after all pieces, and is to be put together with others.
+    """
+    work = pickle.dumps(match)
+    crew = [_Worker(work) for _ in range(workers)]
+    try:
+        yield from _led(crew, enumerate(pieces))
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[tuple[bool, Any]]:
+    upcoming = next(pieces, None)
+    made: defaultdict[int, list[Any]] = defaultdict(list)
+    done: set[int] = set()
+    shown = 0
+    busy = {worker.connection: worker for worker in crew}
+    while busy:
+        for connection in wait(list(busy)):
+            worker = busy[connection]  # type: ignore[index]
+            kind, what = worker.receive()
+            if kind == "made":
+                with pa.ipc.open_stream(what) as reader:
+                    made[worker.piece].extend(reader)
+            elif kind == "error":
+                raise what
+            elif kind == "end":
+                del busy[worker.connection]
+            else:
+                done.add(worker.piece)
+                if upcoming is None:
+                    worker.finish()
+                else:
+                    worker.give(*upcoming)
+                    upcoming = next(pieces, None)
+        while shown in done:
+            yield from ((False, batch) for batch in made.pop(shown, ()))
+            shown += 1
+    yield from ((True, batch) for batch in made[_AFTER_ALL])
+
+
+def _write(sink: Any, batch: Any) -> None:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _work(connection: Connection, work: bytes) -> None:
+    """Do what a worker does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+
+    def pieces() -> Iterator[Piece]:
+        while True:
+            connection.send(("next", None))
+            given = connection.recv()
+            if given is None:
+                return
+            name, size, first = given
+            memory = SharedMemory(name)
+            # A copy, because the block is written again while a batch may still be looked at.
+            assert memory.buf is not None  # it is not closed
+            body = pa.py_buffer(bytes(memory.buf[:size]))
+            memory.close()
+            yield first, pa.ipc.open_stream(body).read_next_batch()
+
+    try:
+        for batch in pickle.loads(work)(pieces()):  # noqa: S301  from our own parent
+            sink = pa.BufferOutputStream()
+            _write(sink, batch)
+            connection.send(("made", sink.getvalue().to_pybytes()))
+        connection.send(("end", None))
+    except (EOFError, BrokenPipeError):
+        return  # the parent is gone
+    except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
+        connection.send(("error", exc))
