@@ -6,6 +6,7 @@ import os
 import random as _random
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -100,6 +101,7 @@ class SamplingClient:
             transport=transport,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random)
+        self._known = WeakValueDictionary[bytes, "Survey"]()  # surveys read before that somebody still has
         warm_up()
         self._caller = Caller(
             self._session, self._gate, retry or RetryPolicy(), clock=clock, sleep=sleep, random=random
@@ -181,7 +183,9 @@ class SamplingClient:
             SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
         """
         call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
-        return await self._caller.run(call, self._interactive(deadline), read=read_quotas)
+        return await self._caller.run(
+            call, self._interactive(deadline), read=partial(read_quotas, known=self._known)
+        )
 
     async def iter_surveys(
         self, *, include_routables: bool = True, deadline: float | None = None

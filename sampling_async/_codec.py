@@ -31,6 +31,7 @@ from sampling_async._errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from weakref import WeakValueDictionary
 
     from sampling_async._fastlane import Shared, WireItem
 
@@ -78,11 +79,11 @@ def warm_up() -> None:
     _fastlane.warm_up()
 
 
-def new_shared() -> Shared:
-    """Return what `read` is to be given for all parts of one inventory."""
+def new_shared(surveys: WeakValueDictionary[bytes, Any] | None = None) -> Shared:
+    """Return what `read` is to be given for all parts of one inventory; `surveys` are those read before."""
     from sampling_async import _fastlane  # noqa: PLC0415
 
-    return _fastlane.Shared()
+    return _fastlane.Shared(surveys)
 
 
 def bulk_items(body: bytes) -> list[WireItem] | None:

@@ -16,6 +16,7 @@ import types
 from collections import deque
 from datetime import datetime
 from functools import cache, partial
+from hashlib import blake2b
 from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -36,6 +37,7 @@ from sampling_async._settings import PartnerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from weakref import WeakValueDictionary
 
     from attrs import AttrsInstance
 
@@ -55,11 +57,16 @@ class Shared:
 
     Most conditions of an inventory have been seen before in it, and what cannot change need not be made again.
     What is remembered is bounded, whatever the size of the inventory.
+
+    Args:
+        surveys: Those of inventories before, as long as somebody has them, by the digests of their texts: most
+            of an inventory is in the next one again, and is the same object then. Default: none are looked for.
     """
 
-    __slots__ = ("_bytes", "conditions")
+    __slots__ = ("_bytes", "conditions", "surveys")
 
-    def __init__(self) -> None:
+    def __init__(self, surveys: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+        self.surveys = surveys
         self.conditions: dict[bytes, QuestionAndAnswers] = {}
         self._bytes = 0
 
@@ -91,13 +98,40 @@ def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None
 
 def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
     """Read a list of records from JSON; None if the slow lane must."""
+    if record is Survey and shared.surveys is not None:
+        return cast("Sequence[T] | None", _read_surveys(body, shared, shared.surveys))
     drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
     return drafts if drafts is not None and _become(record, drafts, shared) else None
 
 
+def _read_surveys(
+    body: bytes, shared: Shared, known: WeakValueDictionary[bytes, Survey]
+) -> Sequence[Survey] | None:
+    """Read those whose text is not known."""
+    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body)
+    if raws is None:
+        return None
+    digests = [blake2b(raw).digest() for raw in raws]
+    surveys = list(map(known.get, digests))
+    unknown = [at for at, survey in enumerate(surveys) if survey is None]
+    drafts = [_decoded(Survey, bytes(raws[at])) for at in unknown]
+    if None in drafts or not _become(Survey, drafts, shared):
+        return None
+    for at, survey in zip(unknown, drafts, strict=True):
+        surveys[at] = known[digests[at]] = survey
+    return cast("list[Survey]", surveys)
+
+
 def warm_up() -> None:
     """Make ready what the first answers need."""
-    for record in (Quotas, tuple[Survey, ...], QuestionAndAnswers, _WireAnswer):
+    for record in (
+        Quotas,
+        tuple[Survey, ...],
+        Survey,
+        tuple[msgspec.Raw, ...],
+        QuestionAndAnswers,
+        _WireAnswer,
+    ):
         _decoder(record)
 
 

@@ -10,11 +10,14 @@ is not, its end is looked for token by token.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sampling_async._codec import new_shared, parse, read, read_many
 from sampling_async._errors import DecodeError
 from sampling_async._models import Quotas, Survey
+
+if TYPE_CHECKING:
+    from weakref import WeakValueDictionary
 
 # Plain values may come before the surveys, in any order. What else comes there makes it a body read whole.
 _HEAD: Final = re.compile(
@@ -30,16 +33,20 @@ _GUESSED_BYTES: Final = 2**18
 
 
 class Inventory:
-    """The answer of Get Quotas, fed piece by piece."""
+    """The answer of Get Quotas, fed piece by piece.
 
-    def __init__(self) -> None:
+    Args:
+        known: Surveys of answers before; those that are as they were are not read again. The others are added.
+    """
+
+    def __init__(self, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
         self._buffer = bytearray()
         self._head: bytes | None = None
         self._count = 0
         self._survey: _Extent | None = None  # the one that is begun and not whole
         self._alike = b""  # how a survey ended and the next one began, the last time
         self._tried = 0  # up to where surveys have been read together, or not
-        self._shared = new_shared()
+        self._shared = new_shared(known)
         self._is_exact = False
         self._is_list_over = False
 

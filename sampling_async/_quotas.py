@@ -15,6 +15,7 @@ from sampling_async._session import Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from weakref import WeakValueDictionary
 
     from sampling_async._bodies import Body
     from sampling_async._calls import Caller
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 _SLICE: Final = 2**17
 
 
-async def read_quotas(body: Body) -> Reply:
-    """Read an inventory to its end, decoding it on the way."""
-    stream = _Reading(body)
+async def read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
+    """Read an inventory to its end, decoding it on the way; known surveys are not read again."""
+    stream = _Reading(body, known)
     surveys: list[Survey] = []
     while not stream.is_over:
         surveys += await stream.next()
@@ -45,11 +46,11 @@ class _Reading:
         unread: After that, the body if it does not look like an inventory, else None.
     """
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
         self.is_over = False
         self.unread: bytes | None = None
         self._body = body
-        self._inventory = Inventory()
+        self._inventory = Inventory(known)
 
     async def next(self) -> list[Survey]:
         """Return the surveys of the next part that ends some, or of the last part."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 import inventories
 import pytest
@@ -33,6 +35,12 @@ def read(parts: list[bytes]) -> Quotas:
         assert surveys == []
         return from_json(Quotas, inventory.unread)
     return evolve(inventory.frame(), surveys=tuple(surveys))
+
+
+def read_again(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> list[Survey]:
+    inventory = Inventory(known)
+    surveys = [survey for part in parts_of(body, 5000) for survey in inventory.feed(part)]
+    return surveys + inventory.end()
 
 
 def refusal(body: bytes, size: int = 10**9) -> DecodeError:
@@ -351,3 +359,37 @@ def test_endless_digits_behind_the_surveys_are_no_error_but_ours(size):
     body = b'{"Surveys":[%b],"X":%b%b' % (survey(), b"9" * 5000, TAIL)
     with suppress(DecodeError):
         assert len(read(parts_of(body, size)).surveys) == 1
+
+
+# --- Surveys that were read before
+
+
+def test_surveys_that_are_as_they_were_are_the_same_objects_as_long_as_somebody_has_them():
+    known = WeakValueDictionary[bytes, Survey]()
+    texts = [survey(number) for number in range(50)]
+    before = read_again(body_of(*texts), known)
+    texts[20] = survey(20, LOI=99)
+    del texts[30]
+    after = read_again(body_of(*texts), known)
+    assert after == list(from_json(Quotas, body_of(*texts)).surveys)
+    old = set(map(id, before))
+    others = [each.survey_id for each in after if id(each) not in old]
+    assert 20 in others
+    # The first and the last ones are read one by one.
+    assert len(others) < 5
+    del before, after
+    gc.collect()
+    assert not known
+
+
+def test_what_cannot_be_read_is_told_also_where_surveys_are_known():
+    known = WeakValueDictionary[bytes, Survey]()
+    texts = [survey(number) for number in range(50)]
+    before = read_again(body_of(*texts), known)
+    texts[20] = survey(20, LOI="odd")
+    with pytest.raises(DecodeError) as caught:
+        read_again(body_of(*texts), known)
+    assert caught.value.path == "$.Surveys[20].LOI"
+    texts[20] = survey(20, LOI=7.0)  # the slow lane takes it
+    assert [each.loi for each in read_again(body_of(*texts), known)][20] == 7
+    assert len(before) == 50

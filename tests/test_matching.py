@@ -55,6 +55,7 @@ from sampling_async.matching import (
     QuestionKinds,
     QuotaIndex,
     Truth,
+    _index,
     _segment,
 )
 from sampling_async.matching._bits import Unions, all_of, ascending, without
@@ -555,6 +556,106 @@ def test_only_what_changed_is_compiled_again():
     updated = index.updated(with_remaining(inventory, 3, 777))
     assert [len(part.targets) for part in updated._parts[1:]] == [len(inventory.surveys[3].quotas)]
     assert updated._parts[0] is index._parts[0]
+
+
+@st.composite
+def inventories_in_a_row(draw) -> list[list[Survey]]:
+    """Return inventories of a few surveys, into which quotas come, go, change and move; some list one twice."""
+    rows = st.sampled_from((A, B, ASKED, row(AGE, "old"), row(OTHER)))
+    number = st.integers(1, 12)
+    surveys: dict[int, Survey] = {}
+    steps: list[list[Survey]] = []
+    for _ in range(draw(st.integers(2, 8))):
+        for survey_id in draw(st.lists(number, max_size=3, unique=True)):
+            ids = draw(st.lists(number, max_size=3, unique=True))
+            if not draw(st.integers(0, 9)):
+                taken: set[int] = set()
+            else:
+                taken = {each.quota_id for one in surveys.values() for each in one.quotas}
+            quotas = [
+                quota([sub_quota(draw(rows))], quota_id=id_, remaining=draw(st.integers(1, 2)))
+                for id_ in ids
+                if id_ not in taken
+            ]
+            if draw(st.booleans()):
+                surveys.pop(survey_id, None)
+            else:
+                surveys[survey_id] = survey(*quotas, survey_id=survey_id)
+        listed = list(surveys.values())
+        if not draw(st.integers(0, 9)):
+            listed += listed[:1]
+        # Some are the same objects as before, others only equal.
+        steps.append([evolve(each) if draw(st.booleans()) else each for each in listed])
+    return steps
+
+
+def told(index: QuotaIndex) -> tuple[object, ...]:
+    """Return all that an index says."""
+    profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
+    matched = [index.match(profile) for profile in profiles]
+    return (
+        list(index.quota_ids),
+        sorted(map(str, index.diagnostics)),
+        [(list(each.certain), list(each.possible), each.select(5)) for each in matched],
+        [(id_, str(index.explain(profile, id_))) for profile in profiles for id_ in index.quota_ids],
+        [id_ for id_ in range(1, 13) if not is_explained(index, id_)],
+    )
+
+
+def is_explained(index: QuotaIndex, quota_id: int) -> bool:
+    try:
+        index.explain({}, quota_id)
+    except KeyError:
+        return False
+    return True
+
+
+@given(inventories_in_a_row(), st.integers(0, 40), st.data())
+def test_an_index_updated_again_and_again_is_as_a_fresh_one(steps, still, data):
+    # What never changes, so that little of the inventory does.
+    others = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100, 100 + still)]
+    index = QuotaIndex(others)
+    seen: list[tuple[QuotaIndex, list[Survey]]] = []
+    for special in steps:
+        newer = [*special, *others]
+        index = index.updated(newer)
+        assert told(index) == told(QuotaIndex(newer))
+        assert len(index._parts) <= 3
+        seen.append((index, newer))
+        index = index.updated(newer)  # nothing has changed: what was closed is open again, here only
+        closed = data.draw(st.sampled_from([None, *index.quota_ids]))
+        if closed is not None:
+            index.close(closed)
+            assert closed not in index.quota_ids
+            assert index.explain({}, closed).what is not None
+            index.recontact(closed, ["m"])
+    for older, inventory in seen:
+        assert told(older) == told(QuotaIndex(inventory))
+        assert told(older.updated(others)) == told(QuotaIndex(others))
+
+
+def test_what_changed_before_is_not_compiled_with_every_later_change(monkeypatch):
+    compiled: list[int] = []
+    part = _index._Part
+
+    def counted(surveys, *others):
+        surveys = list(surveys)
+        compiled.append(len(surveys))
+        return part(surveys, *others)
+
+    monkeypatch.setattr(_index, "_Part", counted)
+    listed = {at: survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1000)}
+    index = QuotaIndex(listed.values())
+    for step in range(400):
+        listed[step * 10 % 999] = survey(
+            quota([sub_quota(B)], quota_id=step * 10 % 999), survey_id=step * 10 % 999, loi=step
+        )
+        index = index.updated(listed.values())
+        assert len(index._parts) <= 3
+        assert sum(len(each.targets) for each in index._parts) < 1500
+    assert compiled[:3] == [1000, 1, 2]
+    assert sum(compiled[1:]) / 400 < 30
+    assert same(index, QuotaIndex(listed.values()), [{OTHER: 1}, {OTHER: 2}])
 
 
 def test_what_is_listed_twice_counts_once():

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 HERE: Final = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # this folder's modules are a package there
@@ -28,7 +29,8 @@ from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
 
 from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
-from sampling_async import Quotas, from_json, to_json  # noqa: E402
+from sampling_async import Quotas, Survey, from_json, to_json  # noqa: E402
+from sampling_async._inventory import Inventory  # noqa: E402
 from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
 
@@ -39,8 +41,10 @@ AGE: Final = 1001538
 TOP: Final = 20
 WARM: Final = 3000
 TIMED: Final = 3000
+REFRESHES: Final = 40
 BY_HAND: Final = 100
 ROUNDS: Final = 7
+PART: Final = 2**16
 REAL_SIZE: Final = 142
 LIBRARIES: Final = ("attrs", "msgspec")
 ABOUT: Final = """\
@@ -82,7 +86,8 @@ def told(rows: list[Row]) -> list[Row]:
 
 def of_many() -> list[Row]:
     """Measure an inventory of 8,000 quotas: members, building, a refresh."""
-    before = decoded(inventory())
+    known = WeakValueDictionary[bytes, Survey]()  # as a client has one
+    before = decoded(inventory(), known)
     index = QuotaIndex(before)
     by_hand = ByHand(before)
     people = members(WARM + TIMED)
@@ -95,9 +100,26 @@ def of_many() -> list[Row]:
     found = [index.match(profile) for profile in timed[:500]]
     share = sum(len(each.certain) for each in found), sum(len(each.possible) for each in found)
     percents = [100 * each / len(found) / len(index) for each in share]
-    after = refreshed(before)
-    built, updated = in_turns([lambda: QuotaIndex(before), lambda: index.updated(after)])
+    random = Random(5)
+    after = decoded(changed(before, random), known)
+    others = decoded(after, WeakValueDictionary())
+    built, updated, compared = in_turns(
+        [lambda: QuotaIndex(before), lambda: index.updated(after), lambda: index.updated(others)]
+    )
     assert len(index.updated(after)) == len(index)
+    latest, refreshes = index, list[float]()
+    for _ in range(REFRESHES):
+        after = decoded(changed(after, random), known)
+        refreshes += in_turns([lambda: latest.updated(after)], rounds=1)[0]  # noqa: B023  at once
+        latest = latest.updated(after)
+    fresh = QuotaIndex(after)
+    for profile in timed[: TIMED // 2]:
+        assert fresh.match(profile).select(TOP) == latest.match(profile).select(TOP)
+    slower = [
+        [cpu(lambda: each.match(profile).select(TOP)) for each in (latest, fresh)]  # noqa: B023  at once
+        for profile in timed[TIMED // 2 :]
+    ]
+    ratio = statistics.median(of_latest / of_fresh for of_latest, of_fresh in slower)
     return [
         at_most(
             f"one member against {len(index):,} quotas, both values, top {TOP}: median",
@@ -117,6 +139,22 @@ def of_many() -> list[Row]:
         ),
         at_most(f"building the index of {len(index):,} quotas", 1.2, statistics.median(built), unit="s"),
         at_most("a refresh in which 1 % of surveys changed", 60.0, 1e3 * statistics.median(updated), unit="ms"),
+        Row(
+            "the same, no survey the same object as before",
+            "",
+            1e3 * statistics.median(compared),
+            None,
+            unit="ms",
+            note="read by another client, or the first time",
+        ),
+        at_most(
+            f"{REFRESHES} such refreshes, one after the other: median",
+            60.0,
+            1e3 * statistics.median(refreshes),
+            unit="ms",
+            note=f"mean {1e3 * statistics.mean(refreshes):.0f}, longest {1e3 * max(refreshes):.0f} ms; "
+            f"one member takes {ratio:.2f} times as long as against a fresh index",
+        ),
     ]
 
 
@@ -126,7 +164,7 @@ def of_few() -> list[Row]:
     for survey in generate_inventory(7, surveys=100).surveys:
         left = REAL_SIZE - sum(len(each.quotas) for each in surveys)
         surveys.append(evolve(survey, quotas=survey.quotas[:left]))
-    few = decoded(Quotas(1, generate_inventory(7, surveys=0).cache_expires, tuple(surveys)))
+    few = from_json(Quotas, to_json(Quotas(1, generate_inventory(7, surveys=0).cache_expires, tuple(surveys))))
     index = QuotaIndex(few, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
     people = [member.profile for member in generate_members(7, members=WARM)]
     return [small(index, people, f"one member against {len(index)} generated quotas: median")]
@@ -193,21 +231,24 @@ def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
     return selected
 
 
-def refreshed(quotas: Quotas) -> Quotas:
-    """Return it as a minute later: one survey in a hundred has changed, and nothing is the same object."""
+def changed(quotas: Quotas, random: Random) -> Quotas:
+    """Return it as a minute later: one survey in a hundred has changed."""
     surveys = list(quotas.surveys)
-    for at in Random(5).sample(range(len(surveys)), len(surveys) // 100):
+    for at in random.sample(range(len(surveys)), len(surveys) // 100):
         of_survey = tuple(
             evolve(quota, estimated_completes_remaining=quota.estimated_completes_remaining + 1)
             for quota in surveys[at].quotas
         )
         surveys[at] = evolve(surveys[at], quotas=of_survey)
-    return decoded(evolve(quotas, surveys=tuple(surveys)))
+    return evolve(quotas, surveys=tuple(surveys))
 
 
-def decoded(quotas: Quotas) -> Quotas:
-    """Return it as it comes from the wire."""
-    return from_json(Quotas, to_json(quotas))
+def decoded(quotas: Quotas, known: WeakValueDictionary[bytes, Survey]) -> Quotas:
+    """Return it as `client.get_quotas()` reads it: surveys that are as they were are the same objects."""
+    reader, body = Inventory(known), to_json(quotas)
+    surveys = [survey for at in range(0, len(body), PART) for survey in reader.feed(body[at : at + PART])]
+    surveys += reader.end()
+    return evolve(reader.frame(), surveys=tuple(surveys))
 
 
 def cpu(run: Callable[[], object]) -> float:
@@ -217,10 +258,10 @@ def cpu(run: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def in_turns(runs: list[Callable[[], object]]) -> list[list[float]]:
+def in_turns(runs: list[Callable[[], object]], rounds: int = ROUNDS) -> list[list[float]]:
     """Return the CPU seconds of each, over some rounds."""
     taken: list[list[float]] = [[] for _ in runs]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for run, times in zip(runs, taken, strict=True):
             gc.collect()
             times.append(cpu(run))

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias, overload
 
 from attrs import field, frozen
 
-from sampling_async._codec import plain_json
 from sampling_async._errors import InvalidRequestError
 from sampling_async._models import Participation, Quota, Quotas, Survey, hidden
 from sampling_async._protocol import InviteRequest
@@ -26,8 +25,11 @@ from sampling_async.matching._segment import Segment
 Rank: TypeAlias = Callable[[Survey, Quota], Any]
 """What quotas are sorted by, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
 
-_STALE: Final = 5
-"""An index is built anew when more than one in so many of its quotas have changed since it was."""
+_MOST_PARTS: Final = 3
+"""An index is compiled in so many parts at most: each one more makes matching a tenth to a fifth slower."""
+
+_LEFT: Final = 2
+"""A part is kept as long as so many times as much is left of it as has changed since it was compiled."""
 
 
 @frozen
@@ -221,21 +223,19 @@ class QuotaIndex:
         self.policy = MatchPolicy() if policy is None else policy
         self._rank = most_wanted if rank is None else rank
         surveys = _surveys_of(quotas)
-        self._base = self._part(surveys)
-        self._base_surveys = {_key(survey): (plain_json(survey), _ids(survey)) for survey in surveys}
-        listed = sum(len(survey.quotas) for survey in surveys)
-        self._has_twice = len(self._base_surveys) < len(surveys) or len(self._base.targets) < listed
-        self._settle(None, self._base.segment.all)
+        self._surveys = {_key(survey): survey for survey in surveys}
+        self._has_twice = _lists_twice(surveys)
+        part = self._part(surveys)
+        self._settle([part], [part.segment.all])
 
-    def _settle(self, latest: _Part | None, open_of_base: int) -> None:
-        """Put together what was compiled first, less what has changed since, and that."""
-        self._parts = [self._base] if latest is None else [self._base, latest]
-        self._open = [open_of_base] if latest is None else [open_of_base, latest.segment.all]
+    def _settle(self, parts: list[_Part], listed: list[int]) -> None:
+        """Put parts together, with the quotas of each that count: others were in an older inventory."""
+        self._parts, self._listed = parts, listed
+        self._open = listed.copy()
         self._recontact: dict[int, frozenset[str]] = {}
-        self._closed: set[int] = set()
         self.diagnostics: tuple[Diagnostic, ...] = tuple(
             each
-            for part, bits in zip(self._parts, self._open, strict=True)
+            for part, bits in zip(parts, listed, strict=True)
             for each in part.diagnostics
             if bits >> part.bit_of[each.quota_id] & 1
         )
@@ -259,33 +259,49 @@ class QuotaIndex:
         inventory is the newer word.
         """
         surveys = _surveys_of(quotas)
-        changed = [
-            survey
-            for survey in surveys
-            # To write a survey down takes less time than to compare it, record by record.
-            if (known := self._base_surveys.get(_key(survey))) is None or known[0] != plain_json(survey)
-        ]
-        listed = set(map(_key, surveys))
-        stale = self._base_surveys.keys() - (listed - set(map(_key, changed)))
-        gone = all_of(1 << self._base.bit_of[id_] for key in stale for id_ in self._base_surveys[key][1])
-        new = sum(len(survey.quotas) for survey in changed)
-        kept = without(self._base.segment.all, gone)
-        twice = (
-            self._has_twice
-            or len(listed) < len(surveys)
-            or any(
-                kept >> self._base.bit_of[id_] & 1
-                for survey in changed
-                for id_ in _ids(survey)
-                if id_ in self._base.bit_of
-            )
-        )
-        if twice or _STALE * (gone.bit_count() + new) > len(self._base.targets):
+        if self._has_twice or _lists_twice(surveys):  # which one counts may be another one now
             return QuotaIndex(surveys, kinds=self.kinds, policy=self.policy, rank=self._rank)
         index = copy(self)
-        latest = index._part(changed) if changed else None  # noqa: SLF001  its own class
-        index._settle(latest, kept)  # noqa: SLF001  the same
+        index._update(surveys)  # noqa: SLF001  its own class
         return index
+
+    def _update(self, surveys: Iterable[Survey]) -> None:
+        before, self._surveys = self._surveys.copy(), {}
+        changed: set[tuple[int, int]] = set()
+        for survey in surveys:
+            key = _key(survey)
+            known = before.get(key)
+            # What is read again, and is as it was, mostly is the same object.
+            if known is survey or known == survey:
+                self._surveys[key] = before.pop(key)
+            else:
+                self._surveys[key] = survey
+                changed.add(key)
+        gone = {quota.quota_id for survey in before.values() for quota in survey.quotas}
+        listed = [
+            without(bits, all_of(1 << part.bit_of[id_] for id_ in gone if id_ in part.bit_of))
+            for part, bits in zip(self._parts, self._listed, strict=True)
+        ]
+        kept = self._kept(listed, sum(len(self._surveys[key].quotas) for key in changed))
+        for part, bits in zip(self._parts[kept:], listed[kept:], strict=True):
+            changed.update(_key(part.targets[bit].survey) for bit in ascending(bits))
+        parts = self._parts[:kept]
+        if changed:
+            parts.append(self._part(survey for key, survey in self._surveys.items() if key in changed))
+        self._settle(parts, [*listed[:kept], *(part.segment.all for part in parts[kept:])])
+
+    def _kept(self, listed: Sequence[int], changed: int) -> int:
+        """Return how many parts are kept; those after them are compiled again, with the quotas that changed.
+
+        Parts come out smaller and smaller so, the latest one last, and few quotas are compiled time and again.
+        """
+        kept, newer = len(self._parts), changed
+        for at in reversed(range(len(self._parts))):
+            left = listed[at].bit_count()
+            if left < _LEFT * (newer + len(self._parts[at].targets) - left):
+                kept = at
+            newer += left
+        return min(kept, _MOST_PARTS - 1) if changed else kept
 
     def close(self, quota_id: int) -> bool:
         """Take a quota out, as after a notification; return whether it was open here."""
@@ -294,7 +310,6 @@ class QuotaIndex:
             bit = part.bit_of.get(quota_id)
             if bit is not None and self._open[at] >> bit & 1:
                 self._open[at] ^= 1 << bit
-                self._closed.add(quota_id)
                 was_open = True
         return was_open
 
@@ -375,12 +390,12 @@ class QuotaIndex:
         Raises:
             KeyError: There is no such quota in the index.
         """
-        for part, bits in zip(reversed(self._parts), reversed(self._open), strict=True):
+        for part, listed, is_open in zip(self._parts, self._listed, self._open, strict=True):
             bit = part.bit_of.get(quota_id)
-            if bit is None or not (bits >> bit & 1 or quota_id in self._closed):
+            if bit is None or not listed >> bit & 1:
                 continue
             reason = evaluate(lasting(profile), part.targets[bit].quota, self.kinds, self.policy)
-            if bits >> bit & 1:
+            if is_open >> bit & 1:
                 return reason
             return Reason(reason.what, Truth.NO, "it was closed", (reason,))
         raise KeyError(quota_id)
@@ -428,5 +443,7 @@ def _key(survey: Survey) -> tuple[int, int]:
     return survey.survey_id, survey.wave_id
 
 
-def _ids(survey: Survey) -> tuple[int, ...]:
-    return tuple(quota.quota_id for quota in survey.quotas)
+def _lists_twice(surveys: Sequence[Survey]) -> bool:
+    """Return whether there is a survey, or a quota, that is listed more than once."""
+    quota_ids = [quota.quota_id for survey in surveys for quota in survey.quotas]
+    return len(set(map(_key, surveys))) < len(surveys) or len(set(quota_ids)) < len(quota_ids)
