@@ -123,14 +123,13 @@ def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) ->
 
 
 def _line_batches(file: Any, wanted: frozenset[str], renamed: Mapping[str, str]) -> Iterator[Any]:
-
     lists: set[str] = set()  # what was a list once is one from then on
     with file:
         while block := file.read(_LINES_BYTES):
             block += file.readline()
             if not block.strip():
                 continue
-            table = arrow_json.read_json(io.BytesIO(block), read_options=_one_block(len(block)))
+            table = _table_of(block)
             table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
             columns: dict[str, Any] = {}
             for name in sorted(wanted):
@@ -146,8 +145,37 @@ def _line_batches(file: Any, wanted: frozenset[str], renamed: Mapping[str, str])
             yield from pa.table(columns).to_batches()
 
 
-def _one_block(size: int) -> Any:
-    return arrow_json.ReadOptions(block_size=size + 1, use_threads=False)
+def _table_of(block: bytes) -> Any:
+    options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
+    try:
+        return arrow_json.read_json(io.BytesIO(block), read_options=options)
+    except pa.ArrowInvalid:  # a key that is a number here and a list there, for one
+        rows = [_object_of(line) for line in block.splitlines() if line.strip()]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return pa.table({name: pa.array(_alike([row.get(name) for row in rows])) for name in names})
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise InvalidRequestError(f"each line of a panel is an object of JSON, not {line[:40]!r}")
+    return row
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """Return answers as Arrow takes them: lists all of them if one is, and texts all if one is."""
+    if any(isinstance(value, list) for value in values):
+        return [_alike_in(value if isinstance(value, list) or value is None else [value]) for value in values]
+    if any(isinstance(value, str) for value in values):
+        return [value if value is None else str(value) for value in values]
+    return values
+
+
+def _alike_in(values: list[Any] | None) -> list[str] | None:
+    return None if values is None else [str(value) for value in values if value is not None]
 
 
 def _as_lists(column: Any) -> Any:

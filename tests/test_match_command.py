@@ -1,0 +1,266 @@
+"""The command `match`: what it reads, what comes out where, and what it says of what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from matching_kit import AGE
+from typer.testing import CliRunner
+
+from sampling_async import InviteRequest, Quotas, from_json, to_json
+from sampling_async._cli import _match, _panel_files, _rendering
+from sampling_async._cli._commands import app
+from sampling_async.matching import QuestionKinds, QuotaIndex
+from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
+
+MEMBERS = list(generate_members(5, members=60))
+INVENTORY = from_json(Quotas, to_json(generate_inventory(5, surveys=30)))
+INDEX = QuotaIndex(INVENTORY, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
+
+
+def first(answer):
+    """Return one answer of several: neither Parquet as it is here nor CSV holds more."""
+    return min(answer) if isinstance(answer, frozenset) else answer
+
+
+PROFILES = [{id_: first(answer) for id_, answer in member.profile.items()} for member in MEMBERS]
+MATCHED = [INDEX.match(each) for each in PROFILES]
+
+
+@pytest.fixture
+def panel(tmp_path, monkeypatch):
+    """Go to a folder with one panel in all kinds of files, and an inventory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "quotas.json").write_bytes(to_json(INVENTORY))
+    (tmp_path / "bands.json").write_text(json.dumps(AGE_BANDS))
+    questions = sorted({id_ for profile in PROFILES for id_ in profile})
+    columns = {
+        "member_code": [member.member_code for member in MEMBERS],
+        **{str(id_): [profile.get(id_) for profile in PROFILES] for id_ in questions},
+    }
+    pq.write_table(pa.table(columns), "panel.parquet", row_group_size=25)
+    with Path("panel.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    objects = [
+        json.dumps({"member_code": member.member_code, **profile})
+        for member, profile in zip(MEMBERS, PROFILES, strict=True)
+    ]
+    Path("panel.jsonl").write_text("\n".join(objects))
+    return tmp_path
+
+
+def run(*arguments, code: int = 0):
+    given = ["match", *map(str, arguments), "--bands", "bands.json", "--workers", "1"]
+    if "--live" not in given:
+        given += ["--inventory", "quotas.json"]
+    result = CliRunner().invoke(app, [each for each in given if each != "--live"], catch_exceptions=False)
+    assert result.exit_code == code, result.stderr
+    return result
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def expected_counts() -> dict[int, tuple[int, int]]:
+    return {
+        id_: (sum(id_ in each.certain for each in MATCHED), sum(id_ in each.possible for each in MATCHED))
+        for id_ in INDEX.quota_ids
+    }
+
+
+SOURCES = ["panel.parquet", "panel.csv", "panel.jsonl", "SELECT * FROM 'panel.parquet'"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_counts_are_those_of_the_index_whatever_the_panel_comes_from(panel, source, monkeypatch):
+    monkeypatch.setattr(_panel_files, "_LINES_BYTES", 2000)  # a line begins in one block and ends in the next
+    rows = lines(run(source).stdout)
+    assert {row["quota_id"]: (row["certain"], row["possible"]) for row in rows} == expected_counts()
+    assert [row["quota_id"] for row in rows] == list(INDEX.quota_ids)
+    for row in rows:
+        assert row["shortfall"] == max(row["needed"] - row["certain"], 0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_best_quotas_of_each_member(panel, source):
+    rows = lines(run(source, "--top", 3).stdout)
+    assert [row["member_code"] for row in rows] == [member.member_code for member in MEMBERS]
+    assert [tuple(row["quota_ids"]) for row in rows] == [each.select(3) for each in MATCHED]
+
+
+def test_requests_are_of_those_who_match_any(panel):
+    requests = [
+        InviteRequest(row["member_code"], tuple(row["quota_ids"]))
+        for row in lines(run("panel.csv", "--requests", 3).stdout)
+    ]
+    assert requests == [
+        InviteRequest(member.member_code, each.select(3))
+        for member, each in zip(MEMBERS, MATCHED, strict=True)
+        if each.certain or each.possible
+    ]
+
+
+def test_results_go_to_files_which_are_there_when_all_is_done(panel):
+    for name in ("best.parquet", "best.csv", "best.jsonl"):
+        assert f"60 members matched: {name}" in run("panel.csv", "--top", 2, "--output", name).stderr
+    wanted = [list(each.select(2)) for each in MATCHED]
+    assert pq.read_table("best.parquet").column("quota_ids").to_pylist() == wanted
+    assert [row["quota_ids"] for row in lines((panel / "best.jsonl").read_text())] == wanted
+    with Path("best.csv").open(newline="") as file:
+        assert [list(map(int, row["quota_ids"].split())) for row in csv.DictReader(file)] == wanted
+    assert not list(panel.glob("*.part"))
+
+
+def test_a_result_that_cannot_be_finished_leaves_nothing(panel):
+    (panel / "wrong.csv").write_text(f"member_code,{AGE}\n" + "m,30\n" * 40_000 + "m,old\n")
+    result = run("wrong.csv", "--top", 2, "--output", "best.csv", code=2)
+    assert "row 40000 of the panel: profile[1001538]: an age is given in years" in result.stderr
+    assert not list(panel.glob("best.csv*"))
+
+
+def test_a_sample_of_each_quota(panel):
+    rows = lines(run("panel.parquet", "--sample", 2).stdout)
+    counts = expected_counts()
+    drawn = {id_: [row for row in rows if row["quota_id"] == id_] for id_ in counts}
+    assert {id_: len(each) for id_, each in drawn.items()} == {
+        id_: min(2, certain + possible) for id_, (certain, possible) in counts.items()
+    }
+
+
+def test_columns_may_have_other_names(panel):
+    table = pq.read_table("panel.parquet")
+    names = {str(AGE): "age", "member_code": "id"}
+    pq.write_table(
+        table.rename_columns([names.get(name, name) for name in table.column_names]), "named.parquet"
+    )
+    result = run("named.parquet", "--top", 2, "--column", f"{AGE}=age", "--column", "member_code=id")
+    assert result.stdout == run("panel.parquet", "--top", 2).stdout
+
+
+def test_a_postal_code_in_csv_keeps_its_zeros(panel):
+    (panel / "zeros.csv").write_text("member_code,1001042\nm,01234\n")
+    opened = _panel_files.opened("zeros.csv", frozenset({"1001042"}), {})
+    assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
+
+
+@pytest.mark.parametrize("block_bytes", [10, 10_000])
+def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(panel, monkeypatch, block_bytes):
+    monkeypatch.setattr(_panel_files, "_LINES_BYTES", block_bytes)
+    text = '{"1": 5}\n{"1": [5, 6]}\n\n{"2": "x", "other": {"a": 1}}\n{"1": 7, "2": 3}\n{"1": null}'
+    (panel / "late.jsonl").write_text(text)
+    opened = _panel_files.opened("late.jsonl", frozenset({"1", "2"}), {})
+    rows = [row for batch in opened.batches for row in batch.to_pylist()]
+
+    def plain(answer):
+        return [] if answer is None else list(map(str, answer if isinstance(answer, list) else [answer]))
+
+    assert [(plain(row["1"]), plain(row["2"])) for row in rows] == [
+        (["5"], []),
+        (["5", "6"], []),
+        ([], ["x"]),
+        (["7"], ["3"]),
+        ([], []),
+    ]
+
+
+def test_the_inventory_is_asked_of_the_service_unless_it_is_given(panel, monkeypatch):
+    simulator = Simulator(seed=5, surveys=30, members=1)
+    with simulator.serve() as base_url:
+        monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
+        monkeypatch.setenv("SAMPLING_PANEL_GUID", simulator.panel_guid)
+        monkeypatch.setenv("SAMPLING_API_KEY", simulator.api_key)
+        live = run("panel.parquet", "--live")
+    assert len(lines(live.stdout)) == sum(len(survey.quotas) for survey in simulator.inventory.surveys)
+
+
+def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatch, capsys):
+    monkeypatch.setattr(_rendering, "as_lines", lambda _: False)
+    monkeypatch.setattr(_match, "_SHOWN", 5)
+    shown = run("panel.parquet").stdout
+    rows = expected_counts()
+    assert "Shortfall" in shown
+    assert f"and {len(rows) - 5} more: pipe, or give --output FILE" in shown
+    assert f"60 members, {len(rows)} quotas:" in shown
+
+
+def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
+    (panel / "few.csv").write_text(f"{AGE}\n30\n")
+    told = run("few.csv").stderr
+    assert "questions have no column in the panel, so that nobody has answered them: " in told
+    (panel / "bands.json").write_text("{}")
+    assert "oddities in the inventory count as possible; the first: quota" in run("panel.csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nix.csv"], "nix.csv: no such file"),
+        (["."], "neither a query (SELECT ...) nor a file that ends in .parquet, .csv, .jsonl, .ndjson"),
+        (["SELECT * FROM 'nix.parquet'"], "the query failed"),
+        (["SELEKT.csv"], "no such file"),
+        (["panel.csv", "--top", "2", "--sample", "2"], "give one of them"),
+        (["panel.csv", "--top", "0"], "--top"),
+        (["panel.csv", "--column", "age"], "--column is QUESTION=NAME, as 1001538=age"),
+        (["panel.csv", "--output", "x.txt"], "--output ends in .parquet, .csv, .jsonl"),
+        (["panel.csv", "--output", "nix/x.csv"], "no such folder"),
+        (["panel.csv", "--inventory", "nix.json"], "nix.json: No such file"),
+        (["panel.csv", "--bands", "nix.json"], "nix.json: No such file"),
+        (["panel.csv", "--bands", "quotas.json"], "bands are JSON of answer ID to first and last year"),
+        (["empty.csv"], "empty.csv"),
+        (["unknown.csv"], "no column of the panel is a question that is asked, such as"),
+        (["twice.csv", "--top", "1"], "several columns '1001538'"),
+        (["broken.parquet"], "broken.parquet"),
+        (["broken.jsonl"], "each line of a panel is an object of JSON, not b'{"),
+        (["no_codes.csv", "--top", "2"], "no column 'member_code'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
+    (panel / "empty.csv").write_text("")
+    (panel / "unknown.csv").write_text("a,b\n1,2\n")
+    (panel / "twice.csv").write_text(f"member_code,{AGE},{AGE}\nm,1,2\n")
+    (panel / "broken.parquet").write_bytes(b"PAR1 no")
+    (panel / "broken.jsonl").write_text('{"1001538": 30}\n{"1001538": \n')
+    (panel / "no_codes.csv").write_text(f"{AGE}\n30\n")
+    given = ["match", *arguments]
+    for name, file in (("--inventory", "quotas.json"), ("--bands", "bands.json")):
+        if name not in arguments:
+            given += [name, file]
+    result = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.replace("\u2502", " ").split())
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
+def test_what_to_install_without_the_extra(panel, missing):
+    script = f"import sys; sys.modules[{missing!r}] = None; from sampling_async import _cli; _cli.main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "match", "panel.csv", "--inventory", "quotas.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert ran.returncode == 2
+    assert (
+        ran.stderr == f"sampling-async: match needs {missing}: python -m pip install 'sampling-async[panel]'\n"
+    )
+
+
+def test_what_to_install_for_queries(panel, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    result = run("SELECT 1", code=2)
+    assert "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'" in result.stderr
