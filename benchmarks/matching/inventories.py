@@ -23,7 +23,7 @@ GENDER: Final = 1001007
 FEMALE, MALE = 2000246, 2000247
 COMMON: Final = 200
 ANSWERED: Final = 27 / COMMON  # of the common questions; with age, gender, postal code and DMA, thirty in all
-_AREAS: Final = 400
+AREAS: Final = 400
 _NOW: Final = datetime(2026, 1, 15, 9, 30, tzinfo=UTC)
 
 Rows = tuple[QuestionAndAnswers, ...]
@@ -130,7 +130,7 @@ class _Maker:
 
     def _postal(self) -> Rows:
         random = self._random
-        areas = random.sample(range(_AREAS), random.randint(1, 12))
+        areas = random.sample(range(AREAS), random.randint(1, 12))
         if random.random() < 0.4:
             return (QuestionAndAnswers(POSTAL, answer_values=tuple(f"{100 + area:03}" for area in areas)),)
         codes = [
@@ -139,7 +139,7 @@ class _Maker:
         return (QuestionAndAnswers(POSTAL, answer_values=tuple(codes[:1000])),)
 
     def _dma(self) -> Rows:
-        ids = self._random.sample(range(500, 500 + _AREAS // 2), self._random.randint(1, 8))
+        ids = self._random.sample(range(500, 500 + AREAS // 2), self._random.randint(1, 8))
         return (QuestionAndAnswers(DMA, answer_values=tuple(map(str, ids))),)
 
 
@@ -147,7 +147,7 @@ def members(number: int, *, seed: int = 2) -> Iterator[dict[int, Any]]:
     """Yield profiles, the same each time."""
     random, common = Random(seed), questions()
     for _ in range(number):
-        area = random.randrange(_AREAS)
+        area = random.randrange(AREAS)
         profile: dict[int, Any] = {
             AGE: random.randint(16, 90),
             GENDER: random.choice((FEMALE, MALE)),

@@ -80,7 +80,6 @@ class Reader:
         self._classes = classes
         self._kinds = kinds
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
-        self._numbers: dict[object, int] = {}  # of answers in words, their classes
         if classes.kind == "postal":
             return
         known = np.array(sorted(classes.of) or [0], dtype=np.int64)
@@ -171,7 +170,7 @@ class Reader:
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         """Return the classes of texts: each text is read once, however many members gave it."""
         words = column.dictionary.to_pylist()
-        numbers = np.array([*(self._number(word) for word in words), UNANSWERED], dtype=np.intp)
+        numbers = np.array([*self._numbers_of(words), UNANSWERED], dtype=np.intp)
         indices = column.indices
         at = np.where(indices.is_valid().to_numpy(zero_copy_only=False), _integers(indices), len(words))
         codes = numbers[at]
@@ -180,17 +179,19 @@ class Reader:
             self._refuse(words[at[wrong[0]]], int(wrong[0]), first, member)
         return codes.astype(self._codes)
 
+    def _numbers_of(self, words: list[Any]) -> list[int]:
+        """Return the classes of texts, or `_NONE` for those that are no answers."""
+        if self._classes.kind == "postal" and all(type(word) is str for word in words):
+            plain = "".join(words)
+            if plain.isalnum() and plain == plain.casefold():  # nothing to leave out, as is nearly always so
+                return self._classes.numbers_of_codes(words)
+        return [self._number(word) for word in words]
+
     def _number(self, word: object) -> int:
-        number = self._numbers.get(word)
-        if number is None:
-            try:
-                number = self._classes.number(self._kinds.known(self._question_id, word))
-            except InvalidRequestError:
-                number = _NONE
-            if len(self._numbers) >= _MOST_WORDS:
-                self._numbers.clear()
-            self._numbers[word] = number
-        return number
+        try:
+            return self._classes.number(self._kinds.known(self._question_id, word))
+        except InvalidRequestError:
+            return _NONE
 
     def _refuse(self, value: object, at: int, first: int, member: NDArray[np.intp] | None) -> None:
         row = first + (at if member is None else int(member[at]))
@@ -202,7 +203,6 @@ class Reader:
 
 _NONE: Final = -1
 _NOTHING: Final = np.zeros(0, dtype=np.intp)
-_MOST_WORDS: Final = 2**18
 
 
 def texts(column: Any, name: str) -> Any:

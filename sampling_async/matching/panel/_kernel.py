@@ -188,6 +188,15 @@ class Kernel:
         self._fillers = list(self._made_fillers())
         self._rows: NDArray[np.uint64] = np.empty((0, 0), dtype=np.uint64)
 
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
+        return Kernel, (self.plan,)
+
+    def another(self) -> Kernel:
+        """Return one that makes the same, with rows of its own."""
+        kernel = Kernel.__new__(Kernel)
+        vars(kernel).update(vars(self))
+        return kernel
+
     def answers(self, batch: Any, first: int) -> Answers:
         """Read a batch.
 
@@ -280,13 +289,18 @@ def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Return rows of members as bits."""
     bits = np.packbits(members, axis=1, bitorder="little")
     if bits.shape[1] % 8:
-        bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8)))
+        whole = np.zeros((len(bits), -(-bits.shape[1] // 8) * 8), dtype=np.uint8)
+        whole[:, : bits.shape[1]] = bits
+        bits = whole
     return bits.view(np.uint64)
 
 
-def unpacked(rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return the members that are in rows."""
-    return np.unpackbits(rows.view(np.uint8), axis=-1, bitorder="little").view(bool)
+def members_in(words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the bits that are set in words, one after the other: of each, in which word, and which."""
+    some = np.flatnonzero(words)  # most words are empty, often
+    bits = np.unpackbits(words[some].view(np.uint8), bitorder="little")
+    at = np.flatnonzero(bits.view(bool))
+    return some[at // _WORD], at % _WORD
 
 
 def _combine(

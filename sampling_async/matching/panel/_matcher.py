@@ -56,7 +56,7 @@ class PanelMatcher:
         self._source = Source(
             tuple(index.quota_ids.targets()), index.kinds, index.policy, index.recontact_lists
         )
-        self._plan: Plan | None = None
+        self._kernel: Kernel | None = None
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class PanelMatcher:
         for first, batch in pieces:
             columns = self._columns(batch.schema)
             if kernel is None or kernel.plan.columns != columns:
-                kernel = Kernel(self._planned(columns))
+                kernel = self._made_for(columns).another()
             ready = collector.begin(batch)
             answers = kernel.answers(ready, first)
             for members in _chunks(len(ready)):
@@ -127,7 +127,7 @@ class PanelMatcher:
         if len(begun) < workers:  # to start them would take longer
             yield from self._matched(begun)
             return
-        self._planned(self._columns(begun[0][1].schema))  # once, for all of them
+        self._made_for(self._columns(begun[0][1].schema))  # once, for all of them
         pieces = chain(begun, pieces)
         parts: list[Any] = []
         for is_part, made in matched(self._matched, pieces, workers):
@@ -175,11 +175,14 @@ class PanelMatcher:
             )
         return columns
 
-    def _planned(self, columns: Columns) -> Plan:
-        """Return the plan, which is kept: panels mostly have the same columns as the one before."""
-        if self._plan is None or self._plan.columns != columns:
-            self._plan = Plan(self._source, columns)
-        return self._plan
+    def _made_for(self, columns: Columns) -> Kernel:
+        """Return the kernel, which is kept: panels mostly have the same columns as the one before.
+
+        Who uses it takes another one: the rows of a chunk are not for two.
+        """
+        if self._kernel is None or self._kernel.plan.columns != columns:
+            self._kernel = Kernel(Plan(self._source, columns))
+        return self._kernel
 
 
 def _batches(stream: Any) -> Iterator[Any]:
@@ -224,5 +227,6 @@ def _chunks(count: int) -> Iterator[slice]:
     """Yield chunks of about the same size."""
     chunks = max(1, round(count / CHUNK))
     size = -(-count // chunks)
+    size += -size % 64  # whole words, but for the last one
     for start in range(0, count, size or 1):
         yield slice(start, min(start + size, count))

@@ -11,7 +11,7 @@ from attrs import field, frozen
 from sampling_async._errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._columns import MEMBER_CODE, texts
-from sampling_async.matching.panel._kernel import packed, unpacked
+from sampling_async.matching.panel._kernel import members_in, packed
 
 if TYPE_CHECKING:
     from attrs import Attribute
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
+_HALF: Final = _LAST // 2
+_MARGIN: Final = 2
 
 
 def _positive(_: object, attribute: Attribute[Any], value: object) -> None:
@@ -99,9 +101,9 @@ class _Counting:
     def add(self, kernel: Kernel, members: slice) -> None:  # noqa: ARG002
         for block in kernel.plan.blocks:
             possible, certain = kernel.block(block)
-            may = np.bitwise_count(possible).sum(axis=1, dtype=np.int64)
+            may = _count(possible)
             self._may[block.quotas] += may
-            does = np.bitwise_count(certain).sum(axis=1, dtype=np.int64)
+            does = _count(certain)
             self._not_certain[block.quotas[block.unsure]] += may[block.unsure] - does
 
     def end(self) -> Any:
@@ -221,10 +223,8 @@ def _ranked(kernel: Kernel, block: Block, *, are_certain: bool) -> tuple[NDArray
 
 def _members_in(rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the members in rows, row by row: of each which row, and who."""
-    words = rows.reshape(-1)
-    some = np.flatnonzero(words)  # most words are empty when most members have what they want
-    word, bit = np.nonzero(unpacked(words[some][:, None]))
-    row, in_row = np.divmod(some[word], rows.shape[1])
+    word, bit = members_in(rows.reshape(-1))
+    row, in_row = np.divmod(word, rows.shape[1])
     return row, in_row * _WORD + bit
 
 
@@ -272,6 +272,34 @@ class Sample:
         ordered = quota[order]
         starts = np.searchsorted(ordered, ordered)
         return table.take(pa.array(order[np.arange(len(order)) - starts < self.per_quota]))
+
+
+def _count(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many members are in each row."""
+    count: NDArray[np.int64] = np.bitwise_count(rows).sum(axis=1, dtype=np.int64)
+    return count
+
+
+def _within(
+    rows: NDArray[np.uint64],
+    which: NDArray[np.intp],
+    starts: NDArray[np.intp],
+    lengths: NDArray[np.intp],
+    size: int,
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the members of rows that are among some, from a first one on; after the last comes member 0."""
+    ends = starts[which] + lengths[which]
+    around = ends > size
+    row = np.concatenate([which, which[around]])
+    first = np.concatenate([starts[which], np.zeros(around.sum(), dtype=np.intp)])
+    end = np.concatenate([np.minimum(ends, size), ends[around] - size])
+    words = np.maximum(-(-end // _WORD) - first // _WORD, 0)
+    of = np.repeat(np.arange(len(row)), words)
+    word = first[of] // _WORD + np.arange(len(of)) - np.repeat(np.cumsum(words) - words, words)
+    at, bit = members_in(rows[row[of], word])
+    of, member = of[at], word[at] * _WORD + bit
+    kept = (member >= first[of]) & (member < end[of])
+    return row[of[kept]], member[kept]
 
 
 def _places(source: Source) -> dict[int, int]:
@@ -350,24 +378,37 @@ class _Drawing:
         hashes: NDArray[np.uint64],
         codes: NDArray[np.object_],
     ) -> None:
-        turns = self._turns[quotas]
-        starts = np.searchsorted(hashes, -turns)  # who comes first: their priority is lowest
-        best = np.where(starts < len(hashes), hashes[np.minimum(starts, len(hashes) - 1)], hashes[0]) + turns
-        wanted = (best < drawn.limits[quotas]) & rows.any(axis=1)
-        quotas, rows, starts, turns = quotas[wanted], rows[wanted], starts[wanted], turns[wanted]
-        if not len(quotas):
-            return
-        members = unpacked(rows)[:, : len(hashes)]
-        before = np.cumsum(members, axis=1, dtype=np.int32)
-        skipped = np.where(starts > 0, before[np.arange(len(rows)), starts - 1], 0)[:, None]
-        turn = (before - 1 - skipped) % np.maximum(before[:, -1:], 1)
-        row, member = np.nonzero(members & (turn < self._output.per_quota))
-        place = turn[row, member]
-        priorities = np.full((len(rows), self._output.per_quota), _LAST, dtype=np.uint64)
-        of = np.full(priorities.shape, "", dtype=object)
-        priorities[row, place] = hashes[member] + turns[row]
-        of[row, place] = codes[member]
-        drawn.add(quotas, priorities, of)
+        turns, limits, found = self._turns[quotas], drawn.limits[quotas], _count(rows)
+        size, n = len(hashes), self._output.per_quota
+        # From whom on, and of how many, the priority is below the limit.
+        starts = np.searchsorted(hashes, -turns)
+        lengths = (np.searchsorted(hashes, limits - turns) - starts) % size
+        lengths = np.where((limits == _LAST) | ((lengths == 0) & (limits > _HALF)), size, lengths)
+        # Those matching are spread evenly, so that mostly a part of these is enough.
+        parts = np.minimum(lengths, _MARGIN * n * size // np.maximum(found, 1) + _WORD)
+        left = np.flatnonzero((found > 0) & (lengths > 0))
+        for reach in (parts, lengths):
+            if not len(left):
+                return
+            row, member = _within(rows, left, starts, reach, size)
+            priorities = hashes[member] + turns[row]
+            order = np.lexsort((priorities, row))
+            row, member, priorities = row[order], member[order], priorities[order]
+            place = np.arange(len(row)) - np.searchsorted(row, row)
+            kept = place < n
+            row, member, priorities, place = row[kept], member[kept], priorities[kept], place[kept]
+            hit = np.bincount(row, minlength=len(quotas))
+            is_done = (hit[left] == n) | (reach[left] == lengths[left])
+            done = left[is_done & (hit[left] > 0)]
+            at = np.full(len(quotas), -1)
+            at[done] = np.arange(len(done))
+            kept = at[row] >= 0
+            of = np.full((len(done), n), "", dtype=object)
+            of_priorities = np.full((len(done), n), _LAST, dtype=np.uint64)
+            of[at[row[kept]], place[kept]] = codes[member[kept]]
+            of_priorities[at[row[kept]], place[kept]] = priorities[kept]
+            drawn.add(quotas[done], of_priorities, of)
+            left = left[~is_done]
 
     def end(self) -> Any:
         tables = [
