@@ -1,6 +1,6 @@
 """Measure what matching costs, and write it down.
 
-    python benchmarks/matching [--body FILE] [--output DIR]
+    python benchmarks/matching [--only members|panel] [--body FILE] [--output DIR]
 
 `--body` also measures an inventory of your own: a body of Get Quotas, as it came. Writes `matching.md` and
 `matching.json`. The exit code is 1 if a goal was missed.
@@ -29,6 +29,7 @@ from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
 
 from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
+from matching.of_panel import of_panel  # noqa: E402
 from sampling_async import Quotas, Survey, from_json, to_json  # noqa: E402
 from sampling_async._inventory import Inventory  # noqa: E402
 from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
@@ -46,7 +47,7 @@ BY_HAND: Final = 100
 ROUNDS: Final = 7
 PART: Final = 2**16
 REAL_SIZE: Final = 142
-LIBRARIES: Final = ("attrs", "msgspec")
+LIBRARIES: Final = ("attrs", "msgspec", "numpy", "pyarrow", "polars", "duckdb")
 ABOUT: Final = """\
 The large inventory (`benchmarks/matching/inventories.py`) has two thousand surveys of four quotas, two hundred
 questions of which a member has answered thirty, age ranges, postal lists and layers that cross gender with age.
@@ -57,15 +58,21 @@ Members are new to the index when they are timed: what was remembered is of othe
 def main() -> int:
     """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("members", "panel"), help="one half of it; writes nothing")
     parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     options = parser.parse_args()
     started = time.perf_counter()
     rows: list[Row] = []
-    for measure in (of_many, of_few):
-        rows += told(measure())
-    if options.body:
-        rows += told(of_body(options.body.read_bytes()))
+    if options.only != "panel":
+        for measure in (of_many, of_few):
+            rows += told(measure())
+        if options.body:
+            rows += told(of_body(options.body.read_bytes()))
+    if options.only != "members":
+        rows += told(of_panel())
+    if options.only:
+        return 1 if any(row.met is False for row in rows) else 0
     run = Run("long", seed=1)
     head = header(run, time.perf_counter() - started, HERE.parent.parent, LIBRARIES)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -75,13 +82,16 @@ def main() -> int:
     return 1 if any(row.met is False for row in rows) else 0
 
 
-def told(rows: list[Row]) -> list[Row]:
+def told(rows: Iterable[Row]) -> list[Row]:
     """Print rows as soon as they are measured."""
+    shown_rows: list[Row] = []
     for row in rows:
         verdict = {True: "met", False: "MISSED", None: ""}[row.met]
         goal = f"  [{row.goal}]" if row.goal else ""
-        print(f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}", flush=True)
-    return rows
+        note = f"  ({row.note})" if row.note else ""
+        print(f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}{note}", flush=True)
+        shown_rows.append(row)
+    return shown_rows
 
 
 def of_many() -> list[Row]:

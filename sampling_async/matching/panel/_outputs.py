@@ -77,10 +77,10 @@ _COUNTS: Final = ("quota_id", "survey_id", "needed", "certain", "possible", "sho
 
 
 def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
-    needed = np.array([quota.needed for quota in source.quotas], dtype=np.int64)
+    needed = source.needed
     columns = (
-        np.array([quota.quota_id for quota in source.quotas], dtype=np.int64),
-        np.array([source.surveys[quota.survey] for quota in source.quotas], dtype=np.int64),
+        source.quota_ids,
+        source.survey_ids[source.survey_of],
         needed,
         counts[:, 0],
         counts[:, 1],
@@ -145,8 +145,7 @@ class TopK:
 class _Choosing:
     def __init__(self, output: TopK, source: Source) -> None:
         self._output = output
-        self._survey = np.array([quota.survey for quota in source.quotas], dtype=np.intp)
-        self._quota_ids = np.array([quota.quota_id for quota in source.quotas], dtype=np.int64)
+        self._survey, self._quota_ids = source.survey_of, source.quota_ids
         self._has_several = np.bincount(self._survey, minlength=1) > 1
         self._codes: Any = None
 
@@ -303,7 +302,7 @@ def _within(
 
 
 def _places(source: Source) -> dict[int, int]:
-    return {quota.quota_id: place for place, quota in enumerate(source.quotas)}
+    return {quota_id: place for place, quota_id in enumerate(source.quota_ids.tolist())}
 
 
 def _hashed(text: str, key: bytes) -> int:
@@ -346,7 +345,7 @@ class _Drawing:
     def __init__(self, output: Sample, source: Source) -> None:
         self._output, self._source = output, source
         self._key = output.seed.to_bytes(16, "little", signed=True)
-        turns = [_hashed(str(quota.quota_id), self._key) for quota in source.quotas]
+        turns = [_hashed(str(quota_id), self._key) for quota_id in source.quota_ids.tolist()]
         self._turns = np.array(turns, dtype=np.uint64)
         self._certain = _Drawn(len(turns), output.per_quota)
         self._others = _Drawn(len(turns), output.per_quota)
@@ -422,9 +421,8 @@ class _Drawing:
 
     def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
         quota, place = np.nonzero(drawn.priorities != _LAST)
-        ids = np.array([each.quota_id for each in self._source.quotas], dtype=np.int64)
         columns = [
-            pa.array(ids[quota]),
+            pa.array(self._source.quota_ids[quota]),
             pa.array(drawn.codes[quota, place], pa.string()),
             pa.array(np.full(len(quota), is_certain)),
             pa.array(drawn.priorities[quota, place]),

@@ -61,7 +61,6 @@ class QuotaOfPlan:
         layers: Its layers, by their places.
         device_types: The devices it is open to; none is all.
         needs_list: Whether it is for those on a list only.
-        needed: Completes that are still wanted.
     """
 
     quota_id: int
@@ -69,7 +68,6 @@ class QuotaOfPlan:
     layers: tuple[int, ...]
     device_types: tuple[int, ...]
     needs_list: bool
-    needed: int
 
 
 @frozen
@@ -122,11 +120,15 @@ class Source:
                 target.layers,
                 target.survey.device_type_ids,
                 target.survey.is_survey_recontact,
-                target.quota.estimated_completes_remaining,
             )
             for target in program.targets
         ]
         self.surveys = list(surveys)
+        self.quota_ids = np.array([quota.quota_id for quota in self.quotas], dtype=np.int64)
+        self.survey_of = np.array([quota.survey for quota in self.quotas], dtype=np.intp)
+        self.survey_ids = np.array(self.surveys, dtype=np.int64)
+        completes = [target.quota.estimated_completes_remaining for target in program.targets]
+        self.needed = np.array(completes, dtype=np.int64)
         self.excluding: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         for target in program.targets:
             place = surveys[target.survey.survey_id]

@@ -1,0 +1,244 @@
+"""What matching a panel costs: CPU time of one core, memory, several cores, growth; beside Polars and DuckDB.
+
+Each figure is taken in a process of its own, so that the memory of one is not that of another.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve
+from scoreboard.board import Row, at_least, at_most
+from speed.measuring import flatness, interleaved, peak_mib, ratio, resident_mib
+from speed.remote import fresh, remote
+
+from matching.inventories import inventory
+from matching.panels import panel, profiles
+from sampling_async import Quotas, from_json, to_json
+from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
+MILLION: Final = 1_000_000
+OTHERS: Final = 300_000
+ROUNDS: Final = 5
+SMALL: Final = 200_000  # the most members whose rounds are repeated
+CHECKED: Final = 300
+PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members
+PEER_ROUNDS: Final = 3
+CORES_MEMBERS: Final = 4_000_000
+OUTPUTS: Final = {"counts": Counts(), "top 20": TopK(20), "sample of 100": Sample(100)}
+
+
+def of_panel() -> Iterator[Row]:
+    """Yield the rows."""
+    yield from _costs()
+    yield from _cores()
+    yield from _peers()
+
+
+def _costs() -> Iterator[Row]:
+    found = {size: fresh(cost, "counts", size, True) for size in SIZES}
+    million = found[MILLION]
+    pairs = MILLION * million["quotas"]
+    name = f"panel of {MILLION:,} members x {million['quotas']:,} quotas, both values, counts"
+    yield at_least(f"{name}: million pairs a second", 800.0, pairs / million["cpu"] / 1e6)
+    yield at_most(
+        "the same: memory above the panel, which is read a batch at a time",
+        300.0,
+        million["mib"],
+        unit="MiB",
+        note="the matcher and its plan are counted, the index is not",
+    )
+    costs = {size: each["cpu"] / size * 1e6 for size, each in found.items()}
+    yield at_most(
+        "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
+        1.15,
+        flatness([each] for each in costs.values()),
+        note="us a member: " + ", ".join(f"{cost:.2f} of {size:,}" for size, cost in costs.items()),
+    )
+    memory = {size: each["mib"] for size, each in found.items()}
+    yield at_most(
+        "the same: memory of 10,000,000 by that of 1,000,000 members",
+        1.15,
+        memory[SIZES[-1]] / memory[MILLION],
+        note="MiB: " + ", ".join(f"{mib:.0f} of {size:,}" for size, mib in memory.items()),
+    )
+    for name in ("top 20", "sample of 100"):
+        other = fresh(cost, name, OTHERS, False)
+        yield Row(
+            f"panel of {OTHERS:,} members, {name}: million pairs a second",
+            "",
+            OTHERS * other["quotas"] / other["cpu"] / 1e6,
+            None,
+            note=f"{other['mib']:.0f} MiB",
+        )
+
+
+def cost(output: str, members: int, check: bool) -> dict[str, float]:  # noqa: FBT001  sent by position
+    """Return the CPU seconds of matching a panel, without those of making it up, and the memory it took."""
+    quotas = decoded()
+    index = QuotaIndex(quotas)
+    if check:
+        agree(index)
+    made = _Made()
+    list(PanelMatcher(index).map_batches(panel(100)))  # what is imported, is
+    before = resident_mib()
+    matcher = PanelMatcher(index, OUTPUTS[output])
+    list(matcher.map_batches(panel(100)))  # its plan is made
+    seconds = [made.seconds(matcher, members) for _ in range(ROUNDS if members <= SMALL else 1)]
+    return {"cpu": statistics.median(seconds), "mib": peak_mib() - before, "quotas": len(index)}
+
+
+class _Made:
+    """A panel that is made up as it is read, and the time that takes."""
+
+    def seconds(self, matcher: PanelMatcher, members: int) -> float:
+        """Return the CPU seconds of matching."""
+        self._spent = 0.0
+        started = time.process_time()
+        for _ in matcher.map_batches(self._batches(members)):
+            pass
+        return time.process_time() - started - self._spent
+
+    def _batches(self, members: int) -> Iterator[Any]:
+        batches = iter(panel(members))
+        while True:
+            started = time.process_time()
+            batch = next(batches, None)
+            self._spent += time.process_time() - started
+            if batch is None:
+                return
+            yield batch
+
+
+def agree(index: QuotaIndex) -> None:
+    """Make sure that a panel says what the index says of each member: what is wrong need not be fast."""
+    batch = next(iter(panel(CHECKED)))
+    matched = [index.match(profile) for profile in profiles(batch)]
+    (counts,) = PanelMatcher(index).map_batches([batch])
+    certain = Counter(quota_id for each in matched for quota_id in each.certain)
+    possible = Counter(quota_id for each in matched for quota_id in each.possible)
+    for row in counts.to_pylist():
+        assert (row["certain"], row["possible"]) == (certain[row["quota_id"]], possible[row["quota_id"]])
+    (best,) = PanelMatcher(index, TopK(20)).map_batches([batch])
+    assert best.column("quota_ids").to_pylist() == [list(each.select(20)) for each in matched]
+
+
+def decoded() -> Quotas:
+    """Return the inventory as it comes from the wire."""
+    return from_json(Quotas, to_json(inventory()))
+
+
+# --- Several cores
+
+
+def _cores() -> Iterator[Row]:
+    taken = fresh(walls, CORES_MEMBERS)
+    yield at_least(
+        f"panel of {CORES_MEMBERS:,} members, counts: wall time of one process by that of two",
+        1.7,
+        ratio(taken["1"], taken["2"]).median,
+        note="starting them included; s: "
+        + ", ".join(
+            f"{number}: {' '.join(f'{each:.1f}' for each in seconds)}" for number, seconds in taken.items()
+        ),
+    )
+
+
+def walls(members: int) -> dict[str, list[float]]:
+    """Return the wall seconds of one process and of two, of a panel that is in memory."""
+    matcher = PanelMatcher(QuotaIndex(decoded()))
+    table = panel(members).read_all()
+    list(matcher.map_batches(panel(100)))
+
+    def wall(workers: int) -> float:
+        started = time.perf_counter()
+        matcher.run(table, workers=workers).read_all()
+        return time.perf_counter() - started
+
+    taken = interleaved({"1": partial(wall, 1), "2": partial(wall, 2)}, 3)
+    assert (
+        matcher.run(table.slice(0, 100_000), workers=2).read_all()
+        == matcher.run(table.slice(0, 100_000)).read_all()
+    )
+    return taken
+
+
+# --- Beside others
+
+
+def _peers() -> Iterator[Row]:
+    os.environ["POLARS_MAX_THREADS"] = "1"  # read when the processes import it
+    for quotas, members in PEER_SIZES:
+        seconds = _peer_seconds(quotas, members)
+        for name, taken in seconds.items():
+            speed = statistics.median(quotas * members / each / 1e6 for each in taken)
+            times = "" if name == "ours" else f"ours is {ratio(taken, seconds['ours'])} times as fast"
+            what = f"{members:,} members x {quotas:,} quotas, both values, counts, by {name}"
+            yield Row(f"{what}: million pairs a second", "", speed, None, note=times)
+
+
+def _peer_seconds(quotas: int, members: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each, who all say the same."""
+    with ExitStack() as stack:
+        of = {
+            name: stack.enter_context(remote(Contender, name, quotas, members))
+            for name in ("ours", "Polars", "DuckDB")
+        }
+        counts = [each.call("counts") for each in of.values()]
+        assert counts[0] == counts[1] == counts[2]
+        return interleaved({name: partial(each.call, "seconds") for name, each in of.items()}, PEER_ROUNDS)
+
+
+class Contender:
+    """One way to count a panel, made ready, in a process of its own."""
+
+    def __init__(self, name: str, number: int, members: int) -> None:
+        quotas = decoded()
+        table = panel(members).read_all()
+        if name == "ours":
+            some = tuple(islice(quotas.surveys, number // 4))
+            matcher = PanelMatcher(QuotaIndex(evolve(quotas, surveys=some)))
+            list(matcher.map_batches(panel(100)))
+            self._count = lambda: ours(matcher, table)
+        elif name == "Polars":
+            import polars as pl  # noqa: PLC0415  in this process only, with one thread
+
+            from matching.by_polars import ByPolars  # noqa: PLC0415
+
+            by_polars, frame = ByPolars(quotas, number), pl.from_arrow(table)
+            self._count = lambda: by_polars.counts(frame)
+        else:
+            from matching.by_duckdb import ByDuckDB  # noqa: PLC0415
+
+            by_duckdb = ByDuckDB(quotas, number)
+            self._count = lambda: by_duckdb.counts(table)
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Return what it counts."""
+        return sorted(self._count())
+
+    def seconds(self) -> float:
+        """Return the CPU seconds that takes."""
+        started = time.process_time()
+        self._count()
+        return time.process_time() - started
+
+
+def ours(matcher: PanelMatcher, table: pa.Table) -> list[tuple[int, int, int]]:
+    """Return counts as the peers do."""
+    made = matcher.run(table).read_all()
+    columns = [made.column(name).to_pylist() for name in ("quota_id", "certain", "possible")]
+    return list(zip(*columns, strict=True))
