@@ -6,7 +6,10 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from multiprocessing import active_children
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from attrs import asdict
@@ -264,6 +267,8 @@ def test_how_many_are_wanted_is_a_number(wrong):
         TopK(wrong)
     with pytest.raises(InvalidRequestError, match="per_quota is a number from 1 on"):
         Sample(wrong)
+    with pytest.raises(InvalidRequestError, match="seed is a whole number of 64 bits at most"):
+        Sample(5, seed=2**65)
 
 
 def test_columns_may_change_from_batch_to_batch():
@@ -275,6 +280,31 @@ def test_columns_may_change_from_batch_to_batch():
     ]
     (made,) = PanelMatcher(index).map_batches(batches)
     assert made.column("certain").to_pylist() == [2]
+
+
+@pytest.mark.parametrize("library", ["polars", "pandas", "duckdb", "batches", "reader"])
+def test_streams_come_from_many_libraries(generated, library):
+    index, panel = generated
+    plain = pa.table(
+        {
+            name: column
+            for name, column in zip(panel.column_names, panel.columns, strict=True)
+            if not pa.types.is_list(column.type)
+        }
+    )
+    matcher = PanelMatcher(index, TopK(3))
+    if library == "polars":
+        stream = pl.from_arrow(plain)
+        with pytest.raises(InvalidRequestError, match=r"not LazyFrame: collect\(\) it first"):
+            matcher.run(stream.lazy()).read_all()
+    elif library == "pandas":
+        stream = plain.to_pandas()  # whole numbers with gaps become floats there
+        assert "float64" in set(map(str, stream.dtypes))
+    elif library == "duckdb":
+        stream = duckdb.sql("SELECT * FROM plain")
+    else:
+        stream = iter(plain.to_batches()) if library == "batches" else plain.to_reader()
+    assert matcher.run(stream).read_all() == matcher.run(plain).read_all()
 
 
 # --- Parts of a panel
@@ -374,3 +404,79 @@ except ImportError as exc:
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "needs pyarrow: python -m pip install 'sampling-async[panel]'" in ran.stdout
+
+
+# --- Several processes
+
+
+@pytest.fixture
+def pieces_of_forty(monkeypatch):
+    monkeypatch.setattr(_matcher, "_ROWS", 40)
+    yield
+    assert not active_children()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+@pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)], ids=lambda output: type(output).__name__)
+def test_several_processes_say_what_one_does_in_the_same_order(generated, output):
+    index, panel = generated
+    matcher = PanelMatcher(index, output)
+    assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+def test_an_error_of_a_worker_is_raised_as_its_own(generated):
+    index, panel = generated
+    wrong = panel.set_column(
+        panel.column_names.index(str(AGE)), str(AGE), pa.array([30] * 250 + [-1] + [30] * (len(panel) - 251))
+    )
+    with pytest.raises(InvalidRequestError, match=r"row 250 of the panel.*not -1"):
+        PanelMatcher(index).run(wrong, workers=2).read_all()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated):
+    index, panel = generated
+
+    def breaking():
+        yield from panel.to_batches(max_chunksize=40)[:5]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        PanelMatcher(index).run(breaking(), workers=2).read_all()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+def test_a_worker_that_is_killed_is_told(generated):
+    index, panel = generated
+
+    def murderous():
+        for number, batch in enumerate(panel.to_batches(max_chunksize=40)):
+            if number == 4:
+                for child in active_children():
+                    child.kill()
+            yield batch
+
+    with pytest.raises(ChildProcessError, match="ended with exit code -9"):
+        PanelMatcher(index).run(murderous(), workers=2).read_all()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
+    index, panel = generated
+    made = PanelMatcher(index, TopK(2))._matched_by(2, PanelMatcher(index, TopK(2))._pieces(panel.to_batches()))
+    assert len(next(made)) == 40
+    assert active_children()
+    made.close()
+
+
+def test_a_panel_of_few_pieces_starts_no_process(generated, monkeypatch):
+    index, panel = generated
+    monkeypatch.setattr(_matcher, "matched", None)
+    assert len(PanelMatcher(index, TopK(2)).run(panel, workers=8).read_all()) == len(panel)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
+def test_workers_are_a_number(generated, wrong):
+    with pytest.raises(InvalidRequestError, match="workers is a number of processes from 1 on"):
+        PanelMatcher(generated[0]).run(generated[1], workers=wrong)

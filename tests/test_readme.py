@@ -48,11 +48,11 @@ def test_a_test_passes(example, tmp_path):
 
 
 def test_the_two_commands_are_those_that_ci_runs():
-    assert 'python -m pip install -e ".[all]" && sampling-async demo' in README
+    assert 'python -m pip install -e ".[cli,simulator]" && sampling-async demo' in README
     second = "python -m pip install nox && nox"
     assert second in README
     assert second in (ROOT / ".ci" / "run").read_text()
 
 
 def test_there_are_examples():
-    assert (len(SCRIPTS), len(TESTS)) == (5, 1)
+    assert (len(SCRIPTS), len(TESTS)) == (6, 1)

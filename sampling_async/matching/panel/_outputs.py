@@ -24,11 +24,17 @@ _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
 _HALF: Final = _LAST // 2
 _MARGIN: Final = 2
+_LONGEST_SEED: Final = 64
 
 
 def _positive(_: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidRequestError(f"{attribute.name} is a number from 1 on, not {value!r}")
+
+
+def _seed(_: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or value.bit_length() > _LONGEST_SEED:
+        raise InvalidRequestError(f"{attribute.name} is a whole number of 64 bits at most, not {value!r:.40}")
 
 
 class Collector(Protocol):
@@ -243,7 +249,7 @@ class Sample:
     """
 
     per_quota: int = field(default=100, validator=_positive)
-    seed: int = 0
+    seed: int = field(default=0, validator=_seed)
     needs_codes: Final = True
 
     @property

@@ -229,9 +229,9 @@ class Plan:
 
     def __init__(self, source: Source, columns: Columns) -> None:
         self.source, self.columns = source, columns
-        drawing = _Drawing(source, columns)
-        quotas = [drawing.quota(each) for each in source.quotas]
-        arranged = drawing.rows.arranged({part for pair in quotas for row in pair for part in row})
+        planning = _Planning(source, columns)
+        quotas = [planning.quota(each) for each in source.quotas]
+        arranged = planning.rows.arranged({part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
         self.steps = arranged.steps
         self.count = arranged.count
@@ -278,7 +278,7 @@ class _Crossed(NamedTuple):
         return (each for asked, _ in self.sub_quotas for each in asked)
 
 
-class _Drawing:
+class _Planning:
     """A plan that is being made."""
 
     def __init__(self, source: Source, columns: Columns) -> None:
