@@ -32,10 +32,11 @@ from matching_kit import (
     survey,
 )
 
-from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async import InvalidRequestError, InviteRequest, SurveyWaveExclusion
 from sampling_async.matching import (
     Counts,
     PanelMatcher,
+    Participation,
     QuestionKinds,
     QuotaIndex,
     Sample,
@@ -133,6 +134,24 @@ def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed
 
 
 PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
+
+
+def test_what_one_wave_of_a_survey_excludes_another_one_may_not():
+    exclusion = SurveyWaveExclusion(9, 0, (9,))
+    index = QuotaIndex(
+        [
+            survey(quota(quota_id=1), survey_id=1, wave_id=1, survey_wave_exclusions=(exclusion,)),
+            survey(quota(quota_id=2), survey_id=1, wave_id=2),
+            survey(quota(quota_id=3), survey_id=2),
+        ]
+    )
+    took = Participation(9, 4)
+    one = pa.table({"member_code": ["a"], "participations": pa.array([[asdict(took)]], PARTICIPATIONS)})
+    assert counted(PanelMatcher(index), one) == by_index(index, [index.match({}, participations=[took])])
+    best = PanelMatcher(index, TopK(5)).run(one).read_all()
+    assert best.column("quota_ids").to_pylist() == [[2, 3]]
+    of_one = pa.table({"exclude_surveys": [[1, 7]]})
+    assert counted(PanelMatcher(index), of_one) == {1: (0, 0), 2: (0, 0), 3: (1, 0)}
 
 
 def test_an_updated_index_is_matched_with_as_a_whole():

@@ -12,6 +12,8 @@ from sampling_async.matching.panel._classes import OLDEST, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from sampling_async.matching._questions import QuestionKinds
@@ -239,7 +241,7 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
 
 
 def taken(batch: Any, source: Source) -> Several:
-    """Return the surveys, by their places, that members are not to be offered.
+    """Return the waves of surveys, by their places, that members are not to be offered.
 
     Raises:
         InvalidRequestError: A column does not hold what it should.
@@ -262,10 +264,11 @@ def _excluded(column: Any, source: Source) -> Several:
         )
     values, member = _flat(column)
     survey_ids, there = numbers(values, EXCLUDED)
-    places = {survey_id: place for place, survey_id in enumerate(source.surveys)}
-    found = np.array([places.get(survey_id, -1) for survey_id in survey_ids.tolist()], dtype=np.intp)
-    kept = there & (found >= 0)
-    return Several(found[kept], member[kept])
+    return _pairs(
+        (place, whose)
+        for survey_id, whose in zip(survey_ids[there].tolist(), member[there].tolist(), strict=True)
+        for place in source.of_survey.get(survey_id, ())
+    )
 
 
 def _participations(column: Any, source: Source) -> Several:
@@ -281,13 +284,16 @@ def _participations(column: Any, source: Source) -> Several:
     keys = zip(
         *(numbers(values.field(name), PARTICIPATIONS)[0].tolist() for name in _PARTICIPATION), strict=True
     )
-    hits = [
+    return _pairs(
         (place, whose)
         for (survey_id, wave_id, status_id), whose in zip(keys, member.tolist(), strict=True)
         for wave in (wave_id, 0)
         for place in source.excluding.get((survey_id, wave, status_id), ())
-    ]
-    found = np.array(hits, dtype=np.intp).reshape(-1, 2)
+    )
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> Several:
+    found = np.array(list(pairs), dtype=np.intp).reshape(-1, 2)
     return Several(found[:, 0], found[:, 1])
 
 

@@ -86,7 +86,7 @@ def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
     needed = source.needed
     columns = (
         source.quota_ids,
-        source.survey_ids[source.survey_of],
+        source.survey_ids,
         needed,
         counts[:, 0],
         counts[:, 1],
@@ -151,7 +151,8 @@ class TopK:
 class _Choosing:
     def __init__(self, output: TopK, source: Source) -> None:
         self._output = output
-        self._survey, self._quota_ids = source.survey_of, source.quota_ids
+        self._quota_ids = source.quota_ids
+        _, self._survey = np.unique(source.survey_ids, return_inverse=True)
         self._has_several = np.bincount(self._survey, minlength=1) > 1
         self._codes: Any = None
 

@@ -57,14 +57,14 @@ class QuotaOfPlan:
 
     Attributes:
         quota_id: The quota.
-        survey: Its survey, by its place.
+        wave: Its survey and wave, by their place.
         layers: Its layers, by their places.
         device_types: The devices it is open to; none is all.
         needs_list: Whether it is for those on a list only.
     """
 
     quota_id: int
-    survey: int
+    wave: int
     layers: tuple[int, ...]
     device_types: tuple[int, ...]
     needs_list: bool
@@ -97,6 +97,20 @@ class Source:
         kinds: How questions are matched.
         policy: What is taken how.
         lists: The members of recontact quotas.
+
+    Attributes:
+        kinds: As given.
+        policy: As given.
+        lists: As given.
+        classes: Of each question, the classes of its answers.
+        sub_quotas: What each sub-quota asks.
+        layers: Of each layer the sub-quotas, by their places, and whether they are full.
+        quotas: The quotas, best first.
+        quota_ids: Of each its ID; the same for `survey_ids` and the completes that are still `needed`.
+        survey_ids: See there.
+        needed: See there.
+        of_survey: Of each survey, its waves by their places.
+        excluding: By survey, wave and status, the waves that exclude who took part so.
     """
 
     def __init__(
@@ -112,29 +126,32 @@ class Source:
         self.layers = [shape.sub_quotas for shape in program.layers]
         self.classes, asked = _classes(program, kinds)
         self.sub_quotas = [tuple(asked[place] for place in shape.asked) for shape in program.sub_quotas]
-        surveys: dict[int, int] = {}
+        waves: dict[tuple[int, int], int] = {}
         self.quotas = [
             QuotaOfPlan(
                 target.quota.quota_id,
-                surveys.setdefault(target.survey.survey_id, len(surveys)),
+                waves.setdefault((target.survey.survey_id, target.survey.wave_id), len(waves)),
                 target.layers,
                 target.survey.device_type_ids,
                 target.survey.is_survey_recontact,
             )
             for target in program.targets
         ]
-        self.surveys = list(surveys)
-        self.quota_ids = np.array([quota.quota_id for quota in self.quotas], dtype=np.int64)
-        self.survey_of = np.array([quota.survey for quota in self.quotas], dtype=np.intp)
-        self.survey_ids = np.array(self.surveys, dtype=np.int64)
-        completes = [target.quota.estimated_completes_remaining for target in program.targets]
-        self.needed = np.array(completes, dtype=np.int64)
-        self.excluding: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for target in program.targets:
-            place = surveys[target.survey.survey_id]
+        self.quota_ids = _numbers(quota.quota_id for quota in self.quotas)
+        self.survey_ids = _numbers(target.survey.survey_id for target in program.targets)
+        self.needed = _numbers(target.quota.estimated_completes_remaining for target in program.targets)
+        self.of_survey: defaultdict[int, list[int]] = defaultdict(list)
+        for (survey_id, _), place in waves.items():
+            self.of_survey[survey_id].append(place)
+        self.excluding: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
+        for target, quota in zip(program.targets, self.quotas, strict=True):
             for one in target.survey.survey_wave_exclusions:
                 for status_id in one.participation_status_ids:
-                    self.excluding[one.survey_id, one.wave_id, status_id].append(place)
+                    self.excluding[one.survey_id, one.wave_id, status_id].add(quota.wave)
+
+
+def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, dtype=np.int64)
 
 
 def _classes(program: Program, kinds: QuestionKinds) -> tuple[dict[int, Classes], list[Asked]]:
@@ -185,7 +202,7 @@ class Given(NamedTuple):
     Attributes:
         how: "is", who is in a class of answers; "upto", in it or one before it; "in", in one of a set of
             classes; "has", who has several answers and one of a class among them; "device", who is on one of
-            these devices; "untaken", who has not taken a survey; "listed", who is on the list of a quota.
+            these devices; "untaken", who may take a wave of a survey; "listed", who is on a quota's list.
         of: The question; of the last three, none.
         what: The class, the set of classes, the device types, the survey by its place, or the quota.
     """
@@ -373,7 +390,7 @@ class _Planning:
         if columns.has_device and quota.device_types:
             masks.append(rows.given(Given("device", 0, quota.device_types)))
         if columns.has_taken:
-            masks.append(rows.given(Given("untaken", 0, quota.survey)))
+            masks.append(rows.given(Given("untaken", 0, quota.wave)))
         is_listed = columns.has_codes and quota.quota_id in source.lists
         if is_listed:
             masks.append(rows.given(Given("listed", 0, quota.quota_id)))

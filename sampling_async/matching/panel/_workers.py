@@ -51,25 +51,33 @@ class _Worker:
         with memoryview(self._memory.buf) as view:
             _write(pa.FixedSizeBufferWriter(pa.py_buffer(view)), batch)
         self.piece = number
-        self.connection.send((self._memory.name, size, first))
+        self._send((self._memory.name, size, first))
 
     def finish(self) -> None:
         """Tell it that there is nothing left."""
         self.piece = _AFTER_ALL
-        self.connection.send(None)
+        self._send(None)
 
     def receive(self) -> tuple[str, Any]:
         """Return what it says."""
         try:
             kind, what = self.connection.recv()
-        except EOFError:
-            self._process.join()
-            raise ChildProcessError(
-                f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have"
-                " been out of memory; or the main module starts one again, for want of"
-                " `if __name__ == '__main__':`"
-            ) from None
+        except (EOFError, ConnectionError):
+            raise self._ended() from None
         return kind, what
+
+    def _send(self, what: object) -> None:
+        try:
+            self.connection.send(what)
+        except ConnectionError:
+            raise self._ended() from None
+
+    def _ended(self) -> ChildProcessError:
+        self._process.join()
+        return ChildProcessError(
+            f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have been out"
+            " of memory; or the main module starts one again, for want of `if __name__ == '__main__':`"
+        )
 
     def stop(self) -> None:
         """End it, whatever it does."""
