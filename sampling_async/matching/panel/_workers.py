@@ -75,8 +75,8 @@ class _Worker:
     def _ended(self) -> ChildProcessError:
         self._process.join()
         return ChildProcessError(
-            f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have been out"
-            " of memory; or the main module starts one again, for want of `if __name__ == '__main__':`"
+            f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have been"
+            " out of memory; or the main module starts one again, for want of `if __name__ == '__main__':`"
         )
 
     def stop(self) -> None:
