@@ -41,7 +41,7 @@ class Answers(NamedTuple):
         looked_up: The same of the others, by question.
         several: Of questions with several answers, these.
         devices: Device types, and whether they are known.
-        taken: Surveys that are not to be offered.
+        taken: Waves of surveys that are not to be offered; none, where that is not known.
         listed: Of quotas with a list, who is on it.
     """
 
@@ -49,7 +49,7 @@ class Answers(NamedTuple):
     looked_up: dict[int, NDArray[np.intp]]
     several: dict[int, Several]
     devices: tuple[NDArray[Any], NDArray[np.bool_]] | None
-    taken: Several | None
+    taken: Several
     listed: dict[int, NDArray[np.bool_]]
 
 
@@ -115,24 +115,34 @@ def _turned(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     ).reshape(8 * width, height // 8)
 
 
-class _Has:
-    """Who has an answer of a class, among several."""
+class _Among:
+    """Who has something among several: an answer of a class; or has not, of the surveys that were taken."""
 
-    def __init__(self, question_id: int, classes: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._question_id, self._classes, self._places = question_id, classes, places
+    def __init__(self, how: str, question_id: int, what: Sequence[int], places: NDArray[np.intp]) -> None:
+        self._is_answer, self._question_id = how == "has", question_id
+        self._places = places
+        self._row = np.full(max(what) + 1, -1)
+        self._row[what] = np.arange(len(what))
 
     def rows(self, answers: Answers, members: slice) -> Filled:
-        what, member = answers.several[self._question_id].between(members.start, members.stop)
-        rows = np.zeros((len(self._classes), members.stop - members.start), dtype=bool)
-        for row, number in zip(rows, self._classes, strict=True):
-            row[member[what == number]] = True
-        yield self._places, packed(rows)
+        several = answers.several[self._question_id] if self._is_answer else answers.taken
+        what, member = several.between(members.start, members.stop)
+        row = self._row[np.minimum(what, len(self._row) - 1)]
+        row[what >= len(self._row)] = -1
+        order = np.argsort(row, kind="stable")
+        row, member = row[order], member[order]
+        for first in range(0, len(self._places), _AT_ONCE):
+            places = self._places[first : first + _AT_ONCE]
+            start, end = np.searchsorted(row, (first, first + len(places)))
+            among = np.full((len(places), members.stop - members.start), not self._is_answer)
+            among[row[start:end] - first, member[start:end]] = self._is_answer
+            yield places, packed(among)
 
 
 class _OnDevice:
     """Who is on one of some devices, or on none that is known."""
 
-    def __init__(self, _: int, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
+    def __init__(self, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
         self._device_types, self._places = device_types, places
 
     def rows(self, answers: Answers, members: slice) -> Filled:
@@ -141,29 +151,10 @@ class _OnDevice:
         yield self._places, packed(np.array([~is_known | np.isin(device, each) for each in self._device_types]))
 
 
-class _Untaken:
-    """Who has not taken a survey."""
-
-    def __init__(self, _: int, surveys: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._row = {survey: row for row, survey in enumerate(surveys)}
-        self._places = places
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        assert answers.taken is not None
-        what, member = answers.taken.between(members.start, members.stop)
-        row = np.array([self._row.get(survey, -1) for survey in what.tolist()], dtype=np.intp)
-        for first in range(0, len(self._places), _AT_ONCE):
-            places = self._places[first : first + _AT_ONCE]
-            untaken = np.ones((len(places), members.stop - members.start), dtype=bool)
-            here = (row >= first) & (row < first + len(places))
-            untaken[row[here] - first, member[here]] = False
-            yield places, packed(untaken)
-
-
 class _Listed:
     """Who is on a quota's list."""
 
-    def __init__(self, _: int, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
+    def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
         self._quotas, self._places = quotas, places
 
     def rows(self, answers: Answers, members: slice) -> Filled:
@@ -230,7 +221,7 @@ class Kernel:
             looked_up,
             several,
             numbers(batch.column(DEVICE), DEVICE) if columns.has_device else None,
-            taken(batch, source) if columns.has_taken else None,
+            taken(batch, source),
             listed,
         )
 
@@ -276,13 +267,13 @@ class Kernel:
             of, at = [name.what for name in names], np.array(places, dtype=np.intp)
             if how in {"is", "upto"}:
                 yield _Compared(how, self._places[question_id], of, at)
+            elif how in {"has", "untaken"}:
+                yield _Among(how, question_id, of, at)
             elif how == "in":
                 size = len(self.plan.source.classes[question_id])
                 yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
             else:
-                yield {"has": _Has, "device": _OnDevice, "untaken": _Untaken, "listed": _Listed}[how](
-                    question_id, of, at
-                )
+                yield _OnDevice(of, at) if how == "device" else _Listed(of, at)
 
 
 def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
