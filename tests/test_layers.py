@@ -171,3 +171,13 @@ def test_each_library_has_one_module_that_knows_it(library, modules):
 def test_the_client_imports_no_tool():
     for module in LAYERS:
         assert not ours(imported(ROOT / f"{module}.py")) & TOOLS
+
+
+def test_only_panels_need_numpy_and_pyarrow():
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if {name.split(".")[0] for name in imported(path)} & {"numpy", "pyarrow"}
+    }
+    assert users
+    assert all(user.startswith(("matching/panel/", "_cli/_panel_files")) for user in users)
