@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 2**15
 """Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
 
-_OTHERS: Final = (MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS)
+_OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 
 
 class PanelMatcher:
@@ -164,7 +164,8 @@ class PanelMatcher:
 
     @property
     def _names(self) -> frozenset[str]:
-        return frozenset(chain(_OTHERS, map(str, self._source.classes)))
+        others = _OTHERS if self.output.needs_codes or self._source.lists else _OTHERS - {MEMBER_CODE}
+        return others.union(map(str, self._source.classes))
 
     def _columns(self, schema: Any) -> Columns:
         columns = columns_of(schema, self._source)
