@@ -56,10 +56,11 @@ questions of which a member has answered thirty, age ranges, postal lists and la
 Before anything is timed, a hundred members are held against the matching by hand (`by_hand.py`), each quota.
 Members are new to the index when they are timed: what was remembered is of others.
 
-Panels (`panels.py`) are of such members too. They are made up as they are read, and that time is left out. Each figure of
-`of_panel.py` is taken in a fresh process, and before it three hundred members are held against the index, each quota.
-Polars and DuckDB (`by_polars.py`, `by_duckdb.py`) have one thread, answers as columns and quotas as predicates, written
-with care and made ready before they are timed; all three count the same. Where it says wall time, it is that."""
+Panels (`panels.py`) are of such members too. They are made up as they are read, and that time is left out.
+Each figure of `of_panel.py` is taken in a fresh process, and before it three hundred members are held against
+the index, each quota. Polars and DuckDB (`by_polars.py`, `by_duckdb.py`) have one thread, answers as columns
+and quotas as predicates, written with care and made ready before they are timed; all three count the same.
+Where it says wall time, it is that."""
 
 
 def main() -> int:
