@@ -42,7 +42,7 @@ from sampling_async.matching import (
     Sample,
     TopK,
 )
-from sampling_async.matching.panel import _kernel, _matcher, _plan, _rows
+from sampling_async.matching.panel import _columns, _kernel, _matcher, _plan, _rows
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 AGES = QuestionKinds.default().with_age(AGE, AGE_BANDS)
@@ -131,6 +131,23 @@ def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed
     assert counted(PanelMatcher(index), panel) == by_index(index, matched)
     best = PanelMatcher(index, TopK(7)).run(panel).read_all()
     assert best.column("quota_ids").to_pylist() == [list(each.select(7)) for each in matched]
+
+
+@pytest.mark.parametrize("codes", [255, 1], ids=["few classes", "many classes"])
+@pytest.mark.parametrize("cost", [0, 40, 10**6], ids=["looked up", "whichever takes least", "put together"])
+def test_it_does_so_however_rows_are_made(monkeypatch, cost, codes):
+    monkeypatch.setattr(_plan, "_LOOKED_UP", cost)
+    for module in (_plan, _kernel, _columns):
+        monkeypatch.setattr(module, "MOST_CODES", codes)
+    index = QuotaIndex(generate_inventory(6, surveys=40), kinds=AGES)
+    members = [member.profile for member in generate_members(6, members=333)]
+    # Lists of answers and single ones are read apart.
+    single = [
+        {id_: answer for id_, answer in each.items() if isinstance(answer, int | str)} for each in members
+    ]
+    for some in (members, single, [{}], single[:64]):
+        matched = [index.match(profile) for profile in some]
+        assert counted(PanelMatcher(index), panel_of(some)) == by_index(index, matched)
 
 
 PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
