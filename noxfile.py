@@ -73,6 +73,16 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def distributed(session: nox.Session) -> None:
+    """Match a panel on Spark, Dask and Ray, and compare every row with a single machine's; Spark takes Java."""
+    install(session, "distributed")
+    session.run(
+        *("python", "-W", "error", "-m", "pytest", "tests/distributed", *session.posargs),
+        env={"EVERY_ENGINE": "1"},  # so that none is skipped
+    )
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Measure branch coverage; the core must be covered whole."""
     install(session, "tests")

@@ -218,6 +218,7 @@ def test_an_empty_panel_and_an_empty_inventory_come_to_nothing():
         pa.array(["1", "2", None], pa.string_view()),
         pa.array(["1", "2", None]).dictionary_encode(),
         pa.array([1, 2, None]).dictionary_encode(),
+        pa.array([1.0, 2.0, None]).dictionary_encode(),
         pa.array([[1], [2, 3], []]),
         pa.array([[1, None], [3, 2], None], pa.large_list(pa.int32())),
         pa.array([["1"], ["2"], [None]]),
@@ -370,6 +371,22 @@ def test_parts_come_to_the_same_as_the_whole(generated, output):
     assert merged == whole == matcher.merged(pa.Table.from_batches(parts))
     if not isinstance(output, TopK):
         assert matcher.merged(parts[::-1]) == whole
+
+
+@pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)])
+def test_parts_may_come_back_in_types_of_an_engine_which_has_no_unsigned_ones(generated, output):
+    index, panel = generated
+    matcher = PanelMatcher(index, output)
+    whole = matcher.run(panel).read_all()
+    assert not any(pa.types.is_unsigned_integer(kind) for kind in whole.schema.types)
+    other = {
+        pa.string(): pa.large_string(),
+        pa.list_(pa.int64()): pa.list_(pa.field("element", pa.int64(), nullable=False)),
+    }
+    schema = pa.schema([(each.name, other.get(each.type, each.type)) for each in whole.schema])
+    back = whole.cast(schema).append_column("partition", pa.nulls(len(whole)))
+    assert matcher.merged(back) == whole
+    assert matcher.merged(back).schema == matcher.schema
 
 
 def test_a_matcher_is_small_to_send(generated):

@@ -54,5 +54,13 @@ def test_the_two_commands_are_those_that_ci_runs():
     assert second in (ROOT / ".ci" / "run").read_text()
 
 
+def test_recipes_are_parts_of_those_that_are_run_on_the_engines():
+    blocks = [block.partition("```")[0] for block in README.split("```py\n")[1:]]
+    assert len(blocks) == 3
+    recipes = [path.read_text() for path in (ROOT / "tests" / "distributed").glob("recipe_*.py")]
+    for block in blocks:
+        assert any(block in recipe for recipe in recipes)
+
+
 def test_there_are_examples():
     assert (len(SCRIPTS), len(TESTS)) == (6, 1)

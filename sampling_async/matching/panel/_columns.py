@@ -12,7 +12,7 @@ from sampling_async.matching.panel._classes import OLDEST, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -119,6 +119,9 @@ class Reader:
 
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         kind = column.type
+        if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
+            column = column.dictionary_decode()
+            kind = column.type
         if pa.types.is_null(kind):
             return np.full(len(column), UNANSWERED, dtype=self._codes)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -264,11 +267,7 @@ def _excluded(column: Any, source: Source) -> Several:
         )
     values, member = _flat(column)
     survey_ids, there = numbers(values, EXCLUDED)
-    return _pairs(
-        (place, whose)
-        for survey_id, whose in zip(survey_ids[there].tolist(), member[there].tolist(), strict=True)
-        for place in source.of_survey.get(survey_id, ())
-    )
+    return _looked_up(survey_ids[there, None], member[there], lambda key: source.of_survey.get(key[0], ()))
 
 
 def _participations(column: Any, source: Source) -> Several:
@@ -281,20 +280,30 @@ def _participations(column: Any, source: Source) -> Several:
     missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
-    keys = zip(
-        *(numbers(values.field(name), PARTICIPATIONS)[0].tolist() for name in _PARTICIPATION), strict=True
-    )
-    return _pairs(
-        (place, whose)
-        for (survey_id, wave_id, status_id), whose in zip(keys, member.tolist(), strict=True)
-        for wave in (wave_id, 0)
-        for place in source.excluding.get((survey_id, wave, status_id), ())
-    )
+    keys = np.stack([numbers(values.field(name), PARTICIPATIONS)[0] for name in _PARTICIPATION], axis=1)
+    is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])  # most are of no matter
+
+    def excluding(key: Sequence[int]) -> set[int]:
+        survey_id, wave_id, status_id = key
+        ways = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
+        return {place for way in ways for place in source.excluding.get(way, ())}
+
+    return _looked_up(keys[is_known], member[is_known], excluding)
 
 
-def _pairs(pairs: Iterable[tuple[int, int]]) -> Several:
-    found = np.array(list(pairs), dtype=np.intp).reshape(-1, 2)
-    return Several(found[:, 0], found[:, 1])
+def _looked_up(
+    keys: NDArray[np.int64], member: NDArray[np.intp], places_of: Callable[[Sequence[int]], Iterable[int]]
+) -> Several:
+    """Return what each key of members stands for, each looked up once however many members have it."""
+    unique, number = np.unique(keys, axis=0, return_inverse=True)
+    places = [np.fromiter(places_of(key), dtype=np.intp) for key in unique.tolist()]
+    lengths = np.array([len(each) for each in places], dtype=np.intp)
+    ends = np.cumsum(lengths)
+    number = number.reshape(-1)
+    times = lengths[number]
+    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    all_places = np.concatenate([_NOTHING, *places])
+    return Several(all_places[np.repeat(ends[number] - times, times) + within], np.repeat(member, times))
 
 
 def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:

@@ -146,7 +146,9 @@ class PanelMatcher:
         """
         if not hasattr(parts, "__arrow_c_stream__"):
             parts = pa.Table.from_batches(parts, schema=self.schema)
-        made = self.output.merged(pa.table(parts).select(self.schema.names), self._source)
+        # Engines hand out what they were given in types of their own: long texts, lists of other names.
+        table = pa.table(parts).select(self.schema.names).cast(self.schema)
+        made = self.output.merged(table, self._source)
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
     def requests(self, stream: Any) -> Iterator[InviteRequest]:

@@ -25,6 +25,8 @@ _LAST: Final = np.iinfo(np.uint64).max
 _HALF: Final = _LAST // 2
 _MARGIN: Final = 2
 _LONGEST_SEED: Final = 64
+_MIDDLE: Final = np.uint64(1 << 63)
+"""What makes numbers from 0 on the ones below and above 0, in the same order: Spark knows no others."""
 
 
 def _positive(_: object, attribute: Attribute[Any], value: object) -> None:
@@ -71,9 +73,8 @@ class Counts:
 
     def merged(self, table: Any, source: Source) -> Any:
         """Return the sum of several."""
-        places = _places(source)
-        counts = np.zeros((len(places), 2), dtype=np.int64)
-        at = np.array([places[quota_id] for quota_id in table.column("quota_id").to_pylist()], dtype=np.intp)
+        counts = np.zeros((len(source.quota_ids), 2), dtype=np.int64)
+        at = _places(table, source)
         for column, name in enumerate(("certain", "possible")):
             np.add.at(counts[:, column], at, table.column(name).to_numpy())
         return _counts(source, counts)
@@ -261,7 +262,7 @@ class Sample:
                 ("quota_id", pa.int64()),
                 (MEMBER_CODE, pa.string()),
                 ("certain", pa.bool_()),
-                ("priority", pa.uint64()),
+                ("priority", pa.int64()),
             ]
         )
 
@@ -271,8 +272,7 @@ class Sample:
 
     def merged(self, table: Any, source: Source) -> Any:
         """Return what would have been drawn of all."""
-        places = _places(source)
-        quota = np.array([places[id_] for id_ in table.column("quota_id").to_pylist()], dtype=np.intp)
+        quota = _places(table, source)
         certain = table.column("certain").to_numpy()
         order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
         ordered = quota[order]
@@ -308,8 +308,12 @@ def _within(
     return row[of[kept]], member[kept]
 
 
-def _places(source: Source) -> dict[int, int]:
-    return {quota_id: place for place, quota_id in enumerate(source.quota_ids.tolist())}
+def _places(table: Any, source: Source) -> NDArray[np.intp]:
+    """Return the quotas of a table's rows, by their places."""
+    order = np.argsort(source.quota_ids)
+    quota_ids = table.column("quota_id").to_numpy()
+    places: NDArray[np.intp] = order[np.searchsorted(source.quota_ids, quota_ids, sorter=order)]
+    return places
 
 
 def _hashed(text: str, key: bytes) -> int:
@@ -432,6 +436,6 @@ class _Drawing:
             pa.array(self._source.quota_ids[quota]),
             pa.array(drawn.codes[quota, place], pa.string()),
             pa.array(np.full(len(quota), is_certain)),
-            pa.array(drawn.priorities[quota, place]),
+            pa.array((drawn.priorities[quota, place] ^ _MIDDLE).view(np.int64)),
         ]
         return pa.table(columns, schema=self._output.schema)

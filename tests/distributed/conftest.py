@@ -1,0 +1,29 @@
+"""Beyond one machine: the recipes of the README, run on the engines themselves.
+
+    recipe_spark.py, recipe_dask.py, recipe_ray.py   as they stand there
+    distributed_kit.py                               a panel in files; every row compared with a single run's
+
+Spark, Ray and a cluster of Dask are for `nox -s distributed`; Dask in threads is in the ordinary tests too.
+"""
+
+from __future__ import annotations
+
+from shutil import copytree
+
+import pytest
+from distributed_kit import write_panel
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written")
+    write_panel(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path, monkeypatch):
+    """Return a folder with an inventory and a panel, and be there."""
+    copytree(written, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

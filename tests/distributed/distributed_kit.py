@@ -1,0 +1,81 @@
+"""A panel in several files, the recipes that match it, and what a single machine makes of it."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from attrs import asdict
+from matching_kit import panel_of
+
+from sampling_async import Quotas, from_json, to_json
+from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+from sampling_async.simulator import generate_inventory, generate_members
+
+HERE = Path(__file__).parent
+MEMBERS = 3000
+ENDS = (0, 1100, 1101, 2000, MEMBERS, MEMBERS)  # of files: one is of a single member, one of nobody
+PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
+OUTPUTS = {"best": TopK(20), "counts": Counts(), "sample": Sample(100)}
+ORDERS = {
+    "best": [("member_code", "ascending")],
+    "counts": [],  # the order is part of what is promised
+    "sample": [("quota_id", "ascending"), ("certain", "descending"), ("priority", "ascending")],
+}
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """Skip where an engine is not installed; `nox -s distributed` has them all, and there it is an error."""
+    missing = [module for module in modules if find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing) and "EVERY_ENGINE" not in os.environ, reason=f"without {missing}")
+
+
+def write_panel(folder: Path) -> None:
+    """Write an inventory, and a panel in files of several sizes."""
+    inventory = generate_inventory(17, surveys=60)
+    members = generate_members(17, members=MEMBERS, inventory=inventory)
+    panel = panel_of(
+        [member.profile for member in members],
+        member_code=[member.member_code for member in members],
+        device_type=[member.device_type_id for member in members],
+        participations=pa.array(
+            [[asdict(one) for one in member.participations] for member in members], type=PARTICIPATIONS
+        ),
+    )
+    (folder / "inventory.json").write_bytes(to_json(inventory))
+    (folder / "panel").mkdir()
+    for at, (first, end) in enumerate(pairwise(ENDS)):
+        pq.write_table(panel.slice(first, end - first), folder / "panel" / f"{at}.parquet")
+
+
+def ran(engine: str, changes: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    """Run a recipe as it stands, but for one text, where the panel is; return its variables."""
+    text = (HERE / f"recipe_{engine}.py").read_text()
+    assert changes[0] in text
+    code = compile(text.replace(*changes) if changes[0] else text, f"recipe_{engine}.py", "exec")
+    variables: dict[str, Any] = {"__name__": "__main__"}  # where functions are sent by value
+    exec(code, variables)
+    return variables
+
+
+def check(folder: Path, variables: dict[str, Any]) -> None:
+    """Compare every row of what a recipe came to, in a variable or in files, with a single machine's."""
+    index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
+    panel = ds.dataset(folder / "panel").to_table()
+    assert len(panel) == MEMBERS
+    for name, output in OUTPUTS.items():
+        matcher = PanelMatcher(index, output)
+        whole = matcher.run(panel).read_all()
+        assert len(whole) > 100
+        made = variables[name] if name in variables else ds.dataset(folder / name).to_table()
+        made = made.select(matcher.schema.names).cast(matcher.schema)
+        if ORDERS[name]:
+            made, whole = made.sort_by(ORDERS[name]), whole.sort_by(ORDERS[name])
+        assert made.to_pylist() == whole.to_pylist()

@@ -1,0 +1,51 @@
+"""Dask: in threads, and on a cluster of two processes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pyarrow.dataset as ds
+import pytest
+from distributed_kit import check, needs, ran
+
+from sampling_async import Quotas, from_json
+from sampling_async.matching import PanelMatcher, QuotaIndex
+
+# Dask asks pandas in ways that pandas 3.1 wants to give up.
+INPLACE = r"The inplace keyword in DataFrame\.(re)?set_index"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{INPLACE}:DeprecationWarning")
+
+
+@needs("dask", "pandas")
+def test_in_threads_it_comes_to_the_same(folder):
+    check(folder, ran("dask"))
+
+
+@needs("dask", "pandas")
+def test_data_frames_of_numpy_whose_gaps_make_floats_come_to_the_same(folder):
+    import dask.dataframe as dd  # noqa: PLC0415  where it is installed
+
+    index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
+    matcher = PanelMatcher(index)
+    panel = dd.read_parquet([str(file) for file in sorted((folder / "panel").iterdir())])
+    assert "float64" in set(map(str, panel.partitions[0].compute().dtypes))
+
+    def counted(members):
+        return matcher.run(members).read_pandas()
+
+    parts = panel.map_partitions(counted, meta=matcher.schema.empty_table().to_pandas()).compute()
+    whole = matcher.run(ds.dataset(folder / "panel").to_table()).read_all()
+    assert matcher.merged(parts) == whole
+
+
+@needs("dask", "pandas", "distributed")
+def test_on_a_cluster_of_two_processes_it_comes_to_the_same(folder):
+    from distributed import Client, LocalCluster  # noqa: PLC0415  where it is installed
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        assert len(client.nthreads()) == 2
+        client.run(warnings.filterwarnings, "ignore", INPLACE, DeprecationWarning)
+        check(folder, ran("dask"))

@@ -1,0 +1,29 @@
+"""Ray Data, on a node of its own."""
+
+from __future__ import annotations
+
+import pytest
+from distributed_kit import check, needs, ran
+
+pytestmark = [
+    needs("ray"),
+    # It looks at each of its own settings, the deprecated ones too.
+    *(
+        pytest.mark.filterwarnings(rf"ignore:.{name}. is deprecated:DeprecationWarning")
+        for name in ("use_push_based_shuffle", "use_polars", "use_arrow_tensor_v2")
+    ),
+]
+
+
+@pytest.fixture
+def ray():
+    import ray  # noqa: PLC0415  where it is installed
+
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_it_comes_to_the_same(folder, ray):
+    # As it stands, all of this panel would be one part.
+    check(folder, ran("ray", ("batch_size=65_536", "batch_size=700")))
