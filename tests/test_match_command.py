@@ -155,6 +155,53 @@ def test_a_postal_code_in_csv_keeps_its_zeros(panel):
     assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
 
 
+def test_a_text_of_two_lines_in_csv_is_of_one_member(panel):
+    rows = "".join(f'm{at},30,"street\nGHOST,20,city"\n' for at in range(60_000))
+    (panel / "two.csv").write_text(f"member_code,{AGE},note\np,1,\n{rows}")
+    opened = _panel_files.opened("two.csv", frozenset({"member_code", str(AGE)}), {})
+    codes = [code for batch in opened.batches for code in batch.column("member_code").to_pylist()]
+    assert len(codes) == 60_001
+    assert "GHOST" not in codes
+
+
+def test_json_lines_keep_participations_beside_lists_of_answers_and_pass_over_other_keys(panel):
+    lines_of_two = [
+        {
+            "member_code": "a",
+            "1": 1,
+            "x": 1,
+            "participations": [{"survey_id": 9, "wave_id": 1, "status_id": 3}],
+        },
+        {"member_code": "b", "1": [1, 2], "x": {"y": 2**70}, "participations": []},
+    ]
+    (panel / "two.jsonl").write_text("\n".join(map(json.dumps, lines_of_two)))
+    opened = _panel_files.opened("two.jsonl", frozenset({"member_code", "1", "participations"}), {})
+    (batch,) = opened.batches
+    assert batch.column("participations").to_pylist() == [each["participations"] for each in lines_of_two]
+    assert batch.column("1").to_pylist() == [[1], [1, 2]]
+
+
+def test_columns_of_json_lines_may_have_other_names(panel):
+    (panel / "named.jsonl").write_text('{"age": 30, "id": "m"}')
+    opened = _panel_files.opened(
+        "named.jsonl", frozenset({str(AGE), "member_code"}), {"age": str(AGE), "id": "member_code"}
+    )
+    assert [row for batch in opened.batches for row in batch.to_pylist()] == [
+        {str(AGE): 30, "member_code": "m"}
+    ]
+
+
+def test_results_follow_a_link_and_touch_nothing_beside_it(panel):
+    (panel / "real").mkdir()
+    (panel / "best.csv.part").write_text("mine")
+    (panel / "best.csv").symlink_to(panel / "real" / "best.csv")
+    run("panel.csv", "--top", 2, "--output", "best.csv")
+    assert (panel / "best.csv").is_symlink()
+    assert (panel / "real" / "best.csv").read_text().startswith('"member_code"')
+    assert [file.name for file in (panel / "real").iterdir()] == ["best.csv"]
+    assert (panel / "best.csv.part").read_text() == "mine"
+
+
 @pytest.mark.parametrize("block_bytes", [10, 10_000])
 def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(panel, monkeypatch, block_bytes):
     monkeypatch.setattr(_panel_files, "_LINES_BYTES", block_bytes)
@@ -222,7 +269,13 @@ def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
         (["unknown.csv"], "no column of the panel is a question that is asked, such as"),
         (["twice.csv", "--top", "1"], "several columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
-        (["broken.jsonl"], "each line of a panel is an object of JSON, not b'{"),
+        (["broken.jsonl"], "each line of a panel is an object of JSON; line 2 of a part of it is none"),
+        (["unknown.jsonl"], "no column of the panel is a question that is asked"),
+        (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
+        (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
+        (["panel.csv", "--output", "folder.csv"], "--output folder.csv is a folder"),
+        (["nobody.csv", "--top", "1"], "row 1 of the panel: there is no member_code"),
+        (["large.jsonl"], "large.jsonl: "),
         (["no_codes.csv", "--top", "2"], "no column 'member_code'"),
     ],
 )
@@ -233,6 +286,11 @@ def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
     (panel / "broken.parquet").write_bytes(b"PAR1 no")
     (panel / "broken.jsonl").write_text('{"1001538": 30}\n{"1001538": \n')
     (panel / "no_codes.csv").write_text(f"{AGE}\n30\n")
+    (panel / "unknown.jsonl").write_text('{"age": 30}')
+    (panel / "short.csv").write_text(f"member_code,{AGE}\nm,1\nSECRET\n")
+    (panel / "nobody.csv").write_text(f"member_code,{AGE}\nm,1\n,2\n")
+    (panel / "large.jsonl").write_text(f'{{"{AGE}": {2**70}}}\n{{"{AGE}": true}}')
+    (panel / "folder.csv").mkdir()
     given = ["match", *arguments]
     for name, file in (("--inventory", "quotas.json"), ("--bands", "bands.json")):
         if name not in arguments:
@@ -242,6 +300,7 @@ def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
     assert words in " ".join(result.stderr.replace("\u2502", " ").split())
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+    assert "SECRET" not in result.stderr
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])

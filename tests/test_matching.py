@@ -658,6 +658,15 @@ def test_what_changed_before_is_not_compiled_with_every_later_change(monkeypatch
     assert same(index, QuotaIndex(listed.values()), [{OTHER: 1}, {OTHER: 2}])
 
 
+def test_surveys_without_quotas_make_no_parts():
+    listed = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100)]
+    index = QuotaIndex(listed)
+    for step in range(20):
+        index = index.updated([*listed, survey(survey_id=1000, loi=step)])
+    assert len(index._parts) == 1
+    assert len(index) == 100
+
+
 def test_what_is_listed_twice_counts_once():
     twice = quota([sub_quota(A)])
     surveys = [survey(twice), survey(twice)]

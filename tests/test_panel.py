@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from multiprocessing import active_children
+from types import SimpleNamespace
 
 import duckdb
 import polars as pl
@@ -42,7 +43,7 @@ from sampling_async.matching import (
     Sample,
     TopK,
 )
-from sampling_async.matching.panel import _columns, _kernel, _matcher, _plan, _rows
+from sampling_async.matching.panel import _columns, _kernel, _matcher, _plan, _rows, _workers
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 AGES = QuestionKinds.default().with_age(AGE, AGE_BANDS)
@@ -332,6 +333,10 @@ def test_streams_come_from_many_libraries(generated, library):
     matcher = PanelMatcher(index, TopK(3))
     if library == "polars":
         stream = pl.from_arrow(plain)
+        assert (
+            PanelMatcher(index, Sample(3)).run(stream).read_all()
+            == PanelMatcher(index, Sample(3)).run(plain).read_all()
+        )
         with pytest.raises(InvalidRequestError, match=r"not LazyFrame: collect\(\) it first"):
             matcher.run(stream.lazy()).read_all()
     elif library == "pandas":
@@ -342,6 +347,61 @@ def test_streams_come_from_many_libraries(generated, library):
     else:
         stream = iter(plain.to_batches()) if library == "batches" else plain.to_reader()
     assert matcher.run(stream).read_all() == matcher.run(plain).read_all()
+
+
+def test_numbers_too_wide_for_their_column_are_not_taken_for_others():
+    index = QuotaIndex([survey(quota([sub_quota(row(OTHER, -100, -5, 100))], quota_id=1))])
+    for column in (pa.array([100, 7], pa.int8()), pa.array([100, 2**64 - 5], pa.uint64())):
+        assert counted(PanelMatcher(index), pa.table({str(OTHER): column})) == {1: (1, 0)}
+
+
+def test_what_is_null_in_a_participation_is_not_what_lies_under_it():
+    exclusion = SurveyWaveExclusion(9, 0, (3,))
+    index = QuotaIndex([survey(quota(quota_id=1), survey_wave_exclusions=(exclusion,))])
+    fields = list(PARTICIPATIONS.value_type)
+    masked = pa.StructArray.from_arrays(
+        [pa.array([9]), pa.array([1]), pa.array([3])], fields=fields, mask=pa.array([True])
+    )
+    no_status = pa.array([{"survey_id": 9, "wave_id": 1, "status_id": None}], PARTICIPATIONS.value_type)
+    for values in (masked, no_status):
+        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+        assert counted(PanelMatcher(index), pa.table({"participations": column})) == {1: (1, 0)}
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.list_(pa.int64())], ids=str)
+def test_nothing_taken_is_nothing_whatever_its_type(kind):
+    index = QuotaIndex([survey(ALL)])
+    columns = {"exclude_surveys": pa.nulls(2, kind)}
+    if not pa.types.is_list(kind) or not pa.types.is_integer(kind.value_type):
+        columns["participations"] = pa.nulls(2, kind)
+    assert counted(PanelMatcher(index), pa.table(columns)) == {1: (2, 0)}
+
+
+@pytest.mark.parametrize("output", [TopK(2), Sample(2)])
+def test_a_member_without_a_code_is_refused_by_row(output):
+    panel = pa.table({"member_code": ["a", None]})
+    with pytest.raises(InvalidRequestError, match="row 1 of the panel: there is no member_code"):
+        PanelMatcher(QuotaIndex([survey(ALL)]), output).run(panel).read_all()
+
+
+def test_texts_that_are_not_utf_8_are_refused():
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    index = QuotaIndex([survey(MEN)])
+    with pytest.raises(InvalidRequestError, match="'1001007' of the panel has texts that are not UTF-8"):
+        PanelMatcher(index).run(pa.table({str(GENDER): broken})).read_all()
+    with pytest.raises(InvalidRequestError, match="'member_code' of the panel has texts that are not UTF-8"):
+        PanelMatcher(index, TopK(1)).run(pa.table({"member_code": broken})).read_all()
+
+
+def test_of_a_dictionary_what_is_in_use_is_read():
+    index = QuotaIndex([survey(MEN)])
+    words = pa.DictionaryArray.from_arrays(pa.array([1]), pa.array(["no answer", str(MALE), "neither"]))
+    assert counted(PanelMatcher(index), pa.table({str(GENDER): words})) == {2: (1, 0)}
+    with pytest.raises(InvalidRequestError, match="is of type list"):
+        lists = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1, 2]]))
+        PanelMatcher(index).run(pa.table({str(POSTAL): lists, str(GENDER): lists})).read_all()
 
 
 # --- Parts of a panel
@@ -433,6 +493,16 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
     assert {one["member_code"] for one in other if one["quota_id"] == 0} != of_quota[0]
 
 
+def test_a_sample_loses_nobody_in_a_small_last_piece(monkeypatch):
+    monkeypatch.setattr(_matcher, "_ROWS", 512)
+    index = QuotaIndex([survey(*(quota(quota_id=at) for at in range(40)))])
+    matcher = PanelMatcher(index, Sample(30))
+    for count in (513, 514, 515):
+        panel = pa.table({"member_code": [f"M{at}" for at in range(count)]})
+        turned = pa.concat_tables([panel.slice(512), panel.slice(0, 512)])
+        assert matcher.run(panel).read_all() == matcher.run(turned).read_all()
+
+
 def test_requests_are_what_a_fan_out_takes():
     index = QuotaIndex([survey(ALL, survey_id=1), survey(MEN, survey_id=2)])
     panel = panel_of([{GENDER: MALE}, {GENDER: 5}], member_code=["a", "b"])
@@ -474,6 +544,15 @@ def pieces_of_forty(monkeypatch):
 def test_several_processes_say_what_one_does_in_the_same_order(generated, output):
     index, panel = generated
     matcher = PanelMatcher(index, output)
+    assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
+
+
+@pytest.mark.usefixtures("pieces_of_forty")
+def test_without_room_in_shared_memory_pieces_go_another_way(generated, monkeypatch):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "SharedMemory", None)
+    monkeypatch.setattr(_workers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    matcher = PanelMatcher(index)
     assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
 
 

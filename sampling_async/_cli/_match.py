@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path  # noqa: TC003  typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -114,7 +115,7 @@ def match(
     def work() -> None:
         renamed = _renamed(column or [])
         if output is not None:
-            files.check_output(output)
+            files.check_output(output, members)
         index = QuotaIndex(_inventory(connection, inventory), kinds=_kinds(bands), policy=_policy(at_least_one))
         matcher = PanelMatcher(index, wanted)
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
@@ -130,7 +131,7 @@ def match(
             elif isinstance(wanted, Counts) and not show.as_lines(as_json):
                 _show_counts(results, followed)
             else:
-                for line in files.lines(results):
+                for line in files.lines(results, only_ascii=sys.stdout.isatty()):
                     show.emit(line.rstrip(b"\n"))
         _tell_end(followed, output)
 
@@ -220,8 +221,8 @@ def _tell(index: QuotaIndex, questions: tuple[int, ...], columns: tuple[str, ...
     missing = [str(question_id) for question_id in questions if str(question_id) not in columns]
     if missing and len(missing) == len(questions):
         raise InvalidRequestError(
-            f"no column of the panel is a question that is asked, such as {missing[0]}; it has"
-            f" {', '.join(columns[:_FEW])}: name them after question IDs, or give --column QUESTION=NAME"
+            f"no column of the panel is a question that is asked, such as {missing[0]}: name columns after"
+            " question IDs, or give --column QUESTION=NAME"
         )
     if missing:
         shown = ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,6 +27,7 @@ arrow_json: Final[Any] = import_module("pyarrow.json")
 pq: Final[Any] = import_module("pyarrow.parquet")
 
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
+_TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
 _ROWS: Final = 2**15
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
@@ -84,9 +87,10 @@ def read_errors(panel: str) -> Generator[None]:
     """Tell of what cannot be read as of bad input."""
     try:
         yield
-    except (OSError, pa.ArrowException) as exc:
-        text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        raise InvalidRequestError(f"{panel}: {text}") from None
+    except (OSError, pa.ArrowException, UnicodeError, OverflowError) as exc:
+        text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc).partition("\n")[0]
+        # What comes after is a line of the file, with somebody's answers.
+        raise InvalidRequestError(f"{panel}: {_TELLS_A_ROW.sub(lambda match: match[1], text)}") from None
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
@@ -100,7 +104,8 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
 
-    with csv.open_csv(path) as reader:
+    lines = csv.ParseOptions(newlines_in_values=True)  # or a text of two lines could be taken for two members
+    with csv.open_csv(path, parse_options=lines) as reader:
         names = reader.schema.names
     kept = [name for name in names if renamed.get(name, name) in wanted]
     # As texts, all of them: read as numbers, postal codes would lose the zeros they begin with.
@@ -110,7 +115,7 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
         null_values=[""],
         strings_can_be_null=True,
     )
-    reader = csv.open_csv(path, convert_options=options)
+    reader = csv.open_csv(path, parse_options=lines, convert_options=options)
     return PanelFile(
         _told((_renamed(each, renamed) for each in reader), path), _standing_for(names, renamed), None
     )
@@ -118,63 +123,66 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
 
 def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
     """Read JSON lines block by block: a key may come in some lines only, and late."""
-    file = path.open("rb")
-    return PanelFile(_told(_line_batches(file, wanted, renamed), path), tuple(sorted(wanted)), None)
+    names = {name: name for name in sorted(wanted)}
+    names.update({name: there for there, name in renamed.items() if name in wanted})
+    with path.open("rb") as file:
+        first = _table_of(file.read(_LINES_BYTES) + file.readline(), names)
+    columns = tuple(name for name in names if not pa.types.is_null(first[name].type))
+    return PanelFile(_told(_line_batches(path, names), path), columns, None)
 
 
-def _line_batches(file: Any, wanted: frozenset[str], renamed: Mapping[str, str]) -> Iterator[Any]:
+def _line_batches(path: Path, names: Mapping[str, str]) -> Iterator[Any]:
     lists: set[str] = set()  # what was a list once is one from then on
-    with file:
+    with path.open("rb") as file:
         while block := file.read(_LINES_BYTES):
-            block += file.readline()
-            if not block.strip():
-                continue
-            table = _table_of(block)
-            table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-            columns: dict[str, Any] = {}
-            for name in sorted(wanted):
-                if name not in table.column_names:
-                    columns[name] = pa.nulls(len(table))
-                    continue
-                column = table.column(name).combine_chunks()
+            columns = _table_of(block + file.readline(), names)
+            for name, column in columns.items():
                 if pa.types.is_list(column.type):
                     lists.add(name)
                 elif name in lists:
-                    column = _as_lists(column)
-                columns[name] = column
+                    columns[name] = _as_lists(column)
             yield from pa.table(columns).to_batches()
 
 
-def _table_of(block: bytes) -> Any:
+def _table_of(block: bytes, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what lines say by these names, which stand for those that are there; else nulls."""
     options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
-        return arrow_json.read_json(io.BytesIO(block), read_options=options)
-    except pa.ArrowInvalid:  # a key that is a number here and a list there, for one
-        rows = [_object_of(line) for line in block.splitlines() if line.strip()]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.table({name: pa.array(_alike([row.get(name) for row in rows])) for name in names})
+        table = arrow_json.read_json(io.BytesIO(block), read_options=options)
+    except pa.ArrowInvalid:  # a key that is a number here and a list there, for one; or there is no line
+        rows = [_object_of(line, at) for at, line in enumerate(block.splitlines(), start=1) if line.strip()]
+        return {
+            name: pa.array(_alike([row.get(there) for row in rows])) if rows else pa.nulls(0)
+            for name, there in names.items()
+        }
+    return {
+        name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
+        for name, there in names.items()
+    }
 
 
-def _object_of(line: bytes) -> dict[str, Any]:
+def _object_of(line: bytes, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InvalidRequestError(f"each line of a panel is an object of JSON, not {line[:40]!r}")
+        raise InvalidRequestError(
+            f"each line of a panel is an object of JSON; line {number} of a part of it is none"
+        )
     return row
 
 
 def _alike(values: list[Any]) -> list[Any]:
     """Return answers as Arrow takes them: lists all of them if one is, and texts all if one is."""
+    several = [value if isinstance(value, list) or value is None else [value] for value in values]
+    are_texts = any(isinstance(one, str) for each in several for one in each or ())
     if any(isinstance(value, list) for value in values):
-        return [_alike_in(value if isinstance(value, list) or value is None else [value]) for value in values]
-    if any(isinstance(value, str) for value in values):
-        return [value if value is None else str(value) for value in values]
-    return values
+        return [_texts(each) if are_texts else each for each in several]
+    return [value if value is None else str(value) for value in values] if are_texts else values
 
 
-def _alike_in(values: list[Any] | None) -> list[str] | None:
+def _texts(values: list[Any] | None) -> list[str] | None:
     return None if values is None else [str(value) for value in values if value is not None]
 
 
@@ -218,18 +226,22 @@ def _standing_for(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str
 # --- Results
 
 
-def check_output(output: Path) -> None:
-    """Refuse a file that could not be written in the end.
+def check_output(output: Path, panel: str) -> None:
+    """Refuse a file that could not be written in the end, or that is the panel.
 
     Raises:
-        InvalidRequestError: Its name does not say what it is to be, or there is no such folder.
+        InvalidRequestError: Its name does not say what it is to be, it is a folder, or in none, or the panel.
     """
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
             f"--output ends in {', '.join(OUTPUTS)}, which says what it is to be; not {output}"
         )
+    if output.is_dir():
+        raise InvalidRequestError(f"--output {output} is a folder")
     if not output.absolute().parent.is_dir():
         raise InvalidRequestError(f"--output {output}: there is no such folder")
+    if output.exists() and not is_query(panel) and Path(panel).exists() and output.samefile(panel):
+        raise InvalidRequestError(f"--output {output} is the panel itself")
 
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
@@ -238,15 +250,25 @@ def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
     Raises:
         InvalidRequestError: It cannot be written.
     """
-    unfinished = output.with_name(output.name + ".part")
+    target = output.resolve()
     try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(handle)
+        unfinished = Path(name)
         try:
             _written(batches, schema, unfinished, output.suffix.lower())
-            unfinished.replace(output)
+            unfinished.chmod(0o666 & ~_umask())
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as exc:
         raise InvalidRequestError(f"{output}: {exc.strerror or exc}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> None:
@@ -278,11 +300,11 @@ def _cells(column: Any) -> Any:
     return pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
 
 
-def lines(batches: Iterable[Any]) -> Iterator[bytes]:
-    """Yield results as lines of JSON."""
+def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes]:
+    """Yield results as lines of JSON; in ASCII for a terminal, which nothing in them can steer then."""
     for batch in batches:
         for row in batch.to_pylist():
-            yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+            yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode() + b"\n"
 
 
 def matching_any(batches: Iterable[Any]) -> Iterator[Any]:

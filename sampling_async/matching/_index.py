@@ -286,7 +286,7 @@ class QuotaIndex:
         for part, bits in zip(self._parts[kept:], listed[kept:], strict=True):
             changed.update(_key(part.targets[bit].survey) for bit in ascending(bits))
         parts = self._parts[:kept]
-        if changed:
+        if any(self._surveys[key].quotas for key in changed):
             parts.append(self._part(survey for key, survey in self._surveys.items() if key in changed))
         self._settle(parts, [*listed[:kept], *(part.segment.all for part in parts[kept:])])
 

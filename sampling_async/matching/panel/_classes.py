@@ -58,10 +58,11 @@ class Classes:
             if number == len(met):
                 met.append(met[beginning].union(meeting[value]))
         self.everything = (1 << len(met)) - 1
-        self.certain = [0] * len(conditions)
+        meet = [bytearray(len(met) // 8 + 1) for _ in conditions]
         for number, places in enumerate(met):
             for at in places:
-                self.certain[at] |= 1 << number
+                meet[at][number >> 3] |= 1 << (number & 7)
+        self.certain = [int.from_bytes(each, "little") for each in meet]
         self.possible = [
             certain
             | (self.answered if condition.may_be_met(answered=True, policy=policy) else 0)
@@ -105,7 +106,7 @@ class Classes:
 
 
 def _values(condition: Condition) -> Collection[int | str]:
-    years = {year for first, last in condition.spans for year in range(first, min(last, OLDEST) + 1)}
+    years = {year for first, last in condition.spans for year in range(max(first, 0), min(last, OLDEST) + 1)}
     return condition.ids or condition.prefixes or years
 
 

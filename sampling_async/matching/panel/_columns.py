@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -119,7 +120,10 @@ class Reader:
 
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         kind = column.type
-        if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
+        if pa.types.is_dictionary(kind) and (
+            not (_is_text(kind.value_type) or pa.types.is_integer(kind.value_type))
+            or len(column.dictionary) > len(column)  # only what is in use is read
+        ):
             column = column.dictionary_decode()
             kind = column.type
         if pa.types.is_null(kind):
@@ -154,10 +158,13 @@ class Reader:
         answered = _answered(column)
         values = _integers(column)
         limits = np.iinfo(values.dtype)
-        if limits.min > self._low - 1 or limits.max < self._high + 1:
-            values = values.astype(np.int64)
+        if limits.min > self._low - 1 or limits.max < max(self._high + 1, self._high - self._low + 2):
+            beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
+            # The lowest number there is stands for those that are too large: no answer ID is either.
+            values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
         codes: NDArray[Any]
         if self._table is not None:
+            # A number far below comes out far above, where it would overflow: of no known answer either way.
             codes = self._table.take(values - (self._low - 1), mode="clip")
         else:
             at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
@@ -174,7 +181,7 @@ class Reader:
 
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         """Return the classes of texts: each text is read once, however many members gave it."""
-        words = column.dictionary.to_pylist()
+        words = self._words(column.dictionary)
         numbers = np.array([*self._numbers_of(words), UNANSWERED], dtype=np.intp)
         indices = column.indices
         at = np.where(indices.is_valid().to_numpy(zero_copy_only=False), _integers(indices), len(words))
@@ -183,6 +190,15 @@ class Reader:
         if len(wrong):
             self._refuse(words[at[wrong[0]]], int(wrong[0]), first, member)
         return codes.astype(self._codes)
+
+    def _words(self, column: Any) -> list[Any]:
+        try:
+            words: list[Any] = column.to_pylist()
+        except UnicodeDecodeError:
+            raise InvalidRequestError(
+                f"column '{self._question_id}' of the panel has texts that are not UTF-8"
+            ) from None
+        return words
 
     def _numbers_of(self, words: list[Any]) -> list[int]:
         """Return the classes of texts, or `_NONE` for those that are no answers."""
@@ -210,17 +226,49 @@ _NONE: Final = -1
 _NOTHING: Final = np.zeros(0, dtype=np.intp)
 
 
-def texts(column: Any, name: str) -> Any:
-    """Return a column of texts as such.
+def member_codes(batch: Any, first: int) -> Any:
+    """Return the member codes of a batch.
+
+    Args:
+        batch: The members.
+        first: The place in the panel of the first.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The column holds something else, or a member has none.
     """
+    column = batch.column(MEMBER_CODE)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not _is_text(column.type):
-        raise InvalidRequestError(f"column {name!r} of the panel holds texts, not {column.type}")
-    return column.cast(pa.string())
+        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel holds texts, not {column.type}")
+    column = column.cast(pa.string())
+    if column.null_count:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InvalidRequestError(f"row {row} of the panel: there is no {MEMBER_CODE}")
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel has texts that are not UTF-8") from None
+    return column
+
+
+def settled(batch: Any) -> Any:
+    """Return a batch in types that can be taken apart: views of texts, as Polars has them, cannot."""
+    columns = [_settled(column) for column in batch.columns]
+    if all(map(operator.is_, columns, batch.columns)):
+        return batch
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _settled(column: Any) -> Any:
+    kind = column.type
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
+    if is_list(kind) and pa.types.is_string_view(kind.value_type):
+        return column.cast(pa.list_(pa.string()))
+    return column
 
 
 def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -252,12 +300,16 @@ def taken(batch: Any, source: Source) -> Several:
     hits = [
         read(batch.column(name), source)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
-        if name in batch.schema.names and not pa.types.is_null(batch.schema.field(name).type)
+        if name in batch.schema.names and not _says_nothing(batch.schema.field(name).type)
     ]
     what = np.concatenate([_NOTHING, *(each.what for each in hits)])
     member = np.concatenate([_NOTHING, *(each.member for each in hits)])
     order = np.argsort(member, kind="stable")
     return Several(what[order], member[order])
+
+
+def _says_nothing(kind: Any) -> bool:
+    return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
 
 
 def _excluded(column: Any, source: Source) -> Several:
@@ -280,8 +332,12 @@ def _participations(column: Any, source: Source) -> Several:
     missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
-    keys = np.stack([numbers(values.field(name), PARTICIPATIONS)[0] for name in _PARTICIPATION], axis=1)
+    fields = [numbers(values.field(name), PARTICIPATIONS) for name in _PARTICIPATION]
+    keys = np.stack([field for field, _ in fields], axis=1)
     is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])  # most are of no matter
+    is_known &= values.is_valid().to_numpy(zero_copy_only=False)
+    for _, is_there in fields:
+        is_known &= is_there
 
     def excluding(key: Sequence[int]) -> set[int]:
         survey_id, wave_id, status_id = key

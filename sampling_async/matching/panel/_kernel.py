@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from sampling_async.matching.panel._arrow import pa, pc
-from sampling_async.matching.panel._columns import DEVICE, MEMBER_CODE, Reader, Several, numbers, taken, texts
+from sampling_async.matching.panel._columns import DEVICE, Reader, Several, member_codes, numbers, taken
 from sampling_async.matching.panel._plan import BLOCK, MOST_CODES, Given
 from sampling_async.matching.panel._rows import STEP
 
@@ -177,6 +177,11 @@ class Kernel:
         ]
         self._places = {id_: place for place, id_ in enumerate(small)}
         self._fillers = list(self._made_fillers())
+        self._lists = {
+            quota_id: pa.array(sorted(codes), pa.string())
+            for quota_id, codes in source.lists.items()
+            if columns.has_codes
+        }
         self._rows: NDArray[np.uint64] = np.empty((0, 0), dtype=np.uint64)
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
@@ -211,10 +216,10 @@ class Kernel:
             else:
                 looked_up[question_id] = found
         listed: dict[int, NDArray[np.bool_]] = {}
-        if columns.has_codes and source.lists:
-            member_codes = texts(batch.column(MEMBER_CODE), MEMBER_CODE)
-            for quota_id, codes_of_quota in source.lists.items():
-                found_codes = pc.is_in(member_codes, value_set=pa.array(sorted(codes_of_quota), pa.string()))
+        if self._lists:
+            codes_of_members = member_codes(batch, first)
+            for quota_id, of_quota in self._lists.items():
+                found_codes = pc.is_in(codes_of_members, value_set=of_quota)
                 listed[quota_id] = found_codes.to_numpy(zero_copy_only=False)
         return Answers(
             codes,

@@ -15,6 +15,7 @@ from sampling_async.matching.panel._columns import (
     MEMBER_CODE,
     PARTICIPATIONS,
     columns_of,
+    settled,
 )
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._outputs import Counts, Output, TopK
@@ -110,7 +111,7 @@ class PanelMatcher:
             columns = self._columns(batch.schema)
             if kernel is None or kernel.plan.columns != columns:
                 kernel = self._made_for(columns).another()
-            ready = collector.begin(batch)
+            ready = collector.begin(batch, first)
             answers = kernel.answers(ready, first)
             for members in _chunks(len(ready)):
                 kernel.fill(answers, members)
@@ -183,9 +184,10 @@ class PanelMatcher:
 
         Who uses it takes another one: the rows of a chunk are not for two.
         """
-        if self._kernel is None or self._kernel.plan.columns != columns:
-            self._kernel = Kernel(Plan(self._source, columns))
-        return self._kernel
+        kernel = self._kernel  # another thread may put another one there
+        if kernel is None or kernel.plan.columns != columns:
+            kernel = self._kernel = Kernel(Plan(self._source, columns))
+        return kernel
 
 
 def _batches(stream: Any) -> Iterator[Any]:
@@ -207,7 +209,7 @@ def _sized(batches: Iterable[Any], names: frozenset[str]) -> Iterator[Any]:
     waiting: list[Any] = []
     count = 0
     for batch in batches:
-        kept = batch.select([at for at, name in enumerate(batch.schema.names) if name in names])
+        kept = settled(batch.select([at for at, name in enumerate(batch.schema.names) if name in names]))
         for start in range(0, len(kept), _ROWS):
             piece = kept.slice(start, _ROWS)
             if waiting and (count + len(piece) > _ROWS or piece.schema != waiting[0].schema):

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from sampling_async._errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import MEMBER_CODE, texts
+from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
-_HALF: Final = _LAST // 2
 _MARGIN: Final = 2
 _LONGEST_SEED: Final = 64
 _MIDDLE: Final = np.uint64(1 << 63)
@@ -42,8 +41,8 @@ def _seed(_: object, attribute: Attribute[Any], value: object) -> None:
 class Collector(Protocol):
     """Takes the rows of one chunk of members after the other."""
 
-    def begin(self, batch: Any) -> Any:
-        """Take the next batch, and return it as it is to be looked at."""
+    def begin(self, batch: Any, first: int) -> Any:
+        """Take the next batch, whose first member has this place, and return it as it is to be looked at."""
 
     def add(self, kernel: Kernel, members: slice) -> Any | None:
         """Take the rows of some members of the batch; return what is ready to be handed out."""
@@ -102,7 +101,7 @@ class _Counting:
         self._may = np.zeros(len(source.quotas), dtype=np.int64)
         self._not_certain = np.zeros(len(source.quotas), dtype=np.int64)
 
-    def begin(self, batch: Any) -> Any:
+    def begin(self, batch: Any, first: int) -> Any:  # noqa: ARG002
         return batch
 
     def add(self, kernel: Kernel, members: slice) -> None:  # noqa: ARG002
@@ -157,8 +156,8 @@ class _Choosing:
         self._has_several = np.bincount(self._survey, minlength=1) > 1
         self._codes: Any = None
 
-    def begin(self, batch: Any) -> Any:
-        self._codes = texts(batch.column(MEMBER_CODE), MEMBER_CODE)
+    def begin(self, batch: Any, first: int) -> Any:
+        self._codes = member_codes(batch, first)
         return batch
 
     def add(self, kernel: Kernel, members: slice) -> Any:
@@ -246,7 +245,7 @@ class Sample:
     Who is drawn depends on the member code, the quota and the seed only, however the panel is divided.
 
     Attributes:
-        per_quota: How many at most.
+        per_quota: How many at most. There is room for as many of each quota from the beginning.
         seed: Another one draws others.
     """
 
@@ -363,9 +362,9 @@ class _Drawing:
         self._codes = np.zeros(0, dtype=object)
         self._hashes = np.zeros(0, dtype=np.uint64)
 
-    def begin(self, batch: Any) -> Any:
-        codes = np.array(texts(batch.column(MEMBER_CODE), MEMBER_CODE).to_pylist(), dtype=object)
-        hashes = np.array([_hashed(code or "", self._key) for code in codes], dtype=np.uint64)
+    def begin(self, batch: Any, first: int) -> Any:
+        codes = np.array(member_codes(batch, first).to_pylist(), dtype=object)
+        hashes = np.array([_hashed(code, self._key) for code in codes], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         self._codes, self._hashes = codes[order], hashes[order]
         return batch.take(pa.array(order))
@@ -391,9 +390,9 @@ class _Drawing:
         turns, limits, found = self._turns[quotas], drawn.limits[quotas], _count(rows)
         size, n = len(hashes), self._output.per_quota
         # From whom on, and of how many, the priority is below the limit.
-        starts = np.searchsorted(hashes, -turns)
-        lengths = (np.searchsorted(hashes, limits - turns) - starts) % size
-        lengths = np.where((limits == _LAST) | ((lengths == 0) & (limits > _HALF)), size, lengths)
+        starts, ends = np.searchsorted(hashes, -turns), np.searchsorted(hashes, limits - turns)
+        lengths = ends - starts + np.where(limits - turns < -turns, size, 0)  # some reach around
+        lengths = np.where(limits == _LAST, size, lengths)
         # Those matching are spread evenly, so that mostly a part of these is enough.
         parts = np.minimum(lengths, _MARGIN * n * size // np.maximum(found, 1) + _WORD)
         left = np.flatnonzero((found > 0) & (lengths > 0))

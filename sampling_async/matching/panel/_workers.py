@@ -6,9 +6,11 @@ The next piece is read while the workers are busy.
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 from collections import defaultdict
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from multiprocessing.shared_memory import SharedMemory
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from multiprocessing.connection import Connection
 
 Piece: TypeAlias = "tuple[int, Any]"
@@ -33,7 +35,8 @@ class _Worker:
         context = get_context("spawn")  # threads of pyarrow do not survive a fork
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, work), daemon=True)
-        self._process.start()
+        with _interrupts_put_off():
+            self._process.start()
         theirs.close()
         self._memory: SharedMemory | None = None
         self.piece = _AFTER_ALL
@@ -44,6 +47,12 @@ class _Worker:
         sink = pa.MockOutputStream()
         _write(sink, batch)
         size = sink.size()
+        if not _has_room(size):  # to write there would end us without a word
+            through_pipe = pa.BufferOutputStream()
+            _write(through_pipe, batch)
+            self.piece = number
+            self._send((None, through_pipe.getvalue().to_pybytes(), first))
+            return
         if self._memory is None or self._memory.size < size:
             self._free()
             self._memory = SharedMemory(create=True, size=size)
@@ -146,6 +155,28 @@ def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[t
     yield from ((True, batch) for batch in made[_AFTER_ALL])
 
 
+def _has_room(size: int) -> bool:
+    """Return whether shared memory has room, with some to spare for others; containers often have little."""
+    try:
+        room = os.statvfs("/dev/shm")  # noqa: S108  where Linux has shared memory
+    except (AttributeError, OSError):
+        return True  # elsewhere it is not sparse
+    return room.f_bavail * room.f_frsize > 2 * size
+
+
+@contextmanager
+def _interrupts_put_off() -> Generator[None]:
+    """Start a process that Ctrl-C does not reach before it can pass it over."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _write(sink: Any, batch: Any) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -161,13 +192,14 @@ def _work(connection: Connection, work: bytes) -> None:
             given = connection.recv()
             if given is None:
                 return
-            name, size, first = given
-            memory = SharedMemory(name)
-            # A copy, because the block is written again while a batch may still be looked at.
-            assert memory.buf is not None  # it is not closed
-            body = pa.py_buffer(bytes(memory.buf[:size]))
-            memory.close()
-            yield first, pa.ipc.open_stream(body).read_next_batch()
+            name, body, first = given
+            if name is not None:
+                memory = SharedMemory(name)
+                # A copy, because the block is written again while a batch may still be looked at.
+                assert memory.buf is not None  # it is not closed
+                body = bytes(memory.buf[:body])
+                memory.close()
+            yield first, pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
 
     try:
         for batch in pickle.loads(work)(pieces()):  # noqa: S301  from our own parent
