@@ -1,7 +1,7 @@
 """A panel matched by several processes of one machine, a piece of it each at a time.
 
 Pieces go by shared memory: through a pipe, to write and to read them would cost a good part of what is gained.
-The next piece is read while the workers are busy.
+Each process has one more piece waiting than it works on, which is written while all of them are busy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -26,10 +26,11 @@ Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
 _AFTER_ALL: Final = -1
+_PIECES: Final = 2
 
 
 class _Worker:
-    """A process, the end of the pipe to it, and the piece it works on."""
+    """A process, the end of the pipe to it, and the pieces it has: the one it works on first."""
 
     def __init__(self, work: bytes) -> None:
         context = get_context("spawn")  # threads of pyarrow do not survive a fork
@@ -38,34 +39,39 @@ class _Worker:
         with _interrupts_put_off():
             self._process.start()
         theirs.close()
-        self._memory: SharedMemory | None = None
-        self.piece = _AFTER_ALL
+        self._blocks: deque[SharedMemory | None] = deque([None] * _PIECES)
+        self.pieces: deque[int] = deque()
+        self._is_told = False
 
     def give(self, number: int, piece: Piece) -> None:
-        """Have it work on a piece; it has done with the one before."""
+        """Have it work on a piece, after those it has; these are fewer than `_PIECES`."""
         first, batch = piece
         sink = pa.MockOutputStream()
         _write(sink, batch)
         size = sink.size()
-        if not _has_room(size):  # to write there would end us without a word
+        self.pieces.append(number)
+        block = self._blocks.popleft()  # that of a piece which is done
+        if block is not None and block.size < size:
+            _free(block)
+            block = None
+        if block is None and _has_room(size):
+            block = SharedMemory(create=True, size=size)
+        self._blocks.append(block)
+        if block is None:
             through_pipe = pa.BufferOutputStream()
             _write(through_pipe, batch)
-            self.piece = number
             self._send((None, through_pipe.getvalue().to_pybytes(), first))
             return
-        if self._memory is None or self._memory.size < size:
-            self._free()
-            self._memory = SharedMemory(create=True, size=size)
-        assert self._memory.buf is not None  # it is not closed
-        with memoryview(self._memory.buf) as view:
+        assert block.buf is not None  # it is not closed
+        with memoryview(block.buf) as view:
             _write(pa.FixedSizeBufferWriter(pa.py_buffer(view)), batch)
-        self.piece = number
-        self._send((self._memory.name, size, first))
+        self._send((block.name, size, first))
 
     def finish(self) -> None:
-        """Tell it that there is nothing left."""
-        self.piece = _AFTER_ALL
-        self._send(None)
+        """Tell it, once, that there is nothing left after the pieces it has."""
+        if not self._is_told:
+            self._is_told = True
+            self._send(None)
 
     def receive(self) -> tuple[str, Any]:
         """Return what it says."""
@@ -94,13 +100,14 @@ class _Worker:
         self._process.join()
         self._process.close()
         self.connection.close()
-        self._free()
+        for block in self._blocks:
+            if block is not None:
+                _free(block)
 
-    def _free(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory.unlink()
-            self._memory = None
+
+def _free(block: SharedMemory) -> None:
+    block.close()
+    block.unlink()
 
 
 def matched(
@@ -126,10 +133,19 @@ def matched(
 
 
 def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[tuple[bool, Any]]:
-    upcoming = next(pieces, None)
     made: defaultdict[int, list[Any]] = defaultdict(list)
     done: set[int] = set()
     shown = 0
+
+    def give(worker: _Worker) -> None:
+        following = next(pieces, None)
+        if following is None:
+            worker.finish()
+        else:
+            worker.give(*following)
+
+    for worker in crew * _PIECES:
+        give(worker)
     busy = {worker.connection: worker for worker in crew}
     while busy:
         for connection in wait(list(busy)):
@@ -137,18 +153,14 @@ def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[t
             kind, what = worker.receive()
             if kind == "made":
                 with pa.ipc.open_stream(what) as reader:
-                    made[worker.piece].extend(reader)
+                    made[worker.pieces[0] if worker.pieces else _AFTER_ALL].extend(reader)
             elif kind == "error":
                 raise what
             elif kind == "end":
                 del busy[worker.connection]
             else:
-                done.add(worker.piece)
-                if upcoming is None:
-                    worker.finish()
-                else:
-                    worker.give(*upcoming)
-                    upcoming = next(pieces, None)
+                done.add(worker.pieces.popleft())
+                give(worker)
         while shown in done:
             yield from ((False, batch) for batch in made.pop(shown, ()))
             shown += 1
@@ -188,7 +200,6 @@ def _work(connection: Connection, work: bytes) -> None:
 
     def pieces() -> Iterator[Piece]:
         while True:
-            connection.send(("next", None))
             given = connection.recv()
             if given is None:
                 return
@@ -200,6 +211,7 @@ def _work(connection: Connection, work: bytes) -> None:
                 body = bytes(memory.buf[:body])
                 memory.close()
             yield first, pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
+            connection.send(("done", None))
 
     try:
         for batch in pickle.loads(work)(pieces()):  # noqa: S301  from our own parent
