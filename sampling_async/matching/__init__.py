@@ -10,6 +10,8 @@ The contract leaves matching to the partner. A quota matches where all its layer
 one of its sub-quotas fits, a sub-quota where each of its questions is met by one answer. Truth has three values
 here, `certain`, `possible` and `no`: where an answer is missing that the service will ask for, or where the
 service shows a part of a list only, a miss is no refusal.
+
+`PanelMatcher` does the same for a whole panel in columns; it needs the extra `panel`, which is loaded when it is used.
 """
 
 from importlib import import_module
