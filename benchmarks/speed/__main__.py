@@ -50,7 +50,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="everything, smaller: some two minutes, not twelve")
+    parser.add_argument("--quick", action="store_true", help="everything, smaller: some minutes, not twelve")
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     return parser.parse_args()

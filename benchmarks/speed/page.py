@@ -56,8 +56,8 @@ Every client has a process of its own, is warmed up, and is asked a few uncounte
 since idle connections are closed after seconds; garbage is collected before each. All samples are in the JSON
 file beside this page.
 
-**Again.** `python benchmarks/speed` makes this page, in some twelve minutes; the command below a title makes its
-section alone; `--quick` is for a first look. Needs the dependency group `bench`."""
+**Again.** `python benchmarks/speed` makes this page, in twelve minutes or so; the command below a title
+makes its section alone; `--quick` is for a first look. Needs the dependency group `bench`."""
 
 
 def markdown(head: dict[str, Any], sections: list[Section], plots: list[Plot]) -> str:

@@ -11,7 +11,8 @@ one of its sub-quotas fits, a sub-quota where each of its questions is met by on
 here, `certain`, `possible` and `no`: where an answer is missing that the service will ask for, or where the
 service shows a part of a list only, a miss is no refusal.
 
-`PanelMatcher` does the same for a whole panel in columns; it needs the extra `panel`, which is loaded when it is used.
+`PanelMatcher` does the same for a whole panel in columns; it needs the extra `panel`, and is loaded when it is
+used.
 """
 
 from importlib import import_module
