@@ -547,13 +547,14 @@ def test_several_processes_say_what_one_does_in_the_same_order(generated, output
     assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
 def test_without_room_in_shared_memory_pieces_go_another_way(generated, monkeypatch):
     index, panel = generated
+    monkeypatch.setattr(_matcher, "_ROWS", 4000)
     monkeypatch.setattr(_workers, "SharedMemory", None)
     monkeypatch.setattr(_workers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    matcher = PanelMatcher(index)
-    assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
+    matcher = PanelMatcher(index, TopK(5))
+    large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
+    assert matcher.run(large, workers=2).read_all() == matcher.run(large).read_all()
 
 
 @pytest.mark.usefixtures("pieces_of_forty")

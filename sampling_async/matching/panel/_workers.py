@@ -43,13 +43,16 @@ class _Worker:
         self.pieces: deque[int] = deque()
         self._is_told = False
 
-    def give(self, number: int, piece: Piece) -> None:
-        """Have it work on a piece, after those it has; these are fewer than `_PIECES`."""
+    def give(self, number: int, piece: Piece) -> bool:
+        """Have it work on a piece after those it has, which are fewer than `_PIECES`; return whether it could.
+
+        Where shared memory has no room, a piece goes through the pipe, and to a process that has none only: one
+        that is at work does not read, and may be waiting for us to read what it says.
+        """
         first, batch = piece
         sink = pa.MockOutputStream()
         _write(sink, batch)
         size = sink.size()
-        self.pieces.append(number)
         block = self._blocks.popleft()  # that of a piece which is done
         if block is not None and block.size < size:
             _free(block)
@@ -57,15 +60,19 @@ class _Worker:
         if block is None and _has_room(size):
             block = SharedMemory(create=True, size=size)
         self._blocks.append(block)
+        if block is None and self.pieces:
+            return False
+        self.pieces.append(number)
         if block is None:
             through_pipe = pa.BufferOutputStream()
             _write(through_pipe, batch)
             self._send((None, through_pipe.getvalue().to_pybytes(), first))
-            return
+            return True
         assert block.buf is not None  # it is not closed
         with memoryview(block.buf) as view:
             _write(pa.FixedSizeBufferWriter(pa.py_buffer(view)), batch)
         self._send((block.name, size, first))
+        return True
 
     def finish(self) -> None:
         """Tell it, once, that there is nothing left after the pieces it has."""
@@ -136,13 +143,14 @@ def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[t
     made: defaultdict[int, list[Any]] = defaultdict(list)
     done: set[int] = set()
     shown = 0
+    upcoming = next(pieces, None)
 
     def give(worker: _Worker) -> None:
-        following = next(pieces, None)
-        if following is None:
+        nonlocal upcoming
+        if upcoming is None:
             worker.finish()
-        else:
-            worker.give(*following)
+        elif worker.give(*upcoming):
+            upcoming = next(pieces, None)
 
     for worker in crew * _PIECES:
         give(worker)
@@ -150,21 +158,27 @@ def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[t
     while busy:
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
-            kind, what = worker.receive()
-            if kind == "made":
-                with pa.ipc.open_stream(what) as reader:
-                    made[worker.pieces[0] if worker.pieces else _AFTER_ALL].extend(reader)
-            elif kind == "error":
-                raise what
-            elif kind == "end":
+            kind = _take(worker, made)
+            if kind == "end":
                 del busy[worker.connection]
-            else:
+            elif kind == "done":
                 done.add(worker.pieces.popleft())
                 give(worker)
         while shown in done:
             yield from ((False, batch) for batch in made.pop(shown, ()))
             shown += 1
     yield from ((True, batch) for batch in made[_AFTER_ALL])
+
+
+def _take(worker: _Worker, made: dict[int, list[Any]]) -> str:
+    """Take what a worker says next, and return of which kind it was."""
+    kind, what = worker.receive()
+    if kind == "error":
+        raise what
+    if kind == "made":
+        with pa.ipc.open_stream(what) as reader:
+            made[worker.pieces[0] if worker.pieces else _AFTER_ALL].extend(reader)
+    return kind
 
 
 def _has_room(size: int) -> bool:
