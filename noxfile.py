@@ -77,7 +77,7 @@ def distributed(session: nox.Session) -> None:
     """Match a panel on Spark, Dask and Ray, and compare every row with a single machine's; Spark takes Java."""
     install(session, "distributed")
     session.run(
-        *("python", "-W", "error", "-m", "pytest", "tests/distributed", *session.posargs),
+        *("python", "-W", "error", "-m", "pytest", "tests/clusters", *session.posargs),
         env={"EVERY_ENGINE": "1"},  # so that none is skipped
     )
 

@@ -57,7 +57,7 @@ def test_the_two_commands_are_those_that_ci_runs():
 def test_recipes_are_parts_of_those_that_are_run_on_the_engines():
     blocks = [block.partition("```")[0] for block in README.split("```py\n")[1:]]
     assert len(blocks) == 3
-    recipes = [path.read_text() for path in (ROOT / "tests" / "distributed").glob("recipe_*.py")]
+    recipes = [path.read_text() for path in (ROOT / "tests" / "clusters").glob("recipe_*.py")]
     for block in blocks:
         assert any(block in recipe for recipe in recipes)
 

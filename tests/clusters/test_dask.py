@@ -6,7 +6,7 @@ import warnings
 
 import pyarrow.dataset as ds
 import pytest
-from distributed_kit import check, needs, ran
+from clusters_kit import check, needs, ran
 
 from sampling_async import Quotas, from_json
 from sampling_async.matching import PanelMatcher, QuotaIndex

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from distributed_kit import check, needs, ran
+from clusters_kit import check, needs, ran
 
 pytestmark = [
     needs("ray"),

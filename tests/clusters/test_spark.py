@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from distributed_kit import check, needs, ran
+from clusters_kit import check, needs, ran
 
 pytestmark = [
     needs("pyspark"),

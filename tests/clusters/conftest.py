@@ -1,7 +1,7 @@
 """Beyond one machine: the recipes of the README, run on the engines themselves.
 
     recipe_spark.py, recipe_dask.py, recipe_ray.py   as they stand there
-    distributed_kit.py                               a panel in files; every row compared with a single run's
+    clusters_kit.py                               a panel in files; every row compared with a single run's
 
 Spark, Ray and a cluster of Dask are for `nox -s distributed`; Dask in threads is in the ordinary tests too.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from shutil import copytree
 
 import pytest
-from distributed_kit import write_panel
+from clusters_kit import write_panel
 
 
 @pytest.fixture(scope="session")
