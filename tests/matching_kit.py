@@ -19,6 +19,8 @@ NOW = datetime(2026, 1, 15, tzinfo=UTC)
 NO, POSSIBLE, CERTAIN = Truth
 KINDS = QuestionKinds.default().with_age(AGE, {11: (18, 24), 12: (25, 99)})
 
+PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
+
 
 def row(question_id: int, *answers: int | str, routable: bool = False) -> QuestionAndAnswers:
     return QuestionAndAnswers(

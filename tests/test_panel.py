@@ -22,6 +22,7 @@ from matching_kit import (
     KINDS,
     MALE,
     OTHER,
+    PARTICIPATIONS,
     POSTAL,
     panel_of,
     policies,
@@ -149,9 +150,6 @@ def test_it_does_so_however_rows_are_made(monkeypatch, cost, codes):
     for some in (members, single, [{}], single[:64]):
         matched = [index.match(profile) for profile in some]
         assert counted(PanelMatcher(index), panel_of(some)) == by_index(index, matched)
-
-
-PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
 
 
 def test_what_one_wave_of_a_survey_excludes_another_one_may_not():

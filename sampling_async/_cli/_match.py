@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sampling_async._cli._panel_files import PanelFile
 
 _SHOWN: Final = 40
-_OTHERS: Final = frozenset({"member_code", "device_type", "exclude_surveys", "participations"})
+_FEW: Final = 5
 
 
 def match(
@@ -103,8 +103,9 @@ def match(
     exclude_surveys, participations. What is not answered is empty or null.
     """
     try:
-        from sampling_async._cli import _panel_files as files  # noqa: PLC0415  the same
-        from sampling_async.matching import Counts, PanelMatcher, Sample, TopK  # noqa: PLC0415  an extra
+        from sampling_async._cli import _panel_files as files  # noqa: PLC0415  numpy, pyarrow: an extra
+        from sampling_async.matching import Counts, PanelMatcher, Sample, TopK  # noqa: PLC0415
+        from sampling_async.matching.panel._columns import OTHERS  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
     if sum(each is not None for each in (top, requests, sample)) > 1:
@@ -113,12 +114,12 @@ def match(
     wanted = TopK(n) if n is not None else Counts() if sample is None else Sample(sample)
 
     def work() -> None:
-        renamed = _renamed(column or [])
+        renamed = _renamed(column or [], OTHERS)
         if output is not None:
             files.check_output(output, members)
         index = QuotaIndex(_inventory(connection, inventory), kinds=_kinds(bands), policy=_policy(at_least_one))
         matcher = PanelMatcher(index, wanted)
-        names = _OTHERS | {str(question_id) for question_id in matcher.questions}
+        names = OTHERS | {str(question_id) for question_id in matcher.questions}
         source = files.opened(members, names, renamed)
         _tell(index, matcher.questions, source.columns)
         followed = _Followed(source)
@@ -132,7 +133,7 @@ def match(
                 _show_counts(results, followed)
             else:
                 for line in files.lines(results, only_ascii=sys.stdout.isatty()):
-                    show.emit(line.rstrip(b"\n"))
+                    show.emit(line)
         _tell_end(followed, output)
 
     ended_by_failure(work)
@@ -149,12 +150,12 @@ def _policy(at_least_one: bool) -> MatchPolicy:  # noqa: FBT001  the value of --
     return MatchPolicy(subquota_rule="at_least_one" if at_least_one else "exactly_one")
 
 
-def _renamed(columns: list[str]) -> dict[str, str]:
+def _renamed(columns: list[str], others: frozenset[str]) -> dict[str, str]:
     renamed: dict[str, str] = {}
     for each in columns:
         question, equals, name = each.partition("=")
         question = question.strip()
-        if not equals or not name or not (question.isdecimal() or question in _OTHERS):
+        if not equals or not name or not (question.isdecimal() or question in others):
             raise InvalidRequestError(
                 f"--column is QUESTION=NAME, as 1001538=age or member_code=id, not {each!r}"
             )
@@ -234,9 +235,6 @@ def _tell(index: QuotaIndex, questions: tuple[int, ...], columns: tuple[str, ...
             ),
             soft_wrap=True,
         )
-
-
-_FEW: Final = 5
 
 
 def _show_counts(batches: Iterator[Any], followed: _Followed) -> None:

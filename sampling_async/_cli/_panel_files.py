@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,13 +126,14 @@ def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     """Read JSON lines block by block: a key may come in some lines only, and late."""
     names = {name: name for name in sorted(wanted)}
     names.update({name: there for there, name in renamed.items() if name in wanted})
-    with path.open("rb") as file:
-        first = _table_of(file.read(_LINES_BYTES) + file.readline(), names)
-    columns = tuple(name for name in names if not pa.types.is_null(first[name].type))
-    return PanelFile(_told(_line_batches(path, names), path), columns, None)
+    tables = _line_tables(path, names)
+    first = next(tables, {})
+    columns = tuple(name for name, column in first.items() if not pa.types.is_null(column.type))
+    batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
+    return PanelFile(_told(batches, path), columns, None)
 
 
-def _line_batches(path: Path, names: Mapping[str, str]) -> Iterator[Any]:
+def _line_tables(path: Path, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     lists: set[str] = set()  # what was a list once is one from then on
     with path.open("rb") as file:
         while block := file.read(_LINES_BYTES):
@@ -141,7 +143,7 @@ def _line_batches(path: Path, names: Mapping[str, str]) -> Iterator[Any]:
                     lists.add(name)
                 elif name in lists:
                     columns[name] = _as_lists(column)
-            yield from pa.table(columns).to_batches()
+            yield columns
 
 
 def _table_of(block: bytes, names: Mapping[str, str]) -> dict[str, Any]:
@@ -187,7 +189,6 @@ def _texts(values: list[Any] | None) -> list[str] | None:
 
 
 def _as_lists(column: Any) -> Any:
-
     there = column.is_valid().to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
@@ -272,10 +273,9 @@ def _umask() -> int:
 
 
 def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> None:
-
     if suffix == ".jsonl":
         with path.open("wb") as file:
-            file.writelines(lines(batches))
+            file.writelines(line + b"\n" for line in lines(batches))
     elif suffix == ".parquet":
         with pq.ParquetWriter(path, schema) as writer:
             for batch in batches:
@@ -289,7 +289,6 @@ def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> No
 
 
 def _in_a_cell(kind: Any) -> Any:
-
     return pa.string() if pa.types.is_list(kind) else kind
 
 
@@ -304,7 +303,7 @@ def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes
     """Yield results as lines of JSON; in ASCII for a terminal, which nothing in them can steer then."""
     for batch in batches:
         for row in batch.to_pylist():
-            yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode() + b"\n"
+            yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode()
 
 
 def matching_any(batches: Iterable[Any]) -> Iterator[Any]:

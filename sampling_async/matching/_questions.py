@@ -25,7 +25,7 @@ Known: TypeAlias = int | str | frozenset[int]
 """An answer made ready: years, a plain postal code, or a set of answer IDs."""
 
 OPEN_END: Final = 99
-_OLDEST: Final = 150
+OLDEST: Final = 150
 _DIGITS: Final = 19
 
 
@@ -96,10 +96,10 @@ class QuestionKinds:
 
 def _years(question_id: int, answer: object) -> int:
     years = _whole(answer)
-    if years is not None and 0 <= years <= _OLDEST:
+    if years is not None and 0 <= years <= OLDEST:
         return years
     raise InvalidRequestError(
-        f"profile[{question_id}]: an age is given in years, 0 to {_OLDEST}, not {answer!r:.40}"
+        f"profile[{question_id}]: an age is given in years, 0 to {OLDEST}, not {answer!r:.40}"
     )
 
 

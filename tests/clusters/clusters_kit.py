@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from attrs import asdict
-from matching_kit import panel_of
+from matching_kit import PARTICIPATIONS, panel_of
 
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
@@ -22,7 +22,6 @@ from sampling_async.simulator import generate_inventory, generate_members
 HERE = Path(__file__).parent
 MEMBERS = 3000
 ENDS = (0, 1100, 1101, 2000, MEMBERS, MEMBERS)  # of files: one is of a single member, one of nobody
-PARTICIPATIONS = pa.list_(pa.struct([(name, pa.int64()) for name in ("survey_id", "wave_id", "status_id")]))
 OUTPUTS = {"best": TopK(20), "counts": Counts(), "sample": Sample(100)}
 ORDERS = {
     "best": [("member_code", "ascending")],

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from sampling_async.matching._questions import OLDEST
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 UNANSWERED: Final = 0
 OTHER: Final = 1
 """The class of answers that meet no condition."""
-
-OLDEST: Final = 150
 
 
 class Classes:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sampling_async._errors import InvalidRequestError
+from sampling_async.matching._questions import OLDEST
 from sampling_async.matching.panel._arrow import pa, pc
-from sampling_async.matching.panel._classes import OLDEST, OTHER, UNANSWERED
+from sampling_async.matching.panel._classes import OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
 EXCLUDED: Final = "exclude_surveys"
 PARTICIPATIONS: Final = "participations"
+OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
+"""The columns that are no questions."""
 
 _WIDEST_TABLE: Final = 2**20
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
@@ -35,6 +38,12 @@ class Several(NamedTuple):
 
     what: NDArray[np.intp]
     member: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, what: NDArray[Any], member: NDArray[np.intp]) -> Several:
+        """Return these in the order of members, as `between` takes them to be."""
+        order = np.argsort(member, kind="stable")
+        return cls(what[order].astype(np.intp), member[order])
 
     def between(self, first: int, end: int) -> Several:
         """Return those of some members, counted from the first of these."""
@@ -109,13 +118,11 @@ class Reader:
         if is_list(column.type):
             values, member = _flat(column)
             codes = self._single(values, first, member)
-            empty = np.setdiff1d(np.arange(len(column)), member[codes != UNANSWERED], assume_unique=False)
-            what = np.concatenate(
-                [codes[codes != UNANSWERED], np.full(len(empty), UNANSWERED, dtype=codes.dtype)]
-            )
-            member = np.concatenate([member[codes != UNANSWERED], empty])
-            order = np.argsort(member, kind="stable")
-            return Several(what[order].astype(np.intp), member[order])
+            is_answer = codes != UNANSWERED
+            codes, member = codes[is_answer], member[is_answer]
+            empty = np.setdiff1d(np.arange(len(column)), member)
+            unanswered = np.full(len(empty), UNANSWERED, dtype=codes.dtype)
+            return Several.of(np.concatenate([codes, unanswered]), np.concatenate([member, empty]))
         return self._single(column, first, None)
 
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
@@ -145,9 +152,7 @@ class Reader:
     def _whole(self, column: Any) -> Any:
         """Return whole numbers, where a library that has no gaps in whole numbers made others of them."""
         try:
-            if pa.types.is_floating(column.type):
-                column = pc.if_else(pc.is_nan(column), None, column)
-            return column.cast(pa.int64())
+            return _as_integers(column)
         except pa.ArrowInvalid:
             raise InvalidRequestError(
                 f"column '{self._question_id}' of the panel has numbers that are not whole: answers are"
@@ -277,12 +282,8 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     Raises:
         InvalidRequestError: It is something else.
     """
-    if pa.types.is_null(column.type):
-        column = column.cast(pa.int64())
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), None, column)
     try:
-        column = column.cast(pa.int64())
+        column = _as_integers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidRequestError(
             f"column {name!r} of the panel holds whole numbers, not {column.type}"
@@ -304,8 +305,7 @@ def taken(batch: Any, source: Source) -> Several:
     ]
     what = np.concatenate([_NOTHING, *(each.what for each in hits)])
     member = np.concatenate([_NOTHING, *(each.member for each in hits)])
-    order = np.argsort(member, kind="stable")
-    return Several(what[order], member[order])
+    return Several.of(what, member)
 
 
 def _says_nothing(kind: Any) -> bool:
@@ -366,6 +366,12 @@ def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     """Return the values of lists, and whose each is."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
+
+
+def _as_integers(column: Any) -> Any:
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    return column.cast(pa.int64())
 
 
 def _answered(column: Any) -> NDArray[np.bool_] | None:

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sampling_async._errors import InvalidRequestError
 from sampling_async._protocol import InviteRequest
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import (
-    DEVICE,
-    EXCLUDED,
-    MEMBER_CODE,
-    PARTICIPATIONS,
-    columns_of,
-    settled,
-)
+from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, settled
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._outputs import Counts, Output, TopK
 from sampling_async.matching.panel._plan import Plan, Source
@@ -31,8 +24,6 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 2**15
 """Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
-
-_OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 
 
 class PanelMatcher:
@@ -167,7 +158,7 @@ class PanelMatcher:
 
     @property
     def _names(self) -> frozenset[str]:
-        others = _OTHERS if self.output.needs_codes or self._source.lists else _OTHERS - {MEMBER_CODE}
+        others = OTHERS if self.output.needs_codes or self._source.lists else OTHERS - {MEMBER_CODE}
         return others.union(map(str, self._source.classes))
 
     def _columns(self, schema: Any) -> Columns:

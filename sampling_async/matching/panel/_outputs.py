@@ -219,12 +219,17 @@ class _Choosing:
 
 def _ranked(kernel: Kernel, block: Block, *, are_certain: bool) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
     """Return the quotas of a block in rank order, with the members that match for certain, or may."""
+    certain, others = _split(kernel, block)
+    order = np.argsort(block.quotas)
+    return block.quotas[order], (certain if are_certain else others)[order]
+
+
+def _split(kernel: Kernel, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the members that match the quotas of a block for certain, and the others that may."""
     possible, some_certain = kernel.block(block)
     certain = possible.copy()
     certain[block.unsure] = some_certain
-    order = np.argsort(block.quotas)
-    rows = certain if are_certain else possible ^ certain
-    return block.quotas[order], rows[order]
+    return certain, possible ^ certain
 
 
 def _members_in(rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -372,12 +377,10 @@ class _Drawing:
     def add(self, kernel: Kernel, members: slice) -> None:
         hashes, codes = self._hashes[members], self._codes[members]
         for block in kernel.plan.blocks:
-            possible, some_certain = kernel.block(block)
-            certain = possible.copy()
-            certain[block.unsure] = some_certain
+            certain, others = _split(kernel, block)
             self._draw(self._certain, block.quotas, certain, hashes, codes)
             short = self._certain.limits[block.quotas] == _LAST
-            self._draw(self._others, block.quotas[short], (possible ^ certain)[short], hashes, codes)
+            self._draw(self._others, block.quotas[short], others[short], hashes, codes)
 
     def _draw(
         self,
