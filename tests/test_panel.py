@@ -69,11 +69,10 @@ def small_pieces(monkeypatch):
     """Have everything done in so small pieces that there are several of each."""
     monkeypatch.setattr(_matcher, "_ROWS", 5)
     monkeypatch.setattr(_matcher, "CHUNK", 3)
-    monkeypatch.setattr(_plan, "BLOCK", 2)
-    monkeypatch.setattr(_kernel, "BLOCK", 2)
+    monkeypatch.setattr(_plan, "TOGETHER", 3)
     monkeypatch.setattr(_kernel, "_AT_ONCE", 2)
-    monkeypatch.setattr(_rows, "STEP", 3)
-    monkeypatch.setattr(_kernel, "STEP", 3)
+    monkeypatch.setattr(_rows, "TOGETHER", 3)
+    monkeypatch.setattr(_kernel, "TOGETHER", 3)
 
 
 # --- Against the index, and so against the reference

@@ -7,7 +7,7 @@ a bit for each, as in `_bits`.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async.matching._questions import OLDEST
 
@@ -88,14 +88,6 @@ class Classes:
         if isinstance(known, frozenset):
             (known,) = known
         return self.of.get(known, OTHER)
-
-    def numbers_of_codes(self, codes: Sequence[str]) -> list[int]:
-        """Return the classes of postal codes, made ready; a code that is empty is none."""
-        numbers = list(map(self.of.get, codes))
-        missing = [at for at, number in enumerate(numbers) if number is None]
-        for at, number in zip(missing, map(self._longest, [codes[at] for at in missing]), strict=True):
-            numbers[at] = number if codes[at] else UNANSWERED
-        return cast("list[int]", numbers)
 
     def _longest(self, code: str) -> int:
         """Return the class of the longest beginning of a code that there is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from sampling_async.matching.panel._classes import OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,7 +29,24 @@ PARTICIPATIONS: Final = "participations"
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 """The columns that are no questions."""
 
+# Types by their numbers: to ask pyarrow what a type is takes longer than to look it up, and there are hundreds
+# of columns.
+_WHOLE: Final[dict[int, Any]] = {
+    kind.id: np.dtype(kind.to_pandas_dtype())
+    for size in (8, 16, 32, 64)
+    for kind in (getattr(pa, f"int{size}")(), getattr(pa, f"uint{size}")())
+}
+_LISTS: Final = frozenset(
+    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
+)
+_TEXTS: Final = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
+_VIEW: Final = pa.string_view().id
+_DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
+_SETTLED: Final = _WHOLE.keys() | _TEXTS - {_VIEW}
+
 _WIDEST_TABLE: Final = 2**20
+_PACKED: Final = 8
+_LAST: Final = np.iinfo(np.uint64).max
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
 
@@ -53,7 +70,7 @@ class Several(NamedTuple):
 
 def is_list(kind: Any) -> bool:
     """Return whether the values of a type of Arrow are lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return kind.id in _LISTS
 
 
 def columns_of(schema: Any, source: Source) -> Columns:
@@ -68,10 +85,11 @@ def columns_of(schema: Any, source: Source) -> Columns:
         raise InvalidRequestError(
             f"the panel has several columns {twice[0]!r}: rename or leave out one of them"
         )
-    present = frozenset(id_ for id_ in source.classes if str(id_) in names)
+    kinds = dict(zip(names, schema.types, strict=True))
+    present = frozenset(id_ for id_ in source.classes if str(id_) in kinds)
     return Columns(
         questions=present,
-        multiple=frozenset(id_ for id_ in present if is_list(schema.field(str(id_)).type)),
+        multiple=frozenset(id_ for id_ in present if is_list(kinds[str(id_)])),
         has_device=DEVICE in names,
         has_taken=EXCLUDED in names or PARTICIPATIONS in names,
         has_codes=MEMBER_CODE in names,
@@ -92,7 +110,13 @@ class Reader:
         self._classes = classes
         self._kinds = kinds
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
+        self._as_they_are: frozenset[int] = frozenset()
+        """Types of whole numbers that can be looked up as they come."""
+        self._beginnings: list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]] = []
+        """Of postal codes, what they begin with, if that can be packed."""
         if classes.kind == "postal":
+            if all(len(text) <= _PACKED for text in classes.of):
+                self._beginnings = _by_length(classes.of)
             return
         known = np.array(sorted(classes.of) or [0], dtype=np.int64)
         if classes.kind == "age":
@@ -104,6 +128,12 @@ class Reader:
         if self._high - self._low <= _WIDEST_TABLE:
             self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
             self._table[known - self._low + 1] = self._known_codes
+        lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
+        self._as_they_are = frozenset(
+            number
+            for number, kind in _WHOLE.items()
+            if np.iinfo(kind).min <= lowest and highest <= np.iinfo(kind).max
+        )
 
     def read(self, column: Any, first: int) -> NDArray[Any] | Several:
         """Return the class of each member's answer, or the classes of their answers.
@@ -115,7 +145,10 @@ class Reader:
         Raises:
             InvalidRequestError: An answer is none; the text tells the row.
         """
-        if is_list(column.type):
+        kind = column.type.id
+        if kind in self._as_they_are:
+            return self._of_integers(column, first, None)
+        if kind in _LISTS:
             values, member = _flat(column)
             codes = self._single(values, first, member)
             is_answer = codes != UNANSWERED
@@ -127,8 +160,8 @@ class Reader:
 
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         kind = column.type
-        if pa.types.is_dictionary(kind) and (
-            not (_is_text(kind.value_type) or pa.types.is_integer(kind.value_type))
+        if kind.id == _DICTIONARY and (
+            not (_is_text(kind.value_type) or kind.value_type.id in _WHOLE)
             or len(column.dictionary) > len(column)  # only what is in use is read
         ):
             column = column.dictionary_decode()
@@ -138,11 +171,11 @@ class Reader:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             column = self._whole(column)
             kind = column.type
-        if pa.types.is_integer(kind) and self._classes.kind != "postal":
+        if kind.id in _WHOLE and self._classes.kind != "postal":
             return self._of_integers(column, first, member)
-        if pa.types.is_dictionary(kind):
+        if kind.id == _DICTIONARY:
             return self._of_words(column, first, member)
-        if _is_text(kind) or pa.types.is_integer(kind):
+        if _is_text(kind) or kind.id in _WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
             f"column '{self._question_id}' of the panel is of type {kind}: answers are whole numbers or texts,"
@@ -162,8 +195,7 @@ class Reader:
     def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         answered = _answered(column)
         values = _integers(column)
-        limits = np.iinfo(values.dtype)
-        if limits.min > self._low - 1 or limits.max < max(self._high + 1, self._high - self._low + 2):
+        if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
             # The lowest number there is stands for those that are too large: no answer ID is either.
             values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
@@ -186,32 +218,39 @@ class Reader:
 
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         """Return the classes of texts: each text is read once, however many members gave it."""
-        words = self._words(column.dictionary)
-        numbers = np.array([*self._numbers_of(words), UNANSWERED], dtype=np.intp)
+        words = column.dictionary
+        numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
         at = np.where(indices.is_valid().to_numpy(zero_copy_only=False), _integers(indices), len(words))
         codes = numbers[at]
         wrong = np.flatnonzero(codes == _NONE)
         if len(wrong):
-            self._refuse(words[at[wrong[0]]], int(wrong[0]), first, member)
+            self._refuse(words[int(at[wrong[0]])].as_py(), int(wrong[0]), first, member)
         return codes.astype(self._codes)
 
-    def _words(self, column: Any) -> list[Any]:
+    def _numbers_of(self, words: Any) -> NDArray[np.intp]:
+        """Return the classes of texts, or `_NONE` for those that are no answers."""
+        codes = _plain_codes(words) if self._beginnings and _is_text(words.type) else None
+        if codes is not None:
+            return self._numbers_of_codes(codes)
         try:
-            words: list[Any] = column.to_pylist()
+            texts = words.to_pylist()
         except UnicodeDecodeError:
             raise InvalidRequestError(
                 f"column '{self._question_id}' of the panel has texts that are not UTF-8"
             ) from None
-        return words
+        return np.fromiter(map(self._number, texts), dtype=np.intp)
 
-    def _numbers_of(self, words: list[Any]) -> list[int]:
-        """Return the classes of texts, or `_NONE` for those that are no answers."""
-        if self._classes.kind == "postal" and all(type(word) is str for word in words):
-            plain = "".join(words)
-            if plain.isalnum() and plain == plain.casefold():  # nothing to leave out, as is nearly always so
-                return self._classes.numbers_of_codes(words)
-        return [self._number(word) for word in words]
+    def _numbers_of_codes(self, codes: Any) -> NDArray[np.intp]:
+        """Return the classes of postal codes, made ready: `Classes.number` for all of them at once."""
+        numbers = np.full(len(codes), OTHER, dtype=np.intp)
+        packed = _packed(codes)
+        for mask, beginnings, classes in self._beginnings:  # what is found last is the longest
+            cut = packed & mask
+            at = np.minimum(np.searchsorted(beginnings, cut), len(beginnings) - 1)
+            numbers = np.where(beginnings[at] == cut, classes[at], numbers)
+        numbers[packed == 0] = UNANSWERED
+        return numbers
 
     def _number(self, word: object) -> int:
         try:
@@ -225,6 +264,22 @@ class Reader:
             self._kinds.known(self._question_id, value)
         except InvalidRequestError as exc:
             raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
+
+
+def _by_length(of: Mapping[Any, int]) -> list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
+    """Return beginnings of postal codes with their classes, those of a length together, the shortest first."""
+    plain = sorted(
+        (text for text in of if text.isascii() and text.isalnum()), key=lambda text: (len(text), text)
+    )
+    groups = [(length, list(group)) for length, group in groupby(plain, key=len)]
+    return [
+        (
+            _LAST << np.uint64(8 * (_PACKED - length)),
+            _packed(pa.array(group)),
+            np.array([of[each] for each in group], dtype=np.intp),
+        )
+        for length, group in groups
+    ]
 
 
 _NONE: Final = -1
@@ -242,7 +297,7 @@ def member_codes(batch: Any, first: int) -> Any:
         InvalidRequestError: The column holds something else, or a member has none.
     """
     column = batch.column(MEMBER_CODE)
-    if pa.types.is_dictionary(column.type):
+    if column.type.id == _DICTIONARY:
         column = column.dictionary_decode()
     if not _is_text(column.type):
         raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel holds texts, not {column.type}")
@@ -259,19 +314,19 @@ def member_codes(batch: Any, first: int) -> Any:
 
 def settled(batch: Any) -> Any:
     """Return a batch in types that can be taken apart: views of texts, as Polars has them, cannot."""
-    columns = [_settled(column) for column in batch.columns]
-    if all(map(operator.is_, columns, batch.columns)):
+    if all(kind.id in _SETTLED for kind in batch.schema.types):
         return batch
+    columns = [_settled(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _settled(column: Any) -> Any:
     kind = column.type
-    if pa.types.is_string_view(kind):
+    if kind.id == _VIEW:
         return column.cast(pa.string())
-    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+    if kind.id == _DICTIONARY and kind.value_type.id == _VIEW:
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    if is_list(kind) and pa.types.is_string_view(kind.value_type):
+    if is_list(kind) and kind.value_type.id == _VIEW:
         return column.cast(pa.list_(pa.string()))
     return column
 
@@ -376,20 +431,41 @@ def _as_integers(column: Any) -> Any:
 
 def _answered(column: Any) -> NDArray[np.bool_] | None:
     """Return who answered, or None if all did."""
-    if column.null_count == 0:
+    valid = column.buffers()[0]
+    if valid is None:
         return None
-    bits = np.frombuffer(column.buffers()[0], dtype=np.uint8)
     first, offset = divmod(column.offset, 8)
-    unpacked = np.unpackbits(bits[first : first + (offset + len(column) + 7) // 8], bitorder="little")
-    return unpacked[offset : offset + len(column)].view(bool)
+    count = offset + len(column)
+    bits = np.frombuffer(valid, np.uint8, (count + 7) // 8, first)
+    return np.unpackbits(bits, count=count, bitorder="little")[offset:].view(bool)
 
 
 def _integers(column: Any) -> NDArray[Any]:
     """Return the numbers of a column; where there are none, anything."""
-    return np.frombuffer(column.buffers()[1], dtype=column.type.to_pandas_dtype())[
-        column.offset : column.offset + len(column)
-    ]
+    kind = _WHOLE[column.type.id]
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
+
+
+def _plain_codes(words: Any) -> Any | None:
+    """Return postal codes as they are compared, or None if there is more to it than blanks and hyphens."""
+    codes = pc.fill_null(words, "")
+    if not _are_alnum(codes):
+        codes = pc.replace_substring(pc.replace_substring(codes, " ", ""), "-", "")
+        if not _are_alnum(codes):
+            return None
+    return pc.ascii_lower(codes)
+
+
+def _packed(codes: Any) -> NDArray[np.uint64]:
+    """Return texts of letters and digits, cut to as many as fit, as numbers that are in the order of texts."""
+    same = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
+    return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
+
+
+def _are_alnum(codes: Any) -> bool:
+    are_alnum = pc.or_(pc.ascii_is_alnum(codes), pc.equal(pc.binary_length(codes), 0))
+    return bool(pc.all(are_alnum, min_count=0).as_py())
 
 
 def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return kind.id in _TEXTS

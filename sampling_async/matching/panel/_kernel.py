@@ -9,8 +9,8 @@ import numpy as np
 
 from sampling_async.matching.panel._arrow import pa, pc
 from sampling_async.matching.panel._columns import DEVICE, Reader, Several, member_codes, numbers, taken
-from sampling_async.matching.panel._plan import BLOCK, MOST_CODES, Given
-from sampling_async.matching.panel._rows import STEP
+from sampling_async.matching.panel._plan import MOST_CODES, Given
+from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
-CHUNK: Final = 16384
-"""Members at a time: so few that their rows stay in the processor's cache, so many that a call is worth it."""
+CHUNK: Final = 6144
+"""Members at a time: so few that their rows stay in the cache that processors share, so many that a call is worth
+it."""
 
 _WORD: Final = 64
 _SWAPS: Final = tuple(
@@ -30,6 +31,7 @@ _SWAPS: Final = tuple(
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
 )
 _AT_ONCE: Final = 64
+_COMPARE: Final = {"is": np.equal, "upto": np.less_equal}
 _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
@@ -60,18 +62,37 @@ class _Filler(Protocol):
 
 
 class _Compared:
-    """Who is in a class of answers, or in it or one before."""
+    """Who is in a class of answers, or in it or one before: of many questions, since most have few classes."""
 
-    def __init__(self, how: str, question: int, classes: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._compare = np.equal if how == "is" else np.less_equal
-        self._question, self._places = question, places
-        self._classes = np.array(classes, dtype=np.uint8)[:, None]
+    def __init__(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
+        """Take rows in the order of how and of their question: with these, the class and the place."""
+        self._groups: list[tuple[NDArray[np.intp], list[_Comparison]]] = []
+        for first in range(0, len(rows), _AT_ONCE):
+            some = rows[first : first + _AT_ONCE]
+            comparisons: list[_Comparison] = []
+            end = 0
+            for (how, question), group in groupby(some, key=lambda row: row[:2]):
+                classes = np.array([[class_] for _, _, class_, _ in group], dtype=np.uint8)
+                start, end = end, end + len(classes)
+                comparisons.append(_Comparison(_COMPARE[how], question, classes, slice(start, end)))
+            self._groups.append((np.array([place for *_, place in some], dtype=np.intp), comparisons))
 
     def rows(self, answers: Answers, members: slice) -> Filled:
-        codes = answers.codes[self._question, members]
-        for first in range(0, len(self._places), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            yield self._places[some], packed(self._compare(codes, self._classes[some]))
+        codes = answers.codes[:, members]
+        are_in = np.empty((_AT_ONCE, codes.shape[1]), dtype=bool)
+        for places, comparisons in self._groups:
+            for compare, question, classes, some in comparisons:
+                compare(codes[question], classes, out=are_in[some])
+            yield places, packed(are_in[: len(places)])
+
+
+class _Comparison(NamedTuple):
+    """What rows of a group, next to each other, have to do with a question."""
+
+    compare: np.ufunc
+    question: int
+    classes: NDArray[np.uint8]
+    rows: slice
 
 
 class _LookedUp:
@@ -236,8 +257,8 @@ class Kernel:
         words = -(-count // _WORD)
         if self._rows.shape[1:] != (words,):
             self._rows = np.zeros((self.plan.count, words), dtype=np.uint64)
-            self._some = np.empty((STEP, words), dtype=np.uint64)
-            self._of_block = np.empty((2, BLOCK, words), dtype=np.uint64)
+            self._some = np.empty((TOGETHER, words), dtype=np.uint64)
+            self._of_block = np.empty((2, TOGETHER, words), dtype=np.uint64)
         rows = self._rows
         self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
@@ -267,12 +288,15 @@ class Kernel:
             ((name, place) for place, name in enumerate(self.plan.given) if isinstance(name, Given)),
             key=lambda each: (each[0].how, each[0].of),
         )
-        for (how, question_id), group in groupby(given, key=lambda each: (each[0].how, each[0].of)):
+        compared = [
+            (name.how, self._places[name.of], name.what, place) for name, place in given if name.how in _COMPARE
+        ]
+        yield _Compared(compared)
+        others = [each for each in given if each[0].how not in _COMPARE]
+        for (how, question_id), group in groupby(others, key=lambda each: (each[0].how, each[0].of)):
             names, places = zip(*group, strict=True)
             of, at = [name.what for name in names], np.array(places, dtype=np.intp)
-            if how in {"is", "upto"}:
-                yield _Compared(how, self._places[question_id], of, at)
-            elif how in {"has", "untaken"}:
+            if how in {"has", "untaken"}:
                 yield _Among(how, question_id, of, at)
             elif how == "in":
                 size = len(self.plan.source.classes[question_id])

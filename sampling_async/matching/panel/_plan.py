@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._program import Program
 from sampling_async.matching.panel._classes import UNANSWERED, Classes
-from sampling_async.matching.panel._rows import Row, Rows, by_turn
+from sampling_async.matching.panel._rows import TOGETHER, Row, Rows, by_turn
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._rows import Op
 
 S = TypeVar("S", int, Row)
-
-BLOCK: Final = 128
-"""Quotas that are looked at together."""
 
 MOST_CODES: Final = 255
 """Classes of a question, if they are told apart one class at a time; of more, what is asked is looked up."""
@@ -254,7 +251,7 @@ class Plan:
         self.count = arranged.count
         at = [Pair(*([arranged.places[part] for part in row] for row in pair)) for pair in quotas]
         self.blocks = [
-            _block(at, range(first, min(first + BLOCK, len(at)))) for first in range(0, len(at), BLOCK)
+            _block(at, range(first, min(first + TOGETHER, len(at)))) for first in range(0, len(at), TOGETHER)
         ]
 
 

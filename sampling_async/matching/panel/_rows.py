@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Op: TypeAlias = Literal["and", "or", "xor"]
-STEP: Final = 256
-"""Rows made by one step at most, so that they stay in the processor's cache until they are used."""
+TOGETHER: Final = 512
+"""Rows made in one go at most: so many that a call is worth it, so few that they stay in the processor's cache."""
 
 
 class Row:
@@ -150,8 +150,8 @@ class Arranged:
 def _steps(op: Op, made_of: Sequence[Sequence[int]], first: int) -> list[Step]:
     """Return the steps that make rows of these, which are in the order of how many they are made of."""
     return [
-        Step(op, first + start, by_turn(made_of[start : start + STEP]))
-        for start in range(0, len(made_of), STEP)
+        Step(op, first + start, by_turn(made_of[start : start + TOGETHER]))
+        for start in range(0, len(made_of), TOGETHER)
     ]
 
 
