@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections import Counter
 from multiprocessing import active_children
+from threading import Timer
 from types import SimpleNamespace
 
 import duckdb
@@ -529,42 +532,103 @@ except ImportError as exc:
 # --- Several processes
 
 
+class Crew:
+    """The processes that were started, and how many pieces they were given."""
+
+    def __init__(self, monkeypatch):
+        self.workers, self.given = [], 0
+        begin, give = _workers._Worker.__init__, _workers._Worker.give
+
+        def begins(worker, work):
+            begin(worker, work)
+            self.workers.append(worker)
+
+        def gives(worker, *piece):
+            is_given = give(worker, *piece)
+            self.given += is_given
+            return is_given
+
+        monkeypatch.setattr(_workers._Worker, "__init__", begins)
+        monkeypatch.setattr(_workers._Worker, "give", gives)
+
+    def awaited(self, batches):
+        """Yield batches, but only some of them before all processes are there: this one could do without."""
+        for number, batch in enumerate(batches):
+            if number == 5:
+                assert self.workers
+                assert all(worker.connection.poll(60) for worker in self.workers)
+            yield batch
+
+
 @pytest.fixture
-def pieces_of_forty(monkeypatch):
+def crew(monkeypatch):
     monkeypatch.setattr(_matcher, "_ROWS", 40)
-    yield
+    yield Crew(monkeypatch)
     assert not active_children()
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
 @pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)], ids=lambda output: type(output).__name__)
-def test_several_processes_say_what_one_does_in_the_same_order(generated, output):
+def test_several_processes_say_what_one_does_in_the_same_order(generated, crew, output):
     index, panel = generated
     matcher = PanelMatcher(index, output)
+    batches = panel.to_batches(max_chunksize=40)
+    assert matcher.run(crew.awaited(batches), workers=3).read_all() == matcher.run(panel).read_all()
+    assert len(crew.workers) == 2
+    assert 2 <= crew.given < len(batches)
+
+
+def test_processes_that_start_too_late_are_not_waited_for(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
     assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
+    assert len(crew.workers) == 1
 
 
-def test_without_room_in_shared_memory_pieces_go_another_way(generated, monkeypatch):
+def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated, crew, monkeypatch):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "_AHEAD", 2)
+    matcher = PanelMatcher(index, TopK(5))
+    large = pa.concat_tables([panel] * 8)
+    made, ahead = [], []
+
+    def watched():
+        for number, batch in enumerate(crew.awaited(large.to_batches(max_chunksize=40))):
+            ahead.append(number - len(made))
+            if number == 12:
+                pid = crew.workers[0]._process.pid
+                os.kill(pid, signal.SIGSTOP)
+                Timer(0.2, os.kill, (pid, signal.SIGCONT)).start()
+            yield batch
+
+    for batch in matcher.run(watched(), workers=2):
+        made.append(batch)  # noqa: PERF402  its length is looked at in between
+    assert pa.Table.from_batches(made) == matcher.run(large).read_all()
+    assert max(ahead) <= 2 * 2 + 8  # some are read ahead, or done and not handed out yet; else it is over 30
+
+
+def test_without_room_in_shared_memory_pieces_go_another_way(generated, crew, monkeypatch):
     index, panel = generated
     monkeypatch.setattr(_matcher, "_ROWS", 4000)
     monkeypatch.setattr(_workers, "SharedMemory", None)
     monkeypatch.setattr(_workers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
     matcher = PanelMatcher(index, TopK(5))
     large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
-    assert matcher.run(large, workers=2).read_all() == matcher.run(large).read_all()
+    batches = large.combine_chunks().to_batches(max_chunksize=4000)
+    assert matcher.run(crew.awaited(batches), workers=2).read_all() == matcher.run(large).read_all()
+    assert crew.given
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
-def test_an_error_of_a_worker_is_raised_as_its_own(generated):
+@pytest.mark.parametrize("at", [170, 210, 250, 290])
+def test_an_error_is_raised_as_its_own_whichever_process_meets_it(generated, crew, at):
     index, panel = generated
-    wrong = panel.set_column(
-        panel.column_names.index(str(AGE)), str(AGE), pa.array([30] * 250 + [-1] + [30] * (len(panel) - 251))
-    )
-    with pytest.raises(InvalidRequestError, match=r"row 250 of the panel.*not -1"):
-        PanelMatcher(index).run(wrong, workers=2).read_all()
+    ages = [30] * len(panel)
+    ages[at] = -1
+    wrong = panel.set_column(panel.column_names.index(str(AGE)), str(AGE), pa.array(ages))
+    with pytest.raises(InvalidRequestError, match=rf"row {at} of the panel.*not -1"):
+        PanelMatcher(index).run(crew.awaited(wrong.to_batches(max_chunksize=40)), workers=2).read_all()
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
+@pytest.mark.usefixtures("crew")
 def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated):
     index, panel = generated
 
@@ -576,13 +640,12 @@ def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated
         PanelMatcher(index).run(breaking(), workers=2).read_all()
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
-def test_a_worker_that_is_killed_is_told(generated):
+def test_a_worker_that_is_killed_is_told(generated, crew):
     index, panel = generated
 
     def murderous():
-        for number, batch in enumerate(panel.to_batches(max_chunksize=40)):
-            if number == 4:
+        for number, batch in enumerate(crew.awaited(panel.to_batches(max_chunksize=40))):
+            if number == 7:
                 for child in active_children():
                     child.kill()
             yield batch
@@ -591,7 +654,7 @@ def test_a_worker_that_is_killed_is_told(generated):
         PanelMatcher(index).run(murderous(), workers=2).read_all()
 
 
-@pytest.mark.usefixtures("pieces_of_forty")
+@pytest.mark.usefixtures("crew")
 def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
     index, panel = generated
     made = PanelMatcher(index, TopK(2))._matched_by(2, PanelMatcher(index, TopK(2))._pieces(panel.to_batches()))

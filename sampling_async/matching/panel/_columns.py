@@ -113,10 +113,10 @@ class Reader:
         self._as_they_are: frozenset[int] = frozenset()
         """Types of whole numbers that can be looked up as they come."""
         self._beginnings: list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]] = []
-        """Of postal codes, what they begin with, if that can be packed."""
+        """Of postal codes, what they begin with, as far as it can be packed."""
         if classes.kind == "postal":
-            if all(len(text) <= _PACKED for text in classes.of):
-                self._beginnings = _by_length(classes.of)
+            self._are_long = any(len(str(text)) > _PACKED for text in classes.of)
+            self._beginnings = _by_length({str(text): number for text, number in classes.of.items()})
             return
         known = np.array(sorted(classes.of) or [0], dtype=np.int64)
         if classes.kind == "age":
@@ -230,7 +230,7 @@ class Reader:
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
         """Return the classes of texts, or `_NONE` for those that are no answers."""
-        codes = _plain_codes(words) if self._beginnings and _is_text(words.type) else None
+        codes = _plain_codes(words) if self._classes.kind == "postal" and _is_text(words.type) else None
         if codes is not None:
             return self._numbers_of_codes(codes)
         try:
@@ -250,6 +250,10 @@ class Reader:
             at = np.minimum(np.searchsorted(beginnings, cut), len(beginnings) - 1)
             numbers = np.where(beginnings[at] == cut, classes[at], numbers)
         numbers[packed == 0] = UNANSWERED
+        if not self._are_long:
+            return numbers
+        for long in np.flatnonzero(pc.greater(pc.binary_length(codes), _PACKED).to_numpy(zero_copy_only=False)):
+            numbers[long] = self._number(codes[int(long)].as_py())
         return numbers
 
     def _number(self, word: object) -> int:
@@ -266,10 +270,11 @@ class Reader:
             raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
 
 
-def _by_length(of: Mapping[Any, int]) -> list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
+def _by_length(of: Mapping[str, int]) -> list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
     """Return beginnings of postal codes with their classes, those of a length together, the shortest first."""
     plain = sorted(
-        (text for text in of if text.isascii() and text.isalnum()), key=lambda text: (len(text), text)
+        (text for text in of if text.isascii() and text.isalnum() and len(text) <= _PACKED),
+        key=lambda text: (len(text), text),
     )
     groups = [(length, list(group)) for length, group in groupby(plain, key=len)]
     return [

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
 CHUNK: Final = 6144
-"""Members at a time: so few that their rows stay in the cache that processors share, so many that a call is worth
-it."""
+"""Members at a time: enough to be worth a call, and few, for their rows to stay in the last cache."""
 
 _WORD: Final = 64
 _SWAPS: Final = tuple(

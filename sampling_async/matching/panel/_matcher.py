@@ -66,8 +66,8 @@ class PanelMatcher:
         Args:
             stream: Anything that speaks the Arrow C stream: a `pyarrow` table or reader, a Polars or pandas
                 data frame, a DuckDB relation. Or an iterator of record batches.
-            workers: Processes that match, on one machine; 1 is this one. More are started anew, where the panel
-                is worth it, so that the main module of a program must do its work under
+            workers: Processes that match, on one machine; this is one of them. Others are started anew, where
+                the panel is worth it, so that the main module of a program must do its work under
                 `if __name__ == "__main__":`.
 
         Raises:
@@ -114,7 +114,7 @@ class PanelMatcher:
             yield made
 
     def _matched_by(self, workers: int, pieces: Iterator[Piece]) -> Iterator[Any]:
-        """Match by several processes, and put together what they say of all."""
+        """Match by this process and others, and put together what they say of all."""
         begun = list(islice(pieces, workers))
         if len(begun) < workers:  # to start them would take longer
             yield from self._matched(begun)

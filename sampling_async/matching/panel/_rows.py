@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Op: TypeAlias = Literal["and", "or", "xor"]
 TOGETHER: Final = 512
-"""Rows made in one go at most: so many that a call is worth it, so few that they stay in the processor's cache."""
+"""Rows made in one go at most: enough to be worth a call, and few, to stay in the processor's own cache."""
 
 
 class Row:

@@ -1,7 +1,8 @@
 """A panel matched by several processes of one machine, a piece of it each at a time.
 
-Pieces go by shared memory: through a pipe, to write and to read them would cost a good part of what is gained.
-Each process has one more piece waiting than it works on, which is written while all of them are busy.
+This process is one of them: it matches from the beginning, while the others start, and hands out pieces in
+between. They go by shared memory: through a pipe, to write and to read them would cost a good part of what is
+gained. Each of the others has one more piece waiting than it works on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections import defaultdict, deque
+from collections import deque
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -19,14 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
 Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
-_AFTER_ALL: Final = -1
 _PIECES: Final = 2
+_AHEAD: Final = 8
+"""Pieces that each process may be ahead of one that is not done: what comes of them has to be kept."""
 
 
 class _Worker:
@@ -41,10 +43,16 @@ class _Worker:
         theirs.close()
         self._blocks: deque[SharedMemory | None] = deque([None] * _PIECES)
         self.pieces: deque[int] = deque()
+        self.is_ready = False
         self._is_told = False
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it can have one more piece."""
+        return self.is_ready and len(self.pieces) < _PIECES
+
     def give(self, number: int, piece: Piece) -> bool:
-        """Have it work on a piece after those it has, which are fewer than `_PIECES`; return whether it could.
+        """Have it work on a piece after those it has; return whether it could.
 
         Where shared memory has no room, a piece goes through the pipe, and to a process that has none only: one
         that is at work does not read, and may be waiting for us to read what it says.
@@ -64,9 +72,7 @@ class _Worker:
             return False
         self.pieces.append(number)
         if block is None:
-            through_pipe = pa.BufferOutputStream()
-            _write(through_pipe, batch)
-            self._send((None, through_pipe.getvalue().to_pybytes(), first))
+            self._send((None, _written(batch), first))
             return True
         assert block.buf is not None  # it is not closed
         with memoryview(block.buf) as view:
@@ -125,60 +131,95 @@ def matched(
     Args:
         match: What makes record batches of pieces; it is pickled.
         pieces: The panel.
-        workers: How many processes.
+        workers: How many processes, with this one.
 
     Returns:
         Of each, whether it came after all pieces, and is to be put together with others.
     """
     work = pickle.dumps(match)
-    crew = [_Worker(work) for _ in range(workers)]
+    crew = [_Worker(work) for _ in range(workers - 1)]
     try:
-        yield from _led(crew, enumerate(pieces))
+        yield from _Lead(crew, pieces).matched(match)
     finally:
         for worker in crew:
             worker.stop()
 
 
-def _led(crew: list[_Worker], pieces: Iterator[tuple[int, Piece]]) -> Iterator[tuple[bool, Any]]:
-    made: defaultdict[int, list[Any]] = defaultdict(list)
-    done: set[int] = set()
-    shown = 0
-    upcoming = next(pieces, None)
+class _Lead:
+    """Divides pieces among a crew and this process."""
 
-    def give(worker: _Worker) -> None:
-        nonlocal upcoming
-        if upcoming is None:
-            worker.finish()
-        elif worker.give(*upcoming):
-            upcoming = next(pieces, None)
+    def __init__(self, crew: Sequence[_Worker], pieces: Iterator[Piece]) -> None:
+        self._busy: dict[Any, _Worker] = {worker.connection: worker for worker in crew}
+        self._pieces = enumerate(pieces)
+        self._next = next(self._pieces, None)
+        self._most_ahead = _AHEAD * (len(crew) + 1)
+        self._done: dict[int, list[Any]] = {}  # what came of pieces, until it is shown
+        self._shown = self._all_done = 0  # how many from the first one on
+        self._after_all: list[Any] = []
 
-    for worker in crew * _PIECES:
-        give(worker)
-    busy = {worker.connection: worker for worker in crew}
-    while busy:
-        for connection in wait(list(busy)):
-            worker = busy[connection]  # type: ignore[index]
-            kind = _take(worker, made)
-            if kind == "end":
-                del busy[worker.connection]
+    def matched(self, match: Callable[[Iterable[Piece]], Iterator[Any]]) -> Iterator[tuple[bool, Any]]:
+        """Yield what comes of them."""
+        self._mine: list[Any] = self._after_all
+        for batch in match(self._own()):
+            self._mine.append(batch)
+            self._hear(0)
+            yield from self._in_order()
+        while any(worker.is_ready for worker in self._busy.values()):  # others came too late
+            self._hear(None)
+        yield from self._in_order()
+        yield from ((True, batch) for batch in self._after_all)
+
+    def _own(self) -> Iterator[Piece]:
+        """Yield pieces for this process, while there are any: others come first."""
+        while True:
+            self._hear(0)
+            while self._is_far_ahead:
+                self._hear(None)
+            if self._next is None:
+                return
+            number, piece = self._next
+            self._next = next(self._pieces, None)
+            self._mine = []
+            yield piece
+            self._note(number, self._mine)
+            self._mine = self._after_all
+
+    def _note(self, number: int, made: list[Any]) -> None:
+        """Note what came of a piece."""
+        self._done[number] = made
+        while self._all_done in self._done:
+            self._all_done += 1
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
+
+    def _hear(self, seconds: float | None) -> None:
+        """Take what the crew says, for which it waits so long, and give them what they can have."""
+        for connection in wait(list(self._busy), seconds):
+            worker = self._busy[connection]
+            kind, what = worker.receive()
+            if kind == "error":
+                raise what
+            if kind == "ready":
+                worker.is_ready = True
             elif kind == "done":
-                done.add(worker.pieces.popleft())
-                give(worker)
-        while shown in done:
-            yield from ((False, batch) for batch in made.pop(shown, ()))
-            shown += 1
-    yield from ((True, batch) for batch in made[_AFTER_ALL])
+                self._note(worker.pieces.popleft(), _read(what))
+            else:
+                self._after_all += _read(what)
+                del self._busy[connection]
+        for worker in self._busy.values():
+            while worker.has_room and self._next is not None and not self._is_far_ahead:
+                if not worker.give(*self._next):
+                    break
+                self._next = next(self._pieces, None)
+            if self._next is None and worker.is_ready:
+                worker.finish()
 
-
-def _take(worker: _Worker, made: dict[int, list[Any]]) -> str:
-    """Take what a worker says next, and return of which kind it was."""
-    kind, what = worker.receive()
-    if kind == "error":
-        raise what
-    if kind == "made":
-        with pa.ipc.open_stream(what) as reader:
-            made[worker.pieces[0] if worker.pieces else _AFTER_ALL].extend(reader)
-    return kind
+    def _in_order(self) -> Iterator[tuple[bool, Any]]:
+        while self._shown in self._done:
+            yield from ((False, batch) for batch in self._done.pop(self._shown))
+            self._shown += 1
 
 
 def _has_room(size: int) -> bool:
@@ -203,16 +244,37 @@ def _interrupts_put_off() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write(sink: Any, batch: Any) -> None:
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+def _write(sink: Any, *batches: Any) -> None:
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _written(*batches: Any) -> bytes:
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    _write(sink, *batches)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _read(written: bytes) -> list[Any]:
+    return list(pa.ipc.open_stream(written)) if written else []
 
 
 def _work(connection: Connection, work: bytes) -> None:
     """Do what a worker does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
 
+    made: list[Any] = []
+
+    def say(kind: str) -> None:
+        connection.send((kind, _written(*made)))
+        made.clear()
+
     def pieces() -> Iterator[Piece]:
+        say("ready")
         while True:
             given = connection.recv()
             if given is None:
@@ -225,14 +287,12 @@ def _work(connection: Connection, work: bytes) -> None:
                 body = bytes(memory.buf[:body])
                 memory.close()
             yield first, pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
-            connection.send(("done", None))
+            say("done")
 
     try:
         for batch in pickle.loads(work)(pieces()):  # noqa: S301  from our own parent
-            sink = pa.BufferOutputStream()
-            _write(sink, batch)
-            connection.send(("made", sink.getvalue().to_pybytes()))
-        connection.send(("end", None))
+            made.append(batch)  # noqa: PERF402  it is emptied in between
+        say("end")
     except (EOFError, BrokenPipeError):
         return  # the parent is gone
     except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
