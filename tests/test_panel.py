@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from multiprocessing import active_children
+from multiprocessing import Pipe, active_children, get_context
 from threading import Timer
 from types import SimpleNamespace
 
@@ -539,14 +541,13 @@ class Crew:
         self.workers, self.given = [], 0
         begin, give = _workers._Worker.__init__, _workers._Worker.give
 
-        def begins(worker, work):
-            begin(worker, work)
+        def begins(worker, *of):
+            begin(worker, *of)
             self.workers.append(worker)
 
         def gives(worker, *piece):
-            is_given = give(worker, *piece)
-            self.given += is_given
-            return is_given
+            give(worker, *piece)
+            self.given += 1
 
         monkeypatch.setattr(_workers._Worker, "__init__", begins)
         monkeypatch.setattr(_workers._Worker, "give", gives)
@@ -606,16 +607,44 @@ def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated
     assert max(ahead) <= 2 * 2 + 8  # some are read ahead, or done and not handed out yet; else it is over 30
 
 
-def test_without_room_in_shared_memory_pieces_go_another_way(generated, crew, monkeypatch):
+@pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
+def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, monkeypatch, tmp_path, rooms):
     index, panel = generated
     monkeypatch.setattr(_matcher, "_ROWS", 4000)
-    monkeypatch.setattr(_workers, "SharedMemory", None)
-    monkeypatch.setattr(_workers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
+    free = [SimpleNamespace(f_bavail=pages, f_frsize=4096) for pages in rooms]
+    statvfs = os.statvfs
+    monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
     matcher = PanelMatcher(index, TopK(5))
     large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
     batches = large.combine_chunks().to_batches(max_chunksize=4000)
-    assert matcher.run(crew.awaited(batches), workers=2).read_all() == matcher.run(large).read_all()
+    made = matcher.run(crew.awaited(batches), workers=2)
+    some = [made.read_next_batch()]
+    (used,) = tmp_path.glob("*/*")
+    assert used.parent.name == ("memory" if rooms == [10**6] else "disk")
+    assert stat.S_IMODE(used.stat().st_mode) == 0o700
+    assert pa.Table.from_batches([*some, *made]) == matcher.run(large).read_all()
     assert crew.given
+    assert not used.exists()
+
+
+def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, monkeypatch):
+    index, _ = generated
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    (tmp_path / "work").write_bytes(pickle.dumps(PanelMatcher(index)._matched))
+    (tmp_path / "3").write_bytes(b"a piece")
+    ours, theirs = Pipe()
+    process = get_context("spawn").Process(target=_workers._work, args=(theirs, tmp_path))
+    process.start()
+    theirs.close()
+    assert ours.poll(60)
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not tmp_path.exists()
 
 
 @pytest.mark.parametrize("at", [170, 210, 250, 290])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from sampling_async.matching.panel._classes import OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,8 +114,8 @@ class Reader:
         self._beginnings: list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]] = []
         """Of postal codes, what they begin with, as far as it can be packed."""
         if classes.kind == "postal":
-            self._are_long = any(len(str(text)) > _PACKED for text in classes.of)
-            self._beginnings = _by_length({str(text): number for text, number in classes.of.items()})
+            self._are_long = max(map(len, map(str, classes.of)), default=0) > _PACKED
+            self._beginnings = list(_by_length(classes.of))
             return
         known = np.array(sorted(classes.of) or [0], dtype=np.int64)
         if classes.kind == "age":
@@ -250,9 +249,7 @@ class Reader:
             at = np.minimum(np.searchsorted(beginnings, cut), len(beginnings) - 1)
             numbers = np.where(beginnings[at] == cut, classes[at], numbers)
         numbers[packed == 0] = UNANSWERED
-        if not self._are_long:
-            return numbers
-        for long in np.flatnonzero(pc.greater(pc.binary_length(codes), _PACKED).to_numpy(zero_copy_only=False)):
+        for long in np.flatnonzero(_lengths(codes) > _PACKED) if self._are_long else ():
             numbers[long] = self._number(codes[int(long)].as_py())
         return numbers
 
@@ -270,21 +267,16 @@ class Reader:
             raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
 
 
-def _by_length(of: Mapping[str, int]) -> list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
-    """Return beginnings of postal codes with their classes, those of a length together, the shortest first."""
-    plain = sorted(
-        (text for text in of if text.isascii() and text.isalnum() and len(text) <= _PACKED),
-        key=lambda text: (len(text), text),
-    )
-    groups = [(length, list(group)) for length, group in groupby(plain, key=len)]
-    return [
-        (
-            _LAST << np.uint64(8 * (_PACKED - length)),
-            _packed(pa.array(group)),
-            np.array([of[each] for each in group], dtype=np.intp),
-        )
-        for length, group in groups
-    ]
+def _by_length(of: Mapping[Any, int]) -> Iterator[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
+    """Yield beginnings of postal codes with their classes, those of a length together, the shortest first."""
+    texts, classes = pa.array(of, pa.string()), np.fromiter(of.values(), dtype=np.intp)
+    lengths = np.where(_are_alnum(texts), _lengths(texts), 0)  # no answer that is plain begins with others
+    packed = _packed(texts)
+    for length in range(1, _PACKED + 1):
+        at = np.flatnonzero(lengths == length)
+        if len(at):
+            at = at[np.argsort(packed[at])]
+            yield _LAST << np.uint64(8 * (_PACKED - length)), packed[at], classes[at]
 
 
 _NONE: Final = -1
@@ -454,9 +446,9 @@ def _integers(column: Any) -> NDArray[Any]:
 def _plain_codes(words: Any) -> Any | None:
     """Return postal codes as they are compared, or None if there is more to it than blanks and hyphens."""
     codes = pc.fill_null(words, "")
-    if not _are_alnum(codes):
+    if not _are_alnum(codes).all():
         codes = pc.replace_substring(pc.replace_substring(codes, " ", ""), "-", "")
-        if not _are_alnum(codes):
+        if not (_are_alnum(codes) | (_lengths(codes) == 0)).all():
             return None
     return pc.ascii_lower(codes)
 
@@ -467,9 +459,13 @@ def _packed(codes: Any) -> NDArray[np.uint64]:
     return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
 
 
-def _are_alnum(codes: Any) -> bool:
-    are_alnum = pc.or_(pc.ascii_is_alnum(codes), pc.equal(pc.binary_length(codes), 0))
-    return bool(pc.all(are_alnum, min_count=0).as_py())
+def _are_alnum(texts: Any) -> NDArray[np.bool_]:
+    are_alnum: NDArray[np.bool_] = pc.ascii_is_alnum(texts).to_numpy(zero_copy_only=False)
+    return are_alnum
+
+
+def _lengths(texts: Any) -> NDArray[np.integer[Any]]:
+    return _integers(pc.binary_length(texts))
 
 
 def _is_text(kind: Any) -> bool:

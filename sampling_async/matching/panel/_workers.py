@@ -1,8 +1,9 @@
 """A panel matched by several processes of one machine, a piece of it each at a time.
 
 This process is one of them: it matches from the beginning, while the others start, and hands out pieces in
-between. They go by shared memory: through a pipe, to write and to read them would cost a good part of what is
-gained. Each of the others has one more piece waiting than it works on.
+between. They go by files that are mapped into memory, and are in memory where the system has a place for that:
+through a pipe, to write and to read them would cost a good part of what is gained. Each of the others has one
+more piece waiting than it works on.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import pickle
 import signal
 from collections import deque
 from contextlib import contextmanager
+from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.connection import wait
-from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sampling_async.matching.panel._arrow import pa
@@ -26,22 +30,49 @@ if TYPE_CHECKING:
 Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
+_WORK: Final = "work"
+_IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
 _PIECES: Final = 2
 _AHEAD: Final = 8
 """Pieces that each process may be ahead of one that is not done: what comes of them has to be kept."""
 
 
+class _File:
+    """A file for pieces, one after the other: to write where one was is twice as fast as to write anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mapped: Any = None
+
+    def write(self, batch: Any) -> None:
+        """Write a piece over the one before, which must be done with."""
+        size = pa.MockOutputStream()
+        _write(size, [batch])
+        if self._mapped is not None and self._mapped.size() >= size.size():
+            self._mapped.seek(0)
+            _write(self._mapped, [batch])
+            return
+        if self._mapped is not None:
+            self._mapped.close()
+            self.path.unlink()  # it may be mapped elsewhere
+        with pa.OSFile(
+            str(self.path), "wb"
+        ) as file:  # this says so where there is no room; to map it would kill
+            _write(file, [batch])
+        self._mapped = pa.memory_map(str(self.path), "r+")
+
+
 class _Worker:
     """A process, the end of the pipe to it, and the pieces it has: the one it works on first."""
 
-    def __init__(self, work: bytes) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         context = get_context("spawn")  # threads of pyarrow do not survive a fork
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, work), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, folder), daemon=True)
         with _interrupts_put_off():
             self._process.start()
         theirs.close()
-        self._blocks: deque[SharedMemory | None] = deque([None] * _PIECES)
+        self._files = deque(_File(folder / f"{name}-{at}") for at in range(_PIECES))
         self.pieces: deque[int] = deque()
         self.is_ready = False
         self._is_told = False
@@ -51,34 +82,14 @@ class _Worker:
         """Whether it can have one more piece."""
         return self.is_ready and len(self.pieces) < _PIECES
 
-    def give(self, number: int, piece: Piece) -> bool:
-        """Have it work on a piece after those it has; return whether it could.
-
-        Where shared memory has no room, a piece goes through the pipe, and to a process that has none only: one
-        that is at work does not read, and may be waiting for us to read what it says.
-        """
+    def give(self, number: int, piece: Piece) -> None:
+        """Have it work on a piece after those it has."""
         first, batch = piece
-        sink = pa.MockOutputStream()
-        _write(sink, batch)
-        size = sink.size()
-        block = self._blocks.popleft()  # that of a piece which is done
-        if block is not None and block.size < size:
-            _free(block)
-            block = None
-        if block is None and _has_room(size):
-            block = SharedMemory(create=True, size=size)
-        self._blocks.append(block)
-        if block is None and self.pieces:
-            return False
+        file = self._files[0]  # that of a piece which is done
+        self._files.rotate(-1)
+        file.write(batch)
+        self._send((file.path, first))
         self.pieces.append(number)
-        if block is None:
-            self._send((None, _written(batch), first))
-            return True
-        assert block.buf is not None  # it is not closed
-        with memoryview(block.buf) as view:
-            _write(pa.FixedSizeBufferWriter(pa.py_buffer(view)), batch)
-        self._send((block.name, size, first))
-        return True
 
     def finish(self) -> None:
         """Tell it, once, that there is nothing left after the pieces it has."""
@@ -113,14 +124,6 @@ class _Worker:
         self._process.join()
         self._process.close()
         self.connection.close()
-        for block in self._blocks:
-            if block is not None:
-                _free(block)
-
-
-def _free(block: SharedMemory) -> None:
-    block.close()
-    block.unlink()
 
 
 def matched(
@@ -130,19 +133,23 @@ def matched(
 
     Args:
         match: What makes record batches of pieces; it is pickled.
-        pieces: The panel.
+        pieces: The panel, a piece at least.
         workers: How many processes, with this one.
 
     Returns:
         Of each, whether it came after all pieces, and is to be put together with others.
     """
-    work = pickle.dumps(match)
-    crew = [_Worker(work) for _ in range(workers - 1)]
-    try:
-        yield from _Lead(crew, pieces).matched(match)
-    finally:
-        for worker in crew:
-            worker.stop()
+    first = next(pieces)
+    room = _PIECES * (workers - 1) * first[1].nbytes
+    with TemporaryDirectory(prefix="sampling-async-", dir=_place(room), ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / _WORK).write_bytes(pickle.dumps(match))
+        crew = [_Worker(folder, str(number)) for number in range(workers - 1)]
+        try:
+            yield from _Lead(crew, chain((first,), pieces)).matched(match)
+        finally:
+            for worker in crew:
+                worker.stop()
 
 
 class _Lead:
@@ -210,8 +217,7 @@ class _Lead:
                 del self._busy[connection]
         for worker in self._busy.values():
             while worker.has_room and self._next is not None and not self._is_far_ahead:
-                if not worker.give(*self._next):
-                    break
+                worker.give(*self._next)
                 self._next = next(self._pieces, None)
             if self._next is None and worker.is_ready:
                 worker.finish()
@@ -222,13 +228,13 @@ class _Lead:
             self._shown += 1
 
 
-def _has_room(size: int) -> bool:
-    """Return whether shared memory has room, with some to spare for others; containers often have little."""
+def _place(room: int) -> str | None:
+    """Return where files are to be: in memory, if it has room to spare, which it often lacks in containers."""
     try:
-        room = os.statvfs("/dev/shm")  # noqa: S108  where Linux has shared memory
+        memory = os.statvfs(_IN_MEMORY)
     except (AttributeError, OSError):
-        return True  # elsewhere it is not sparse
-    return room.f_bavail * room.f_frsize > 2 * size
+        return None
+    return _IN_MEMORY if memory.f_bavail * memory.f_frsize > 2 * room else None
 
 
 @contextmanager
@@ -244,17 +250,17 @@ def _interrupts_put_off() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write(sink: Any, *batches: Any) -> None:
+def _write(sink: Any, batches: Sequence[Any]) -> None:
     with pa.ipc.new_stream(sink, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
-def _written(*batches: Any) -> bytes:
+def _written(batches: Sequence[Any]) -> bytes:
     if not batches:
         return b""
     sink = pa.BufferOutputStream()
-    _write(sink, *batches)
+    _write(sink, batches)
     written: bytes = sink.getvalue().to_pybytes()
     return written
 
@@ -263,14 +269,14 @@ def _read(written: bytes) -> list[Any]:
     return list(pa.ipc.open_stream(written)) if written else []
 
 
-def _work(connection: Connection, work: bytes) -> None:
+def _work(connection: Connection, folder: Path) -> None:
     """Do what a worker does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
 
     made: list[Any] = []
 
     def say(kind: str) -> None:
-        connection.send((kind, _written(*made)))
+        connection.send((kind, _written(made)))
         made.clear()
 
     def pieces() -> Iterator[Piece]:
@@ -279,21 +285,15 @@ def _work(connection: Connection, work: bytes) -> None:
             given = connection.recv()
             if given is None:
                 return
-            name, body, first = given
-            if name is not None:
-                memory = SharedMemory(name)
-                # A copy, because the block is written again while a batch may still be looked at.
-                assert memory.buf is not None  # it is not closed
-                body = bytes(memory.buf[:body])
-                memory.close()
-            yield first, pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
-            say("done")
+            path, first = given
+            yield first, pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+            say("done")  # all that came of it is written by now: the file may be written again
 
     try:
-        for batch in pickle.loads(work)(pieces()):  # noqa: S301  from our own parent
+        for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
             made.append(batch)  # noqa: PERF402  it is emptied in between
         say("end")
-    except (EOFError, BrokenPipeError):
-        return  # the parent is gone
+    except (EOFError, ConnectionError):
+        rmtree(folder, ignore_errors=True)  # the parent is gone, without having tidied up
     except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
         connection.send(("error", exc))
