@@ -531,6 +531,24 @@ except ImportError as exc:
     assert "needs pyarrow: python -m pip install 'sampling-async[panel]'" in ran.stdout
 
 
+def test_pandas_is_not_imported_to_match(generated, tmp_path):
+    index, panel = generated
+    with pa.OSFile(str(tmp_path / "panel"), "wb") as file, pa.ipc.new_stream(file, panel.schema) as writer:
+        writer.write_table(panel)
+    for output in (Counts(), TopK(5)):
+        (tmp_path / "matcher").write_bytes(pickle.dumps(PanelMatcher(index, output)))
+        script = """
+import pickle, sys
+import pyarrow
+with open("matcher", "rb") as file, pyarrow.OSFile("panel") as panel:
+    assert pickle.load(file).run(pyarrow.ipc.open_stream(panel)).read_all().num_rows
+print("pandas" in sys.modules)
+"""
+        given = [sys.executable, "-c", script]
+        ran = subprocess.run(given, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert ran.stdout == "False\n"
+
+
 # --- Several processes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -220,8 +221,8 @@ class Reader:
         words = column.dictionary
         numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
-        at = np.where(indices.is_valid().to_numpy(zero_copy_only=False), _integers(indices), len(words))
-        codes = numbers[at]
+        at, answered = _integers(indices), _answered(indices)
+        codes: NDArray[np.intp] = numbers[at if answered is None else np.where(answered, at, len(words))]
         wrong = np.flatnonzero(codes == _NONE)
         if len(wrong):
             self._refuse(words[int(at[wrong[0]])].as_py(), int(wrong[0]), first, member)
@@ -229,9 +230,10 @@ class Reader:
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
         """Return the classes of texts, or `_NONE` for those that are no answers."""
-        codes = _plain_codes(words) if self._classes.kind == "postal" and _is_text(words.type) else None
-        if codes is not None:
-            return self._numbers_of_codes(codes)
+        if self._classes.kind == "postal" and _is_text(words.type) and words.null_count == 0:
+            codes = _plain_codes(words)
+            if codes is not None:
+                return self._numbers_of_codes(codes)
         try:
             texts = words.to_pylist()
         except UnicodeDecodeError:
@@ -269,14 +271,14 @@ class Reader:
 
 def _by_length(of: Mapping[Any, int]) -> Iterator[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
     """Yield beginnings of postal codes with their classes, those of a length together, the shortest first."""
-    texts, classes = pa.array(of, pa.string()), np.fromiter(of.values(), dtype=np.intp)
-    lengths = np.where(_are_alnum(texts), _lengths(texts), 0)  # no answer that is plain begins with others
-    packed = _packed(texts)
-    for length in range(1, _PACKED + 1):
-        at = np.flatnonzero(lengths == length)
-        if len(at):
-            at = at[np.argsort(packed[at])]
-            yield _LAST << np.uint64(8 * (_PACKED - length)), packed[at], classes[at]
+    # No answer that is plain begins with anything else.
+    texts = [text for text in of if text.isascii() and text.isalnum() and len(text) <= _PACKED]
+    texts.sort(key=lambda text: (len(text), text))
+    for length, group in groupby(texts, key=len):
+        same = list(group)
+        packed = np.frombuffer("".join(text.ljust(_PACKED, "\0") for text in same).encode(), dtype=">u8")
+        mask = _LAST << np.uint64(8 * (_PACKED - length))
+        yield mask, packed.astype(np.uint64), np.array([of[text] for text in same], dtype=np.intp)
 
 
 _NONE: Final = -1
@@ -300,7 +302,7 @@ def member_codes(batch: Any, first: int) -> Any:
         raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel holds texts, not {column.type}")
     column = column.cast(pa.string())
     if column.null_count:
-        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        row = first + int(np.flatnonzero(booleans(column.is_null()))[0])
         raise InvalidRequestError(f"row {row} of the panel: there is no {MEMBER_CODE}")
     try:
         column.validate(full=True)
@@ -387,7 +389,7 @@ def _participations(column: Any, source: Source) -> Several:
     fields = [numbers(values.field(name), PARTICIPATIONS) for name in _PARTICIPATION]
     keys = np.stack([field for field, _ in fields], axis=1)
     is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])  # most are of no matter
-    is_known &= values.is_valid().to_numpy(zero_copy_only=False)
+    is_known &= booleans(values.is_valid())
     for _, is_there in fields:
         is_known &= is_there
 
@@ -416,7 +418,7 @@ def _looked_up(
 
 def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     """Return the values of lists, and whose each is."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    lengths = _integers(pc.list_value_length(column)) * booleans(column.is_valid())
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
@@ -429,11 +431,18 @@ def _as_integers(column: Any) -> Any:
 def _answered(column: Any) -> NDArray[np.bool_] | None:
     """Return who answered, or None if all did."""
     valid = column.buffers()[0]
-    if valid is None:
-        return None
-    first, offset = divmod(column.offset, 8)
-    count = offset + len(column)
-    bits = np.frombuffer(valid, np.uint8, (count + 7) // 8, first)
+    return None if valid is None else _bits(valid, column.offset, len(column))
+
+
+def booleans(column: Any) -> NDArray[np.bool_]:
+    """Return the values of a column of booleans, all of which are there: `to_numpy` would import pandas."""
+    return _bits(column.buffers()[1], column.offset, len(column))
+
+
+def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
+    first, offset = divmod(offset, 8)
+    count = offset + length
+    bits = np.frombuffer(buffer, np.uint8, (count + 7) // 8, first)
     return np.unpackbits(bits, count=count, bitorder="little")[offset:].view(bool)
 
 
@@ -445,9 +454,9 @@ def _integers(column: Any) -> NDArray[Any]:
 
 def _plain_codes(words: Any) -> Any | None:
     """Return postal codes as they are compared, or None if there is more to it than blanks and hyphens."""
-    codes = pc.fill_null(words, "")
-    if not _are_alnum(codes).all():
-        codes = pc.replace_substring(pc.replace_substring(codes, " ", ""), "-", "")
+    codes = words
+    if not _are_alnum(words).all():
+        codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
         if not (_are_alnum(codes) | (_lengths(codes) == 0)).all():
             return None
     return pc.ascii_lower(codes)
@@ -460,8 +469,7 @@ def _packed(codes: Any) -> NDArray[np.uint64]:
 
 
 def _are_alnum(texts: Any) -> NDArray[np.bool_]:
-    are_alnum: NDArray[np.bool_] = pc.ascii_is_alnum(texts).to_numpy(zero_copy_only=False)
-    return are_alnum
+    return booleans(pc.ascii_is_alnum(texts))
 
 
 def _lengths(texts: Any) -> NDArray[np.integer[Any]]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from sampling_async.matching.panel._arrow import pa, pc
-from sampling_async.matching.panel._columns import DEVICE, Reader, Several, member_codes, numbers, taken
+from sampling_async.matching.panel._columns import (
+    DEVICE,
+    Reader,
+    Several,
+    booleans,
+    member_codes,
+    numbers,
+    taken,
+)
 from sampling_async.matching.panel._plan import MOST_CODES, Given
 from sampling_async.matching.panel._rows import TOGETHER
 
@@ -239,8 +247,7 @@ class Kernel:
         if self._lists:
             codes_of_members = member_codes(batch, first)
             for quota_id, of_quota in self._lists.items():
-                found_codes = pc.is_in(codes_of_members, value_set=of_quota)
-                listed[quota_id] = found_codes.to_numpy(zero_copy_only=False)
+                listed[quota_id] = booleans(pc.is_in(codes_of_members, value_set=of_quota))
         return Answers(
             codes,
             looked_up,

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import field, frozen
 
 from sampling_async._errors import InvalidRequestError
-from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
@@ -92,7 +92,7 @@ def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
         counts[:, 1],
         np.maximum(needed - counts[:, 0], 0),
     )
-    return pa.record_batch([pa.array(column) for column in columns], names=_COUNTS)
+    return pa.record_batch([arrow(column) for column in columns], names=_COUNTS)
 
 
 class _Counting:
@@ -207,11 +207,9 @@ class _Choosing:
         starts = np.cumsum(had) - had
         kept = np.arange(len(quota)) - np.repeat(starts, had) < n
         ends = np.concatenate([[0], np.cumsum(np.minimum(had, n))]).astype(np.int32)
-        quota_ids = pa.ListArray.from_arrays(pa.array(ends), pa.array(self._quota_ids[quota[kept]]))
+        quota_ids = pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota[kept]]))
         codes = self._codes.slice(members.start, members.stop - members.start)
-        return pa.record_batch(
-            [codes, quota_ids, pa.array(certain.astype(np.int32))], schema=self._output.schema
-        )
+        return pa.record_batch([codes, quota_ids, arrow(certain.astype(np.int32))], schema=self._output.schema)
 
     def end(self) -> None:
         return None
@@ -281,7 +279,7 @@ class Sample:
         order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
         ordered = quota[order]
         starts = np.searchsorted(ordered, ordered)
-        return table.take(pa.array(order[np.arange(len(order)) - starts < self.per_quota]))
+        return table.take(arrow(order[np.arange(len(order)) - starts < self.per_quota]))
 
 
 def _count(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -372,7 +370,7 @@ class _Drawing:
         hashes = np.array([_hashed(code, self._key) for code in codes], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         self._codes, self._hashes = codes[order], hashes[order]
-        return batch.take(pa.array(order))
+        return batch.take(arrow(order))
 
     def add(self, kernel: Kernel, members: slice) -> None:
         hashes, codes = self._hashes[members], self._codes[members]
@@ -435,9 +433,9 @@ class _Drawing:
     def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
         quota, place = np.nonzero(drawn.priorities != _LAST)
         columns = [
-            pa.array(self._source.quota_ids[quota]),
+            arrow(self._source.quota_ids[quota]),
             pa.array(drawn.codes[quota, place], pa.string()),
             pa.array(np.full(len(quota), is_certain)),
-            pa.array((drawn.priorities[quota, place] ^ _MIDDLE).view(np.int64)),
+            arrow((drawn.priorities[quota, place] ^ _MIDDLE).view(np.int64)),
         ]
         return pa.table(columns, schema=self._output.schema)
