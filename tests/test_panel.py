@@ -658,6 +658,7 @@ def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, 
     process = get_context("spawn").Process(target=_workers._work, args=(theirs, tmp_path))
     process.start()
     theirs.close()
+    ours.send(None)
     assert ours.poll(60)
     ours.close()
     process.join(60)

@@ -48,8 +48,7 @@ class Asked(NamedTuple):
     classes: Pair
 
 
-@frozen
-class QuotaOfPlan:
+class QuotaOfPlan(NamedTuple):
     """What is kept of a quota.
 
     Attributes:

@@ -77,6 +77,10 @@ class _Worker:
         self.is_ready = False
         self._is_told = False
 
+    def begin(self) -> None:
+        """Tell it that what it has to do is written down; to start takes it longer."""
+        self._send(None)
+
     @property
     def has_room(self) -> bool:
         """Whether it can have one more piece."""
@@ -143,9 +147,11 @@ def matched(
     room = _PIECES * (workers - 1) * first[1].nbytes
     with TemporaryDirectory(prefix="sampling-async-", dir=_place(room), ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / _WORK).write_bytes(pickle.dumps(match))
         crew = [_Worker(folder, str(number)) for number in range(workers - 1)]
         try:
+            (folder / _WORK).write_bytes(pickle.dumps(match))
+            for worker in crew:
+                worker.begin()
             yield from _Lead(crew, chain((first,), pieces)).matched(match)
         finally:
             for worker in crew:
@@ -290,6 +296,7 @@ def _work(connection: Connection, folder: Path) -> None:
             say("done")  # all that came of it is written by now: the file may be written again
 
     try:
+        connection.recv()
         for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
             made.append(batch)  # noqa: PERF402  it is emptied in between
         say("end")
