@@ -54,6 +54,7 @@ from sampling_async.matching import (
     Participation,
     QuestionKinds,
     QuotaIndex,
+    TopK,
     Truth,
     _index,
     _segment,
@@ -590,7 +591,7 @@ def inventories_in_a_row(draw) -> list[list[Survey]]:
 
 
 def told(index: QuotaIndex) -> tuple[object, ...]:
-    """Return all that an index says."""
+    """Return all that an index says, and a panel matched with it."""
     profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
     matched = [index.match(profile) for profile in profiles]
     return (
@@ -599,6 +600,7 @@ def told(index: QuotaIndex) -> tuple[object, ...]:
         [(list(each.certain), list(each.possible), each.select(5)) for each in matched],
         [(id_, str(index.explain(profile, id_))) for profile in profiles for id_ in index.quota_ids],
         [id_ for id_ in range(1, 13) if not is_explained(index, id_)],
+        PanelMatcher(index, TopK(50)).run(panel_of(profiles, member_code=list("abcd"))).read_all(),
     )
 
 

@@ -104,8 +104,12 @@ class QuotaIds(Sequence[int]):
         if len(self._parts) == 1:
             part, bits = self._parts[0]
             return (part.targets[bit] for bit in ascending(bits))
+        return (target for _, target in self.compiled())
+
+    def compiled(self) -> Iterator[tuple[Program, Target]]:
+        """Yield the same, each after the program it was compiled in."""
         ranked = heapq.merge(*(part.ranked(bits) for part, bits in self._parts), key=itemgetter(0))
-        return (target for _, target in ranked)
+        return ((program, target) for _, program, target in ranked)
 
 
 @frozen
@@ -146,7 +150,7 @@ class _Part:
     def __init__(
         self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy, rank: Rank
     ) -> None:
-        program = Program(surveys, kinds, policy)
+        self.program = program = Program(surveys, kinds, policy)
         keys = [(rank(target.survey, target.quota), target.quota.quota_id) for target in program.targets]
         order = sorted(range(len(keys)), key=keys.__getitem__)
         self.segment = Segment(program, order)
@@ -168,9 +172,9 @@ class _Part:
             if survey.is_survey_recontact:
                 self.recontact |= 1 << bit
 
-    def ranked(self, bits: int) -> Iterator[tuple[Any, Target]]:
-        """Yield quotas with their rank, best first."""
-        return ((self.ranks[bit], self.targets[bit]) for bit in ascending(bits))
+    def ranked(self, bits: int) -> Iterator[tuple[Any, Program, Target]]:
+        """Yield quotas after their rank, best first, and what they were compiled in."""
+        return ((self.ranks[bit], self.program, self.targets[bit]) for bit in ascending(bits))
 
     def of_surveys(self, survey_ids: Iterable[int]) -> int:
         """Return the quotas of surveys."""

@@ -69,7 +69,7 @@ class Target:
     layers: tuple[int, ...]
 
 
-class _Kept(Generic[K]):
+class Kept(Generic[K]):
     """Things kept once each, by their places."""
 
     __slots__ = ("_places", "items")
@@ -108,8 +108,8 @@ class Program:
         self.targets: list[Target] = []
         self.diagnostics: list[Diagnostic] = []
         self._kinds = kinds
-        self._conditions, self._asked = _Kept[Condition](), _Kept[Asked]()
-        self._sub_quotas, self._layers = _Kept[SubQuotaShape](), _Kept[LayerShape]()
+        self._conditions, self._asked = Kept[Condition](), Kept[Asked]()
+        self._sub_quotas, self._layers = Kept[SubQuotaShape](), Kept[LayerShape]()
         self.conditions, self.asked = self._conditions.items, self._asked.items
         self.sub_quotas, self.layers = self._sub_quotas.items, self._layers.items
         # Of each row, the place of its condition, and what is odd about it.
@@ -127,7 +127,9 @@ class Program:
                 else:
                     seen.add(quota.quota_id)
                     self.targets.append(Target(survey, quota, self._layers_of(survey, quota)))
-        del self._numbers  # the ids of rows that are gone by then may be those of others
+        # What only reading takes; and the ids of rows that are gone by then may be those of others.
+        del self._numbers, self._rows, self._read, self._shapes, self._shapes_of_layers
+        del self._conditions, self._asked, self._sub_quotas, self._layers
 
     def _layers_of(self, survey: Survey, quota: Quota) -> tuple[int, ...]:
         blocks = self.policy.full == "blocks"

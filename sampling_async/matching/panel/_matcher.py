@@ -45,9 +45,8 @@ class PanelMatcher:
 
     def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
         self.output = Counts() if output is None else output
-        self._source = Source(
-            tuple(index.quota_ids.targets()), index.kinds, index.policy, index.recontact_lists
-        )
+        compiled = tuple(index.quota_ids.compiled())
+        self._source = Source(compiled, index.kinds, index.policy, index.recontact_lists)
         self._kernel: Kernel | None = None
 
     @property

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from sampling_async.matching._bits import all_of, ascending, without
-from sampling_async.matching._program import Program
+from sampling_async.matching._program import Kept
 from sampling_async.matching.panel._classes import UNANSWERED, Classes
 from sampling_async.matching.panel._rows import TOGETHER, Row, Rows, by_turn
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching._policy import MatchPolicy
-    from sampling_async.matching._program import Target
+    from sampling_async.matching._program import Program, Target
     from sampling_async.matching._questions import QuestionKinds
     from sampling_async.matching.panel._rows import Op
 
 S = TypeVar("S", int, Row)
+_Place: TypeAlias = tuple[int, int]
+"""The ID of a program, and a place in it."""
 
 MOST_CODES: Final = 255
 """Classes of a question, if they are told apart one class at a time; of more, what is asked is looked up."""
@@ -89,7 +91,7 @@ class Source:
     """An inventory, as small as it can be sent to others: classes instead of conditions.
 
     Args:
-        targets: Quotas, best first.
+        compiled: Quotas, best first, each after the program it was compiled in.
         kinds: How questions are matched.
         policy: What is taken how.
         lists: The members of recontact quotas.
@@ -111,36 +113,46 @@ class Source:
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        compiled: Sequence[tuple[Program, Target]],
         kinds: QuestionKinds,
         policy: MatchPolicy,
         lists: Mapping[int, frozenset[str]],
     ) -> None:
-        program = Program([evolve(each.survey, quotas=(each.quota,)) for each in targets], kinds, policy)
         self.kinds, self.policy = kinds, policy
         self.lists = lists
-        self.layers = [shape.sub_quotas for shape in program.layers]
-        self.classes, asked = _classes(program, kinds)
-        self.sub_quotas = [tuple(asked[place] for place in shape.asked) for shape in program.sub_quotas]
+        programs = {id(program): program for program, _ in compiled}
+        layers, sub_quotas, all_asked = Kept[_Place](), Kept[_Place](), Kept[_Place]()
         waves: dict[tuple[int, int], int] = {}
         self.quotas = [
             QuotaOfPlan(
                 target.quota.quota_id,
                 waves.setdefault((target.survey.survey_id, target.survey.wave_id), len(waves)),
-                target.layers,
+                tuple([layers.place((id(program), place)) for place in target.layers]),
                 target.survey.device_type_ids,
                 target.survey.is_survey_recontact,
             )
-            for target in program.targets
+            for program, target in compiled
         ]
+        self.layers = [
+            tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place].sub_quotas])
+            for id_, place in layers.items
+        ]
+        shapes = [
+            [all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked]
+            for id_, place in sub_quotas.items
+        ]
+        self.classes, asked = _classes(
+            [(programs[id_], place) for id_, place in all_asked.items], kinds, policy
+        )
+        self.sub_quotas = [tuple([asked[at] for at in shape]) for shape in shapes]
         self.quota_ids = _numbers(quota.quota_id for quota in self.quotas)
-        self.survey_ids = _numbers(target.survey.survey_id for target in program.targets)
-        self.needed = _numbers(target.quota.estimated_completes_remaining for target in program.targets)
+        self.survey_ids = _numbers(target.survey.survey_id for _, target in compiled)
+        self.needed = _numbers(target.quota.estimated_completes_remaining for _, target in compiled)
         self.of_survey: defaultdict[int, list[int]] = defaultdict(list)
         for (survey_id, _), place in waves.items():
             self.of_survey[survey_id].append(place)
         self.excluding: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
-        for target, quota in zip(program.targets, self.quotas, strict=True):
+        for (_, target), quota in zip(compiled, self.quotas, strict=True):
             for one in target.survey.survey_wave_exclusions:
                 for status_id in one.participation_status_ids:
                     self.excluding[one.survey_id, one.wave_id, status_id].add(quota.wave)
@@ -150,26 +162,27 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
     return np.fromiter(values, dtype=np.int64)
 
 
-def _classes(program: Program, kinds: QuestionKinds) -> tuple[dict[int, Classes], list[Asked]]:
-    """Return the classes of all questions, and everything that is asked as classes."""
-    of_question: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for asked in program.asked:
-        places = of_question[asked.question_id]
-        for condition in asked.conditions:
-            places.setdefault(condition, len(places))
+def _classes(
+    all_asked: Sequence[tuple[Program, int]], kinds: QuestionKinds, policy: MatchPolicy
+) -> tuple[dict[int, Classes], list[Asked]]:
+    """Return the classes of all questions, and what is asked, by its places in programs, as classes."""
+    of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
+    programs = {id(program): program for program, _ in all_asked}
+    shapes: list[tuple[int, list[int]]] = []
+    for program, at in all_asked:
+        question_id, conditions = program.asked[at]
+        place = of_question[question_id].place
+        shapes.append((question_id, [place((id(program), condition)) for condition in conditions]))
     classes = {
         question_id: Classes(
-            kinds.kind_of(question_id), [program.conditions[place] for place in places], program.policy
+            kinds.kind_of(question_id), [programs[id_].conditions[at] for id_, at in kept.items], policy
         )
-        for question_id, places in of_question.items()
+        for question_id, kept in of_question.items()
     }
-    asked_classes: list[Asked] = []
-    for asked in program.asked:
-        of, places = classes[asked.question_id], of_question[asked.question_id]
-        certain = all_of(of.certain[places[condition]] for condition in asked.conditions)
-        possible = all_of(of.possible[places[condition]] for condition in asked.conditions)
-        asked_classes.append(Asked(asked.question_id, Pair(certain, possible)))
-    return classes, asked_classes
+    return classes, [
+        Asked(question_id, Pair(*(all_of(of[at] for at in places) for of in classes[question_id].pair)))
+        for question_id, places in shapes
+    ]
 
 
 def layer(sub_quotas: Iterable[tuple[Pair, bool]], nothing: S, *, exactly_one: bool) -> Pair:
