@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 from scoreboard.board import Row, at_least, at_most
-from speed.measuring import flatness, interleaved, peak_mib, ratio, resident_mib
+from speed.measuring import interleaved, peak_mib, ratio, resident_mib
 from speed.remote import fresh, remote
 
 from matching.inventories import inventory
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 MILLION: Final = 1_000_000
 OTHERS: Final = 300_000
-ROUNDS: Final = 5
-SMALL: Final = 200_000  # the most members whose rounds are repeated
+ROUNDS: Final = 3
+SMALL: Final = 200_000  # of panels up to half of this, several are measured in a round
 CHECKED: Final = 300
 PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members
 PEER_ROUNDS: Final = 3
@@ -49,56 +49,76 @@ def of_panel() -> Iterator[Row]:
 
 
 def _costs() -> Iterator[Row]:
-    found = {size: fresh(cost, "counts", size, True) for size in SIZES}
-    million = found[MILLION]
-    pairs = MILLION * million["quotas"]
-    name = f"panel of {MILLION:,} members x {million['quotas']:,} quotas, both values, counts"
-    yield at_least(f"{name}: million pairs a second", 800.0, pairs / million["cpu"] / 1e6)
+    fresh(agree)
+    with ExitStack() as stack:
+        of = {size: stack.enter_context(remote(Matched, "counts", size)) for size in SIZES}
+        taken = interleaved({size: partial(of[size].call, "seconds") for size in SIZES[:-1]}, ROUNDS)
+        taken[SIZES[-1]] = [of[SIZES[-1]].call("seconds")]
+        taken[MILLION].append(of[MILLION].call("seconds"))
+        memory = {size: each.call("mib") for size, each in of.items()}
+        quotas = of[MILLION].call("quotas")
+    million = [each / MILLION for each in taken[MILLION]]
+    name = f"panel of {MILLION:,} members x {quotas:,} quotas, both values, counts"
+    yield at_least(f"{name}: million pairs a second", 800.0, quotas / statistics.median(million) / 1e6)
     yield at_most(
         "the same: memory above the panel, which is read a batch at a time",
         300.0,
-        million["mib"],
+        memory[MILLION],
         unit="MiB",
         note="the matcher and its plan are counted, the index is not",
     )
-    costs = {size: each["cpu"] / size * 1e6 for size, each in found.items()}
+    # Beside those of a million members that were measured next to them: the machine's clock swings.
+    beside = {MILLION: 1.0, SIZES[-1]: taken[SIZES[-1]][0] / SIZES[-1] / statistics.mean(million[-2:])}
+    for size in SIZES[:-2]:
+        beside[size] = ratio([each / size for each in taken[size]], million[:-1]).median
     yield at_most(
         "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
         1.15,
-        flatness([each] for each in costs.values()),
-        note="us a member: " + ", ".join(f"{cost:.2f} of {size:,}" for size, cost in costs.items()),
+        max(beside.values()) / min(beside.values()),
+        note="by one of a million: " + ", ".join(f"{beside[size]:.2f} of {size:,}" for size in SIZES),
     )
-    memory = {size: each["mib"] for size, each in found.items()}
     yield at_most(
         "the same: memory of 10,000,000 by that of 1,000,000 members",
         1.15,
         memory[SIZES[-1]] / memory[MILLION],
         note="MiB: " + ", ".join(f"{mib:.0f} of {size:,}" for size, mib in memory.items()),
     )
-    for name in ("top 20", "sample of 100"):
-        other = fresh(cost, name, OTHERS, False)
+    for output in ("top 20", "sample of 100"):
+        with remote(Matched, output, OTHERS) as other:
+            seconds, mib = other.call("seconds"), other.call("mib")
         yield Row(
-            f"panel of {OTHERS:,} members, {name}: million pairs a second",
+            f"panel of {OTHERS:,} members, {output}: million pairs a second",
             "",
-            OTHERS * other["quotas"] / other["cpu"] / 1e6,
+            OTHERS * quotas / seconds / 1e6,
             None,
-            note=f"{other['mib']:.0f} MiB",
+            note=f"{mib:.0f} MiB",
         )
 
 
-def cost(output: str, members: int, check: bool) -> dict[str, float]:  # noqa: FBT001  sent by position
-    """Return the CPU seconds of matching a panel, without those of making it up, and the memory it took."""
-    quotas = decoded()
-    index = QuotaIndex(quotas)
-    if check:
-        agree(index)
-    made = _Made()
-    list(PanelMatcher(index).map_batches(panel(100)))  # what is imported, is
-    before = resident_mib()
-    matcher = PanelMatcher(index, OUTPUTS[output])
-    list(matcher.map_batches(panel(100)))  # its plan is made
-    seconds = [made.seconds(matcher, members) for _ in range(ROUNDS if members <= SMALL else 1)]
-    return {"cpu": statistics.median(seconds), "mib": peak_mib() - before, "quotas": len(index)}
+class Matched:
+    """Panels of a size, matched in a process of their own, so that the memory of one is not that of another."""
+
+    def __init__(self, output: str, members: int) -> None:
+        self._index = QuotaIndex(decoded())
+        self._members = members
+        self._made = _Made()
+        list(PanelMatcher(self._index).map_batches(panel(100)))  # what is imported, is
+        self._before = resident_mib()
+        self._matcher = PanelMatcher(self._index, OUTPUTS[output])
+        list(self._matcher.map_batches(panel(100)))  # its plan is made
+
+    def seconds(self) -> float:
+        """Return the CPU seconds of matching, of a small panel the median; to make it up is left out."""
+        times = max(1, SMALL // self._members)
+        return statistics.median(self._made.seconds(self._matcher, self._members) for _ in range(times))
+
+    def mib(self) -> float:
+        """Return the memory that took, at most."""
+        return peak_mib() - self._before
+
+    def quotas(self) -> int:
+        """Return how many quotas there are."""
+        return len(self._index)
 
 
 class _Made:
@@ -123,8 +143,9 @@ class _Made:
             yield batch
 
 
-def agree(index: QuotaIndex) -> None:
+def agree() -> None:
     """Make sure that a panel says what the index says of each member: what is wrong need not be fast."""
+    index = QuotaIndex(decoded())
     batch = next(iter(panel(CHECKED)))
     matched = [index.match(profile) for profile in profiles(batch)]
     (counts,) = PanelMatcher(index).map_batches([batch])

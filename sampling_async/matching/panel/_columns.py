@@ -193,8 +193,7 @@ class Reader:
             ) from None
 
     def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
-        answered = _answered(column)
-        values = _integers(column)
+        values, answered = _integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
             # The lowest number there is stands for those that are too large: no answer ID is either.
@@ -221,7 +220,7 @@ class Reader:
         words = column.dictionary
         numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
-        at, answered = _integers(indices), _answered(indices)
+        at, answered = _integers(indices)
         codes: NDArray[np.intp] = numbers[at if answered is None else np.where(answered, at, len(words))]
         wrong = np.flatnonzero(codes == _NONE)
         if len(wrong):
@@ -342,8 +341,8 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         raise InvalidRequestError(
             f"column {name!r} of the panel holds whole numbers, not {column.type}"
         ) from None
-    answered = _answered(column)
-    return _integers(column), np.ones(len(column), dtype=bool) if answered is None else answered
+    values, answered = _integers(column)
+    return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
 def taken(batch: Any, source: Source) -> Several:
@@ -418,7 +417,7 @@ def _looked_up(
 
 def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     """Return the values of lists, and whose each is."""
-    lengths = _integers(pc.list_value_length(column)) * booleans(column.is_valid())
+    lengths = _integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
@@ -426,12 +425,6 @@ def _as_integers(column: Any) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     return column.cast(pa.int64())
-
-
-def _answered(column: Any) -> NDArray[np.bool_] | None:
-    """Return who answered, or None if all did."""
-    valid = column.buffers()[0]
-    return None if valid is None else _bits(valid, column.offset, len(column))
 
 
 def booleans(column: Any) -> NDArray[np.bool_]:
@@ -446,10 +439,12 @@ def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
     return np.unpackbits(bits, count=count, bitorder="little")[offset:].view(bool)
 
 
-def _integers(column: Any) -> NDArray[Any]:
-    """Return the numbers of a column; where there are none, anything."""
-    kind = _WHOLE[column.type.id]
-    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
+def _integers(column: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return the numbers of a column, and which of them are there: others are anything. None is all of them."""
+    valid, data = column.buffers()
+    kind, offset, length = _WHOLE[column.type.id], column.offset, len(column)
+    values = np.frombuffer(data, kind, length, offset * kind.itemsize)
+    return values, None if valid is None else _bits(valid, offset, length)
 
 
 def _plain_codes(words: Any) -> Any | None:
@@ -473,7 +468,7 @@ def _are_alnum(texts: Any) -> NDArray[np.bool_]:
 
 
 def _lengths(texts: Any) -> NDArray[np.integer[Any]]:
-    return _integers(pc.binary_length(texts))
+    return _integers(pc.binary_length(texts))[0]
 
 
 def _is_text(kind: Any) -> bool:

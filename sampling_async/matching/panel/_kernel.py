@@ -235,8 +235,9 @@ class Kernel:
         codes = np.empty((len(self._places), len(batch)), dtype=np.uint8)
         looked_up: dict[int, NDArray[np.intp]] = {}
         several: dict[int, Several] = {}
+        read = dict(zip(batch.schema.names, batch.columns, strict=True))
         for question_id, reader in self._readers.items():
-            found = reader.read(batch.column(str(question_id)), first)
+            found = reader.read(read[str(question_id)], first)
             if isinstance(found, Several):
                 several[question_id] = found
             elif question_id in self._places:
@@ -285,7 +286,7 @@ class Kernel:
         if self._is_partial:
             possible &= self.everybody
         certain = self._of_block[1, : len(block.unsure)]
-        np.take(possible, block.unsure, axis=0, out=certain, mode="clip")
+        possible.take(block.unsure, 0, certain, "clip")
         _and_more(self._rows, block.certain, certain, self._some)
         return possible, certain
 
@@ -338,7 +339,7 @@ def _combine(
 ) -> None:
     """Combine rows: the first operands of all, with the second ones of those that have them, and so on."""
     # Places are in bounds, and where numpy is to raise otherwise it would copy what it takes.
-    np.take(rows, operands[0], axis=0, out=out, mode="clip")
+    rows.take(operands[0], 0, out, "clip")
     _and_more(rows, operands[1:], out, some, op)
 
 
@@ -351,5 +352,5 @@ def _and_more(
 ) -> None:
     for places in operands:
         count = len(places)
-        np.take(rows, places, axis=0, out=some[:count], mode="clip")
+        rows.take(places, 0, some[:count], "clip")
         op(out[:count], some[:count], out=out[:count])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._workers import Piece
 
+_MOST_PLANS: Final = 4
 _ROWS: Final = 2**15
 """Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
 
@@ -47,7 +49,7 @@ class PanelMatcher:
         self.output = Counts() if output is None else output
         compiled = tuple(index.quota_ids.compiled())
         self._source = Source(compiled, index.kinds, index.policy, index.recontact_lists)
-        self._kernel: Kernel | None = None
+        self._kernels = _Kernels(self._source)
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -100,7 +102,7 @@ class PanelMatcher:
         for first, batch in pieces:
             columns = self._columns(batch.schema)
             if kernel is None or kernel.plan.columns != columns:
-                kernel = self._made_for(columns).another()
+                kernel = self._kernels.lend(columns)
             ready = collector.begin(batch, first)
             answers = kernel.answers(ready, first)
             for members in _chunks(len(ready)):
@@ -108,6 +110,8 @@ class PanelMatcher:
                 made = collector.add(kernel, members)
                 if made is not None:
                     yield made
+        if kernel is not None:
+            self._kernels.take_back(kernel)
         made = collector.end()
         if made is not None:
             yield made
@@ -118,7 +122,7 @@ class PanelMatcher:
         if len(begun) < workers:  # to start them would take longer
             yield from self._matched(begun)
             return
-        self._made_for(self._columns(begun[0][1].schema))  # once, for all of them
+        self._kernels.plan(self._columns(begun[0][1].schema))  # once, for all of them
         pieces = chain(begun, pieces)
         parts: list[Any] = []
         for is_part, made in matched(self._matched, pieces, workers):
@@ -169,15 +173,41 @@ class PanelMatcher:
             )
         return columns
 
-    def _made_for(self, columns: Columns) -> Kernel:
-        """Return the kernel, which is kept: panels mostly have the same columns as the one before.
 
-        Who uses it takes another one: the rows of a chunk are not for two.
-        """
-        kernel = self._kernel  # another thread may put another one there
-        if kernel is None or kernel.plan.columns != columns:
-            kernel = self._kernel = Kernel(Plan(self._source, columns))
-        return kernel
+class _Kernels:
+    """Kernels for panels: planned once for those of the same columns, and lent to one run at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._planned: dict[Columns, Kernel] = {}
+        self._idle: list[Kernel] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_idle": []}
+
+    def plan(self, columns: Columns) -> Kernel:
+        """Return a kernel to make others of: panels mostly have the same columns as one before."""
+        planned = self._planned.get(columns)
+        if planned is None:
+            planned = Kernel(Plan(self._source, columns))
+            if len(self._planned) == _MOST_PLANS:
+                self._planned.clear()
+            self._planned[columns] = planned
+        return planned
+
+    def lend(self, columns: Columns) -> Kernel:
+        """Return a kernel that nobody else uses: the rows of a chunk are not for two threads."""
+        planned = self.plan(columns)
+        with suppress(IndexError):
+            idle = self._idle.pop()
+            if idle.plan is planned.plan:
+                return idle
+        return planned.another()
+
+    def take_back(self, kernel: Kernel) -> None:
+        """Keep a kernel for the next run: to make room for its rows anew takes as long as to fill it."""
+        if not self._idle:
+            self._idle.append(kernel)
 
 
 def _batches(stream: Any) -> Iterator[Any]:

@@ -33,7 +33,7 @@ Piece: TypeAlias = "tuple[int, Any]"
 _WORK: Final = "work"
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
 _PIECES: Final = 2
-_AHEAD: Final = 8
+_AHEAD: Final = 4
 """Pieces that each process may be ahead of one that is not done: what comes of them has to be kept."""
 
 
@@ -53,13 +53,17 @@ class _File:
             _write(self._mapped, [batch])
             return
         if self._mapped is not None:
-            self._mapped.close()
+            self.close()
             self.path.unlink()  # it may be mapped elsewhere
-        with pa.OSFile(
-            str(self.path), "wb"
-        ) as file:  # this says so where there is no room; to map it would kill
+        # To write it so fails where there is no room; to write what is mapped would end the process.
+        with pa.OSFile(str(self.path), "wb") as file:
             _write(file, [batch])
         self._mapped = pa.memory_map(str(self.path), "r+")
+
+    def close(self) -> None:
+        """Unmap it."""
+        if self._mapped is not None:
+            self._mapped.close()
 
 
 class _Worker:
@@ -128,6 +132,8 @@ class _Worker:
         self._process.join()
         self._process.close()
         self.connection.close()
+        for file in self._files:
+            file.close()
 
 
 def matched(
