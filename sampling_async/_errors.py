@@ -20,7 +20,7 @@ No text of these errors holds the key, a URL or a member code, and all of them s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,9 @@ Endpoint: TypeAlias = Literal[
     "get_quotas", "bulk_invite", "generate_invite", "get_settings", "recontact_members"
 ]
 """The five endpoints of the contract, by the name of the client's method."""
+
+
+E = TypeVar("E", bound="SamplingError")
 
 
 class SamplingError(Exception):
@@ -76,6 +79,17 @@ class SamplingError(Exception):
     def __str__(self) -> str:
         message = super().__str__()
         return f"{self.endpoint}: {message}" if self.endpoint else message
+
+
+def delivered(error: E, delivery: Delivery) -> E:
+    """Return an error like another one, with another delivery.
+
+    `copy` would not do: a library with its own way of pickling errors (tblib, which dask.distributed brings)
+    makes it return one that shares its attributes with the first, which would then be changed as well.
+    """
+    other = type(error).__new__(type(error), *error.args)
+    vars(other).update(vars(error), delivery=delivery)
+    return other
 
 
 class InvalidRequestError(SamplingError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from anyio.lowlevel import checkpoint
@@ -17,6 +16,7 @@ from sampling_async._errors import (
     InvalidRequestError,
     SamplingError,
     ServiceError,
+    delivered,
 )
 from sampling_async._models import ResultCode
 from sampling_async._outcomes import InviteOutcome, OutcomeStatus
@@ -191,8 +191,7 @@ class Inviter:
         """Send no further chunks after what is true of them all: a refused key, a wait we do not wait for."""
         too_long = error.retry_after is not None and error.retry_after > MAX_RETRY_AFTER
         if self._stopped_by is None and (too_long or isinstance(error, ForbiddenError | ClientClosedError)):
-            self._stopped_by = copy(error)
-            self._stopped_by.delivery = "not_sent"
+            self._stopped_by = delivered(error, "not_sent")
             self._stopped_by.attempts = 0
 
 
@@ -200,8 +199,7 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     """Return what a failed request says of each of its IDs."""
     code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
     if chunk.asked_before and error.delivery != "unknown":
-        error = copy(error)
-        error.delivery = "unknown"  # nothing that happens now takes an earlier request back
+        error = delivered(error, "unknown")  # nothing that happens now takes an earlier request back
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
     outcomes = {
         quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import copyreg
 from functools import partial
 
 import anyio
@@ -21,9 +23,11 @@ from sampling_async import (
     InvalidRequestError,
     InviteRequest,
     RetryPolicy,
+    SamplingError,
     ServerError,
     TransportError,
     TransportTimeoutError,
+    _errors,
 )
 
 pytestmark = pytest.mark.anyio
@@ -308,6 +312,43 @@ async def test_closing_the_client_ends_a_fan_out_with_outcomes():
     assert statuses.count("unknown") == 20
     assert statuses.count("not_sent") == 20
     assert isinstance(outcome.error, ClientClosedError)
+
+
+@pytest.fixture
+def errors_that_share_when_they_are_copied(monkeypatch):
+    """Have errors copied as tblib does it for the whole process, which dask.distributed imports."""
+
+    def shared(kind, attributes, args):
+        other = kind.__new__(kind, *args)
+        other.__dict__ = attributes
+        return other
+
+    def reduced(error):
+        return shared, (type(error), error.__dict__, error.args)
+
+    kinds = [kind for kind in vars(_errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    for kind in kinds:
+        monkeypatch.setitem(copyreg.dispatch_table, kind, reduced)
+    error = ClientClosedError(delivery="unknown")
+    assert vars(copy.copy(error)) is vars(error)
+
+
+@pytest.mark.usefixtures("errors_that_share_when_they_are_copied")
+async def test_what_was_in_flight_stays_unknown_whatever_a_library_makes_of_errors():
+    await test_closing_the_client_ends_a_fan_out_with_outcomes()
+
+    async def refused(request: httpx.Request) -> httpx.Response:
+        if 1 in doubles.asked(request):
+            await anyio.sleep(0.01)
+            return httpx.Response(403, json={"Result": "PANEL_DOES_NOT_EXIST"})
+        raise httpx.ReadError("lost")
+
+    async with doubles.client(refused, max_concurrency=2) as client:
+        result = await client.bulk_invite("m", range(1, 51), chunk_size=10)
+    assert {outcome.status for outcome in result if outcome.quota_id in range(11, 21)} == {"unknown"}
+    for outcome in result:
+        assert isinstance(outcome.error, SamplingError)
+        assert (outcome.status == "unknown") == (outcome.error.delivery == "unknown")
 
 
 async def test_answers_nobody_asked_for_are_reported():

@@ -18,11 +18,18 @@ PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 
 
 def test_all_is_sorted_and_all_that_is_visible():
+    assert dir(sampling_async) == sampling_async.__all__ == sorted(sampling_async.__all__)
+    used_inside = {"Any", "Final", "TYPE_CHECKING", "import_module", "matching", "simulator"}
     # Pytest rewrites what belongs to a plugin, and leaves names with an @ behind.
     visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
-    visible -= {"matching", "simulator"}
-    assert visible == set(PUBLIC)
-    assert sampling_async.__all__ == sorted(sampling_async.__all__)
+    assert visible - used_inside <= set(PUBLIC)
+
+
+def test_what_is_not_there_is_told_as_always():
+    with pytest.raises(AttributeError, match="module 'sampling_async' has no attribute 'Client'"):
+        sampling_async.Client  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Client'"):
+        from sampling_async import Client  # noqa: F401, PLC0415
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -45,3 +52,15 @@ def test_importing_brings_nothing_along_that_takes_long():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_matching_needs_no_http_library_until_something_is_sent():
+    code = """
+import sys
+from sampling_async.matching import PanelMatcher, QuotaIndex
+print(sorted({"anyio", "asyncio", "httpx"} & set(sys.modules)))
+import sampling_async
+print(sampling_async.SamplingClient.__module__, "httpx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["[]", "sampling_async._client True", ""]

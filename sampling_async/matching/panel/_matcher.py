@@ -182,7 +182,7 @@ class _Kernels:
         self._planned: dict[Columns, Kernel] = {}
         self._idle: list[Kernel] = []
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_idle": []}
 
     def plan(self, columns: Columns) -> Kernel:
