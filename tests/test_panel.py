@@ -240,6 +240,43 @@ def test_answers_are_read_from_whatever_type_they_come_in(column, more):
     assert counted(PanelMatcher(index), panel) == {1: (1, 0), 2: (1, 0), 8: (0, 1)}
 
 
+_CODES = [
+    "1",
+    "10",
+    "100",
+    "1001",
+    "10011",
+    "10012",
+    "100111",
+    "12345678",
+    "123456789",
+    "1234567890",
+    "12345679",
+    "sw1a1aa",
+    "é9",
+]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(_CODES), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
+    st.lists(
+        st.sampled_from(
+            [*_CODES, "99", "100 11", "1234-56789", "SW1A 1AA", "sw1a", "É9x", " ", "-", "10\t0", None]
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
+)
+def test_beginnings_of_postal_codes_are_found_however_long(lists, codes, kind):
+    quotas = [quota([sub_quota(row(POSTAL, *each))], quota_id=at) for at, each in enumerate(lists)]
+    index = QuotaIndex([survey(*quotas)])
+    panel = pa.table({str(POSTAL): pa.array(codes, kind)})
+    assert counted(PanelMatcher(index), panel) == by_index(
+        index, [index.match({POSTAL: code}) for code in codes]
+    )
+
+
 @pytest.mark.parametrize(
     ("answers", "certain"),
     [
