@@ -20,7 +20,7 @@ from speed.measuring import interleaved, peak_mib, ratio, resident_mib
 from speed.remote import fresh, remote
 
 from matching.inventories import inventory
-from matching.panels import panel, profiles
+from matching.panels import BLOCK, panel, profiles
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
 
@@ -33,7 +33,8 @@ SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 MILLION: Final = 1_000_000
 OTHERS: Final = 300_000
 ROUNDS: Final = 3
-SMALL: Final = 200_000  # of panels up to half of this, several are measured in a round
+BETWEEN: Final = {10_000: 5, 100_000: 15, MILLION: 50}
+"""How often smaller panels are matched in between: after so many batches of the largest one."""
 CHECKED: Final = 300
 PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members
 PEER_ROUNDS: Final = 3
@@ -50,38 +51,31 @@ def of_panel() -> Iterator[Row]:
 
 def _costs() -> Iterator[Row]:
     fresh(agree)
-    with ExitStack() as stack:
-        of = {size: stack.enter_context(remote(Matched, "counts", size)) for size in SIZES}
-        taken = interleaved({size: partial(of[size].call, "seconds") for size in SIZES[:-1]}, ROUNDS)
-        taken[SIZES[-1]] = [of[SIZES[-1]].call("seconds")]
-        taken[MILLION].append(of[MILLION].call("seconds"))
-        memory = {size: each.call("mib") for size, each in of.items()}
-        quotas = of[MILLION].call("quotas")
-    million = [each / MILLION for each in taken[MILLION]]
+    with remote(Matched, "counts", MILLION) as million, remote(Matched, "counts", SIZES[-1]) as most:
+        seconds = statistics.median(million.call("seconds") for _ in range(ROUNDS))
+        most.call("seconds")
+        mib, most_mib, quotas = million.call("mib"), most.call("mib"), million.call("quotas")
     name = f"panel of {MILLION:,} members x {quotas:,} quotas, both values, counts"
-    yield at_least(f"{name}: million pairs a second", 800.0, quotas / statistics.median(million) / 1e6)
+    yield at_least(f"{name}: million pairs a second", 800.0, MILLION * quotas / seconds / 1e6)
     yield at_most(
         "the same: memory above the panel, which is read a batch at a time",
         300.0,
-        memory[MILLION],
+        mib,
         unit="MiB",
         note="the matcher and its plan are counted, the index is not",
-    )
-    # Beside those of a million members that were measured next to them: the machine's clock swings.
-    beside = {MILLION: 1.0, SIZES[-1]: taken[SIZES[-1]][0] / SIZES[-1] / statistics.mean(million[-2:])}
-    for size in SIZES[:-2]:
-        beside[size] = ratio([each / size for each in taken[size]], million[:-1]).median
-    yield at_most(
-        "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
-        1.15,
-        max(beside.values()) / min(beside.values()),
-        note="by one of a million: " + ", ".join(f"{beside[size]:.2f} of {size:,}" for size in SIZES),
     )
     yield at_most(
         "the same: memory of 10,000,000 by that of 1,000,000 members",
         1.15,
-        memory[SIZES[-1]] / memory[MILLION],
-        note="MiB: " + ", ".join(f"{mib:.0f} of {size:,}" for size, mib in memory.items()),
+        most_mib / mib,
+        note=f"{most_mib:.0f} MiB",
+    )
+    beside = fresh(growth) | {SIZES[-1]: 1.0}
+    yield at_most(
+        "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
+        1.15,
+        max(beside.values()) / min(beside.values()),
+        note="beside one of 10,000,000: " + ", ".join(f"{beside[size]:.2f} of {size:,}" for size in SIZES),
     )
     for output in ("top 20", "sample of 100"):
         with remote(Matched, output, OTHERS) as other:
@@ -93,6 +87,37 @@ def _costs() -> Iterator[Row]:
             None,
             note=f"{mib:.0f} MiB",
         )
+
+
+def growth() -> dict[int, float]:
+    """Match a large panel, and in between, again and again, smaller ones; return what a member of these costs.
+
+    That is beside what those of the large one cost just before and after, for the machine's clock swings.
+    """
+    index = QuotaIndex(decoded())
+    large, small = PanelMatcher(index), PanelMatcher(index)
+    for each in (large, small):
+        list(each.map_batches(panel(100)))
+    made = _Made()
+    costs: list[float] = []  # of a member of each batch of the large one
+    taken: list[tuple[int, int, float]] = []
+
+    def batches() -> Iterator[Any]:
+        for batch in panel(SIZES[-1]):
+            for size, every in BETWEEN.items():
+                if len(costs) % every == every // 2:
+                    taken.append((size, len(costs), made.seconds(small, size) / size))
+            started = time.process_time()
+            yield batch
+            costs.append((time.process_time() - started) / len(batch))
+
+    for _ in large.map_batches(batches()):
+        pass
+    beside: dict[int, list[float]] = {size: [] for size in BETWEEN}
+    for size, at, cost in taken:
+        reach = max(1, size // BLOCK // 2)
+        beside[size].append(cost / statistics.mean(costs[at - reach : at + reach]))
+    return {size: statistics.median(found) for size, found in beside.items()}
 
 
 class Matched:
@@ -108,9 +133,8 @@ class Matched:
         list(self._matcher.map_batches(panel(100)))  # its plan is made
 
     def seconds(self) -> float:
-        """Return the CPU seconds of matching, of a small panel the median; to make it up is left out."""
-        times = max(1, SMALL // self._members)
-        return statistics.median(self._made.seconds(self._matcher, self._members) for _ in range(times))
+        """Return the CPU seconds of matching; to make the panel up is left out."""
+        return self._made.seconds(self._matcher, self._members)
 
     def mib(self) -> float:
         """Return the memory that took, at most."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from sampling_async._errors import InvalidRequestError
 from sampling_async.matching._questions import OLDEST
-from sampling_async.matching.panel._arrow import pa, pc
+from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa, pc
 from sampling_async.matching.panel._classes import OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import MOST_CODES, Columns
+from sampling_async.matching.panel._postal import Beginnings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,24 +29,16 @@ PARTICIPATIONS: Final = "participations"
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 """The columns that are no questions."""
 
-# Types by their numbers: to ask pyarrow what a type is takes longer than to look it up, and there are hundreds
-# of columns.
-_WHOLE: Final[dict[int, Any]] = {
-    kind.id: np.dtype(kind.to_pandas_dtype())
-    for size in (8, 16, 32, 64)
-    for kind in (getattr(pa, f"int{size}")(), getattr(pa, f"uint{size}")())
-}
+# Types by their IDs, as in `WHOLE`: there may be hundreds of columns.
 _LISTS: Final = frozenset(
     kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
 )
 _TEXTS: Final = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
 _VIEW: Final = pa.string_view().id
 _DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
-_SETTLED: Final = _WHOLE.keys() | _TEXTS - {_VIEW}
+_SETTLED: Final = WHOLE.keys() | _TEXTS - {_VIEW}
 
 _WIDEST_TABLE: Final = 2**20
-_PACKED: Final = 8
-_LAST: Final = np.iinfo(np.uint64).max
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
 
@@ -112,11 +104,8 @@ class Reader:
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
         self._as_they_are: frozenset[int] = frozenset()
         """Types of whole numbers that can be looked up as they come."""
-        self._beginnings: list[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]] = []
-        """Of postal codes, what they begin with, as far as it can be packed."""
-        if classes.kind == "postal":
-            self._are_long = max(map(len, map(str, classes.of)), default=0) > _PACKED
-            self._beginnings = list(_by_length(classes.of))
+        self._beginnings = Beginnings(classes) if classes.kind == "postal" else None
+        if self._beginnings is not None:
             return
         known = np.array(sorted(classes.of) or [0], dtype=np.int64)
         if classes.kind == "age":
@@ -131,7 +120,7 @@ class Reader:
         lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
         self._as_they_are = frozenset(
             number
-            for number, kind in _WHOLE.items()
+            for number, kind in WHOLE.items()
             if np.iinfo(kind).min <= lowest and highest <= np.iinfo(kind).max
         )
 
@@ -147,7 +136,7 @@ class Reader:
         """
         kind = column.type.id
         if kind in self._as_they_are:
-            return self._of_integers(column, first, None)
+            return self._ofintegers(column, first, None)
         if kind in _LISTS:
             values, member = _flat(column)
             codes = self._single(values, first, member)
@@ -161,7 +150,7 @@ class Reader:
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         kind = column.type
         if kind.id == _DICTIONARY and (
-            not (_is_text(kind.value_type) or kind.value_type.id in _WHOLE)
+            not (_is_text(kind.value_type) or kind.value_type.id in WHOLE)
             or len(column.dictionary) > len(column)  # only what is in use is read
         ):
             column = column.dictionary_decode()
@@ -171,11 +160,11 @@ class Reader:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             column = self._whole(column)
             kind = column.type
-        if kind.id in _WHOLE and self._classes.kind != "postal":
-            return self._of_integers(column, first, member)
+        if kind.id in WHOLE and self._classes.kind != "postal":
+            return self._ofintegers(column, first, member)
         if kind.id == _DICTIONARY:
             return self._of_words(column, first, member)
-        if _is_text(kind) or kind.id in _WHOLE:
+        if _is_text(kind) or kind.id in WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
             f"column '{self._question_id}' of the panel is of type {kind}: answers are whole numbers or texts,"
@@ -185,15 +174,15 @@ class Reader:
     def _whole(self, column: Any) -> Any:
         """Return whole numbers, where a library that has no gaps in whole numbers made others of them."""
         try:
-            return _as_integers(column)
+            return _asintegers(column)
         except pa.ArrowInvalid:
             raise InvalidRequestError(
                 f"column '{self._question_id}' of the panel has numbers that are not whole: answers are"
                 " answer IDs, or an age in years"
             ) from None
 
-    def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
-        values, answered = _integers(column)
+    def _ofintegers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+        values, answered = integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
             # The lowest number there is stands for those that are too large: no answer ID is either.
@@ -220,7 +209,7 @@ class Reader:
         words = column.dictionary
         numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
-        at, answered = _integers(indices)
+        at, answered = integers(indices)
         codes: NDArray[np.intp] = numbers[at if answered is None else np.where(answered, at, len(words))]
         wrong = np.flatnonzero(codes == _NONE)
         if len(wrong):
@@ -229,10 +218,10 @@ class Reader:
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
         """Return the classes of texts, or `_NONE` for those that are no answers."""
-        if self._classes.kind == "postal" and _is_text(words.type) and words.null_count == 0:
-            codes = _plain_codes(words)
-            if codes is not None:
-                return self._numbers_of_codes(codes)
+        if self._beginnings is not None and _is_text(words.type):
+            numbers = self._beginnings.numbers(words)
+            if numbers is not None:
+                return numbers
         try:
             texts = words.to_pylist()
         except UnicodeDecodeError:
@@ -240,19 +229,6 @@ class Reader:
                 f"column '{self._question_id}' of the panel has texts that are not UTF-8"
             ) from None
         return np.fromiter(map(self._number, texts), dtype=np.intp)
-
-    def _numbers_of_codes(self, codes: Any) -> NDArray[np.intp]:
-        """Return the classes of postal codes, made ready: `Classes.number` for all of them at once."""
-        numbers = np.full(len(codes), OTHER, dtype=np.intp)
-        packed = _packed(codes)
-        for mask, beginnings, classes in self._beginnings:  # what is found last is the longest
-            cut = packed & mask
-            at = np.minimum(np.searchsorted(beginnings, cut), len(beginnings) - 1)
-            numbers = np.where(beginnings[at] == cut, classes[at], numbers)
-        numbers[packed == 0] = UNANSWERED
-        for long in np.flatnonzero(_lengths(codes) > _PACKED) if self._are_long else ():
-            numbers[long] = self._number(codes[int(long)].as_py())
-        return numbers
 
     def _number(self, word: object) -> int:
         try:
@@ -266,18 +242,6 @@ class Reader:
             self._kinds.known(self._question_id, value)
         except InvalidRequestError as exc:
             raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
-
-
-def _by_length(of: Mapping[Any, int]) -> Iterator[tuple[np.uint64, NDArray[np.uint64], NDArray[np.intp]]]:
-    """Yield beginnings of postal codes with their classes, those of a length together, the shortest first."""
-    # No answer that is plain begins with anything else.
-    texts = [text for text in of if text.isascii() and text.isalnum() and len(text) <= _PACKED]
-    texts.sort(key=lambda text: (len(text), text))
-    for length, group in groupby(texts, key=len):
-        same = list(group)
-        packed = np.frombuffer("".join(text.ljust(_PACKED, "\0") for text in same).encode(), dtype=">u8")
-        mask = _LAST << np.uint64(8 * (_PACKED - length))
-        yield mask, packed.astype(np.uint64), np.array([of[text] for text in same], dtype=np.intp)
 
 
 _NONE: Final = -1
@@ -336,12 +300,12 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         InvalidRequestError: It is something else.
     """
     try:
-        column = _as_integers(column)
+        column = _asintegers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidRequestError(
             f"column {name!r} of the panel holds whole numbers, not {column.type}"
         ) from None
-    values, answered = _integers(column)
+    values, answered = integers(column)
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
@@ -417,58 +381,14 @@ def _looked_up(
 
 def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     """Return the values of lists, and whose each is."""
-    lengths = _integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
+    lengths = integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
-def _as_integers(column: Any) -> Any:
+def _asintegers(column: Any) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     return column.cast(pa.int64())
-
-
-def booleans(column: Any) -> NDArray[np.bool_]:
-    """Return the values of a column of booleans, all of which are there: `to_numpy` would import pandas."""
-    return _bits(column.buffers()[1], column.offset, len(column))
-
-
-def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
-    first, offset = divmod(offset, 8)
-    count = offset + length
-    bits = np.frombuffer(buffer, np.uint8, (count + 7) // 8, first)
-    return np.unpackbits(bits, count=count, bitorder="little")[offset:].view(bool)
-
-
-def _integers(column: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return the numbers of a column, and which of them are there: others are anything. None is all of them."""
-    valid, data = column.buffers()
-    kind, offset, length = _WHOLE[column.type.id], column.offset, len(column)
-    values = np.frombuffer(data, kind, length, offset * kind.itemsize)
-    return values, None if valid is None else _bits(valid, offset, length)
-
-
-def _plain_codes(words: Any) -> Any | None:
-    """Return postal codes as they are compared, or None if there is more to it than blanks and hyphens."""
-    codes = words
-    if not _are_alnum(words).all():
-        codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
-        if not (_are_alnum(codes) | (_lengths(codes) == 0)).all():
-            return None
-    return pc.ascii_lower(codes)
-
-
-def _packed(codes: Any) -> NDArray[np.uint64]:
-    """Return texts of letters and digits, cut to as many as fit, as numbers that are in the order of texts."""
-    same = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
-    return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
-
-
-def _are_alnum(texts: Any) -> NDArray[np.bool_]:
-    return booleans(pc.ascii_is_alnum(texts))
-
-
-def _lengths(texts: Any) -> NDArray[np.integer[Any]]:
-    return _integers(pc.binary_length(texts))[0]
 
 
 def _is_text(kind: Any) -> bool:

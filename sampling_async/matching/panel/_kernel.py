@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from sampling_async.matching.panel._arrow import pa, pc
-from sampling_async.matching.panel._columns import (
-    DEVICE,
-    Reader,
-    Several,
-    booleans,
-    member_codes,
-    numbers,
-    taken,
-)
+from sampling_async.matching.panel._arrow import booleans, pa, pc
+from sampling_async.matching.panel._columns import DEVICE, Reader, Several, member_codes, numbers, taken
 from sampling_async.matching.panel._plan import MOST_CODES, Given
 from sampling_async.matching.panel._rows import TOGETHER
 
