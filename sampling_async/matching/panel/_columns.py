@@ -136,7 +136,7 @@ class Reader:
         """
         kind = column.type.id
         if kind in self._as_they_are:
-            return self._ofintegers(column, first, None)
+            return self._of_integers(column, first, None)
         if kind in _LISTS:
             values, member = _flat(column)
             codes = self._single(values, first, member)
@@ -161,7 +161,7 @@ class Reader:
             column = self._whole(column)
             kind = column.type
         if kind.id in WHOLE and self._classes.kind != "postal":
-            return self._ofintegers(column, first, member)
+            return self._of_integers(column, first, member)
         if kind.id == _DICTIONARY:
             return self._of_words(column, first, member)
         if _is_text(kind) or kind.id in WHOLE:
@@ -174,14 +174,14 @@ class Reader:
     def _whole(self, column: Any) -> Any:
         """Return whole numbers, where a library that has no gaps in whole numbers made others of them."""
         try:
-            return _asintegers(column)
+            return _as_integers(column)
         except pa.ArrowInvalid:
             raise InvalidRequestError(
                 f"column '{self._question_id}' of the panel has numbers that are not whole: answers are"
                 " answer IDs, or an age in years"
             ) from None
 
-    def _ofintegers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+    def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         values, answered = integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
@@ -300,7 +300,7 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         InvalidRequestError: It is something else.
     """
     try:
-        column = _asintegers(column)
+        column = _as_integers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidRequestError(
             f"column {name!r} of the panel holds whole numbers, not {column.type}"
@@ -385,7 +385,7 @@ def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
-def _asintegers(column: Any) -> Any:
+def _as_integers(column: Any) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     return column.cast(pa.int64())

@@ -141,9 +141,7 @@ class Source:
             [all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked]
             for id_, place in sub_quotas.items
         ]
-        self.classes, asked = _classes(
-            [(programs[id_], place) for id_, place in all_asked.items], kinds, policy
-        )
+        self.classes, asked = _classes(programs, all_asked.items, kinds, policy)
         self.sub_quotas = [tuple([asked[at] for at in shape]) for shape in shapes]
         self.quota_ids = _numbers(quota.quota_id for quota in self.quotas)
         self.survey_ids = _numbers(target.survey.survey_id for _, target in compiled)
@@ -163,16 +161,15 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _classes(
-    all_asked: Sequence[tuple[Program, int]], kinds: QuestionKinds, policy: MatchPolicy
+    programs: Mapping[int, Program], all_asked: Sequence[_Place], kinds: QuestionKinds, policy: MatchPolicy
 ) -> tuple[dict[int, Classes], list[Asked]]:
     """Return the classes of all questions, and what is asked, by its places in programs, as classes."""
     of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
-    programs = {id(program): program for program, _ in all_asked}
     shapes: list[tuple[int, list[int]]] = []
-    for program, at in all_asked:
-        question_id, conditions = program.asked[at]
+    for id_, at in all_asked:
+        question_id, conditions = programs[id_].asked[at]
         place = of_question[question_id].place
-        shapes.append((question_id, [place((id(program), condition)) for condition in conditions]))
+        shapes.append((question_id, [place((id_, condition)) for condition in conditions]))
     classes = {
         question_id: Classes(
             kinds.kind_of(question_id), [programs[id_].conditions[at] for id_, at in kept.items], policy

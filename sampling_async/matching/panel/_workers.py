@@ -175,10 +175,10 @@ class _Lead:
         self._done: dict[int, list[Any]] = {}  # what came of pieces, until it is shown
         self._shown = self._all_done = 0  # how many from the first one on
         self._after_all: list[Any] = []
+        self._mine = self._after_all  # where what this process makes belongs to
 
     def matched(self, match: Callable[[Iterable[Piece]], Iterator[Any]]) -> Iterator[tuple[bool, Any]]:
         """Yield what comes of them."""
-        self._mine: list[Any] = self._after_all
         for batch in match(self._own()):
             self._mine.append(batch)
             self._hear(0)
