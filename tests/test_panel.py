@@ -13,8 +13,10 @@ from collections import Counter
 from multiprocessing import Pipe, active_children, get_context
 from threading import Timer
 from types import SimpleNamespace
+from unittest import mock
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -49,7 +51,16 @@ from sampling_async.matching import (
     Sample,
     TopK,
 )
-from sampling_async.matching.panel import _columns, _kernel, _matcher, _plan, _rows, _workers
+from sampling_async.matching.panel import (
+    _classes,
+    _columns,
+    _consecutive,
+    _kernel,
+    _matcher,
+    _plan,
+    _rows,
+    _workers,
+)
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 AGES = QuestionKinds.default().with_age(AGE, AGE_BANDS)
@@ -143,7 +154,7 @@ def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed
 @pytest.mark.parametrize("cost", [0, 40, 10**6], ids=["looked up", "whichever takes least", "put together"])
 def test_it_does_so_however_rows_are_made(monkeypatch, cost, codes):
     monkeypatch.setattr(_plan, "_LOOKED_UP", cost)
-    for module in (_plan, _kernel, _columns):
+    for module in (_classes, _plan, _kernel, _columns):
         monkeypatch.setattr(module, "MOST_CODES", codes)
     index = QuotaIndex(generate_inventory(6, surveys=40), kinds=AGES)
     members = [member.profile for member in generate_members(6, members=333)]
@@ -208,6 +219,11 @@ def test_an_empty_panel_and_an_empty_inventory_come_to_nothing():
 # --- What columns may be made of
 
 
+def _limits(kind) -> tuple[int, int]:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return int(limits.min), int(limits.max)
+
+
 @pytest.mark.parametrize(
     "column",
     [
@@ -238,6 +254,48 @@ def test_answers_are_read_from_whatever_type_they_come_in(column, more):
     index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in rows.items()))])
     panel = pa.table({str(OTHER): column})
     assert counted(PanelMatcher(index), panel) == {1: (1, 0), 2: (1, 0), 8: (0, 1)}
+
+
+_KINDS = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8, 16, 32, 64)]
+_EDGES = [0, 1, 100, *(edge + by for kind in _KINDS for edge in _limits(kind) for by in (-2, -1, 0, 1))]
+_IDS = range(-(2**63), 2**63)  # what the service's IDs are in
+
+
+@st.composite
+def _columns_of_ids(draw):
+    """Return the first of some answer IDs, and a column of such as are near it, and of what else may come."""
+    kind = draw(st.sampled_from(_KINDS))
+    lowest, highest = _limits(kind)
+    first = draw(st.sampled_from(_EDGES))
+    likely = {lowest, highest, 0, *range(first - 2, first + 6)}
+    there = [each for each in sorted(likely) if lowest <= each <= highest and each in _IDS]
+    values = draw(st.lists(st.sampled_from([*there, None]), min_size=5, max_size=5))
+    return first, pa.array([None, *values], kind).slice(1)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(_columns_of_ids(), min_size=1, max_size=6),
+    st.sampled_from([7, 12, 2**16]),
+    st.sampled_from([1, 9]),
+)
+def test_answer_ids_next_to_each_other_are_told_apart_in_any_type(columns, together, long):
+    asked = [
+        row(OTHER + at, *ids)
+        for at, (first, _) in enumerate(columns)
+        for ids in ([first], [first + 1], [first, first + 3])
+        if all(each in _IDS for each in ids)
+    ]
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in enumerate(asked)))])
+    panel = pa.table({str(OTHER + at): column for at, (_, column) in enumerate(columns)})
+    profiles = [
+        {int(name): answer for name, answer in each.items() if answer is not None} for each in panel.to_pylist()
+    ]
+    with (
+        mock.patch.object(_consecutive, "_TOGETHER", together),
+        mock.patch.object(_consecutive, "_LONG", long),
+    ):
+        assert counted(PanelMatcher(index), panel) == by_index(index, list(map(index.match, profiles)))
 
 
 _CODES = [
@@ -357,6 +415,17 @@ def test_columns_may_change_from_batch_to_batch():
     ]
     (made,) = PanelMatcher(index).map_batches(batches)
     assert made.column("certain").to_pylist() == [2]
+
+
+def test_runs_of_one_matcher_at_the_same_time_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(_matcher, "CHUNK", 64)
+    codes = [f"M{at}" for at in range(150)]
+    parts = [panel_of([{GENDER: each}] * 150, member_code=codes) for each in (MALE, MALE + 1, MALE)]
+    matcher = PanelMatcher(QuotaIndex([survey(MEN)]), TopK(1))
+    runs = list(zip(*(matcher.map_batches(part.to_batches()) for part in parts), strict=True))
+    assert len(runs) == 2
+    for at, certain in enumerate((1, 0, 1)):
+        assert [n for together in runs for n in together[at].column("certain").to_pylist()] == [certain] * 150
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas", "duckdb", "batches", "reader"])

@@ -33,7 +33,7 @@ SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 MILLION: Final = 1_000_000
 OTHERS: Final = 300_000
 ROUNDS: Final = 3
-BETWEEN: Final = {10_000: 5, 100_000: 15, MILLION: 50}
+BETWEEN: Final = {10_000: 3, 100_000: 8, MILLION: 15}
 """How often smaller panels are matched in between: after so many batches of the largest one."""
 CHECKED: Final = 300
 PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members

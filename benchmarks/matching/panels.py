@@ -53,7 +53,9 @@ def profiles(batch: pa.RecordBatch) -> Iterator[dict[int, Any]]:
 
 def _batches(members: int, seed: int, rows: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, members, BLOCK):
-        block = _block(seed, start).slice(0, members - start)
+        block = _block(seed, start)
+        if members - start < BLOCK:  # what is left out is not to be kept, and freed, with a small panel
+            block = block.take(np.arange(members - start))
         for first in range(0, block.num_rows, rows):
             yield block.slice(first, rows)
 

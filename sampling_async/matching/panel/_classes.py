@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sampling_async.matching._questions import OLDEST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from sampling_async.matching._conditions import Condition
     from sampling_async.matching._policy import MatchPolicy
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 UNANSWERED: Final = 0
 OTHER: Final = 1
 """The class of answers that meet no condition."""
+
+MOST_CODES: Final = 255
+"""Classes of a question, if they are told apart one class at a time; of more, what is asked is looked up."""
+
+_MORE: Final = 8
+"""Classes a question may have more than it needs, for its answer IDs to be told apart by arithmetic."""
 
 
 class Classes:
@@ -34,6 +40,8 @@ class Classes:
     Attributes:
         kind: As given.
         of: The classes of answers: of years, answer IDs or beginnings of postal codes. Others are in `OTHER`.
+        consecutive: The first answer ID and how many there are, if they come one after the other and are in the
+            classes after `OTHER`, one in each.
         everything: The set of all classes.
         certain: Of each condition, the classes that meet it.
         possible: Of each condition, the classes that may.
@@ -47,16 +55,22 @@ class Classes:
                 meeting[value].append(at)
         lengths = {len(value) for value in meeting if isinstance(value, str)}
         self._lengths = sorted(lengths, reverse=True)
-        numbers: dict[tuple[int, tuple[int, ...]], int] = {(OTHER, ()): OTHER}
+        self.consecutive = None if kind in {"age", "postal"} else _range(meeting)
+        numbers: dict[object, int] = {} if self.consecutive else {(OTHER, ()): OTHER}
         met: list[frozenset[int]] = [frozenset(), frozenset()]  # by the answers of each class
         self.of: dict[int | str, int] = {}
-        for value in sorted(meeting, key=_in_order):  # a code comes after its beginnings
+        values: Iterable[int | str] = sorted(meeting, key=_in_order)  # a code comes after its beginnings
+        if self.consecutive is not None:
+            first, count = self.consecutive
+            values = range(first, first + count)
+        for value in values:
             # What meets a condition by its beginning does so as a whole.
             beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
-            key = beginning, tuple(meeting[value])
+            places_met = meeting.get(value, [])
+            key = value if self.consecutive else (beginning, tuple(places_met))
             number = self.of[value] = numbers.setdefault(key, len(met))
             if number == len(met):
-                met.append(met[beginning].union(meeting[value]))
+                met.append(met[beginning].union(places_met))
         self.everything = (1 << len(met)) - 1
         meet = [bytearray(len(met) // 8 + 1) for _ in conditions]
         for number, places in enumerate(met):
@@ -100,6 +114,16 @@ class Classes:
             if length <= len(code) and (number := self.of.get(code[:length])) is not None:
                 return number
         return OTHER
+
+
+def _range(meeting: Mapping[Any, Sequence[int]]) -> tuple[int, int] | None:
+    """Return the first of numbers and how many there are up to the last, if few of these could be one class."""
+    if not meeting:
+        return None
+    first, last = min(meeting), max(meeting)
+    count = last - first + 1
+    needed = len(set(map(tuple, meeting.values())))
+    return (first, count) if count <= min(needed + _MORE, MOST_CODES - OTHER - 1) else None
 
 
 def _values(condition: Condition) -> Collection[int | str]:

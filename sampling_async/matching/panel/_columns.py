@@ -9,8 +9,8 @@ import numpy as np
 from sampling_async._errors import InvalidRequestError
 from sampling_async.matching._questions import OLDEST
 from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa, pc
-from sampling_async.matching.panel._classes import OTHER, UNANSWERED
-from sampling_async.matching.panel._plan import MOST_CODES, Columns
+from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
+from sampling_async.matching.panel._plan import Columns
 from sampling_async.matching.panel._postal import Beginnings
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Reader:
         self._known = known
         self._known_codes = np.array([classes.of.get(int(each), OTHER) for each in known], dtype=self._codes)
         self._table: NDArray[Any] | None = None
-        if self._high - self._low <= _WIDEST_TABLE:
+        if self._high - self._low <= _WIDEST_TABLE and self._low > np.iinfo(np.int64).min:
             self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
             self._table[known - self._low + 1] = self._known_codes
         lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
@@ -164,6 +164,10 @@ class Reader:
             return self._of_integers(column, first, member)
         if kind.id == _DICTIONARY:
             return self._of_words(column, first, member)
+        if self._beginnings is not None and _is_text(kind):
+            codes = self._beginnings.numbers(column)
+            if codes is not None:
+                return codes.astype(self._codes)
         if _is_text(kind) or kind.id in WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
@@ -246,6 +250,7 @@ class Reader:
 
 _NONE: Final = -1
 _NOTHING: Final = np.zeros(0, dtype=np.intp)
+NOBODY: Final = Several(_NOTHING, _NOTHING)
 
 
 def member_codes(batch: Any, first: int) -> Any:
@@ -274,10 +279,13 @@ def member_codes(batch: Any, first: int) -> Any:
     return column
 
 
+def is_settled(kind: Any) -> bool:
+    """Return whether a type is known to be one that can be taken apart."""
+    return kind.id in _SETTLED
+
+
 def settled(batch: Any) -> Any:
     """Return a batch in types that can be taken apart: views of texts, as Polars has them, cannot."""
-    if all(kind.id in _SETTLED for kind in batch.schema.types):
-        return batch
     columns = [_settled(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from sampling_async.matching.panel._arrow import booleans, pa, pc
-from sampling_async.matching.panel._columns import DEVICE, Reader, Several, member_codes, numbers, taken
-from sampling_async.matching.panel._plan import MOST_CODES, Given
+from sampling_async.matching.panel._classes import MOST_CODES
+from sampling_async.matching.panel._columns import DEVICE, NOBODY, Reader, Several, member_codes, numbers, taken
+from sampling_async.matching.panel._consecutive import Consecutive
+from sampling_async.matching.panel._plan import Given
 from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _SWAPS: Final = tuple(
     (np.uint64(shift), np.uint64(mask))
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
 )
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 128
 _COMPARE: Final = {"is": np.equal, "upto": np.less_equal}
 _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
@@ -187,22 +189,21 @@ class Kernel:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         source, columns = plan.source, plan.columns
-        self._readers = {
-            id_: Reader(id_, source.classes[id_], source.kinds) for id_ in sorted(columns.questions)
-        }
-        small = [
-            id_
-            for id_ in self._readers
-            if id_ not in columns.multiple and len(source.classes[id_]) <= MOST_CODES
-        ]
-        self._places = {id_: place for place, id_ in enumerate(small)}
+        self._readers = {id_: Reader(id_, source.classes[id_], source.kinds) for id_ in columns.questions}
+        single = columns.questions - columns.multiple
+        ranges = {id_: source.classes[id_].consecutive for id_ in sorted(single)}
+        consecutive = {id_: each for id_, each in ranges.items() if each is not None}
+        small = [id_ for id_ in ranges if id_ not in consecutive and len(source.classes[id_]) <= MOST_CODES]
+        self._consecutive = Consecutive(consecutive)
+        self._others = sorted(columns.questions - consecutive.keys())
+        self._places = {id_: place for place, id_ in enumerate([*consecutive, *small])}
         self._fillers = list(self._made_fillers())
         self._lists = {
             quota_id: pa.array(sorted(codes), pa.string())
             for quota_id, codes in source.lists.items()
             if columns.has_codes
         }
-        self._rows: NDArray[np.uint64] = np.empty((0, 0), dtype=np.uint64)
+        self._rooms = _Room(np.uint8), _Room(np.uint64)
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
         return Kernel, (self.plan,)
@@ -210,11 +211,11 @@ class Kernel:
     def another(self) -> Kernel:
         """Return one that makes the same, with rows of its own."""
         kernel = Kernel.__new__(Kernel)
-        vars(kernel).update(vars(self))
+        vars(kernel).update(vars(self), _rooms=(_Room(np.uint8), _Room(np.uint64)))
         return kernel
 
     def answers(self, batch: Any, first: int) -> Answers:
-        """Read a batch.
+        """Read a batch; what comes of it is there until the next one is read.
 
         Args:
             batch: The members.
@@ -224,12 +225,12 @@ class Kernel:
             InvalidRequestError: It holds what it should not; the text tells the column and the row.
         """
         columns, source = self.plan.columns, self.plan.source
-        codes = np.empty((len(self._places), len(batch)), dtype=np.uint8)
+        codes = self._rooms[0].rows(len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
         several: dict[int, Several] = {}
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for question_id, reader in self._readers.items():
-            found = reader.read(read[str(question_id)], first)
+        for question_id in (*self._consecutive.read(read, codes), *self._others):
+            found = self._readers[question_id].read(read[str(question_id)], first)
             if isinstance(found, Several):
                 several[question_id] = found
             elif question_id in self._places:
@@ -246,7 +247,7 @@ class Kernel:
             looked_up,
             several,
             numbers(batch.column(DEVICE), DEVICE) if columns.has_device else None,
-            taken(batch, source),
+            taken(batch, source) if columns.has_taken else NOBODY,
             listed,
         )
 
@@ -254,11 +255,11 @@ class Kernel:
         """Make the rows of some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
-        if self._rows.shape[1:] != (words,):
-            self._rows = np.zeros((self.plan.count, words), dtype=np.uint64)
-            self._some = np.empty((TOGETHER, words), dtype=np.uint64)
-            self._of_block = np.empty((2, TOGETHER, words), dtype=np.uint64)
-        rows = self._rows
+        together = self.plan.count + TOGETHER * np.arange(4)
+        room = self._rooms[1].rows(int(together[-1]), words)
+        rows, *others = np.split(room, together[:-1])
+        self._rows, (self._some, *self._of_block) = rows, others
+        rows[0] = 0
         self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
         for filler in self._fillers:
@@ -273,11 +274,11 @@ class Kernel:
 
         Both are overwritten by the next call.
         """
-        possible = self._of_block[0, : len(block.quotas)]
+        possible = self._of_block[0][: len(block.quotas)]
         _combine(np.bitwise_and, self._rows, block.possible, possible, self._some)
         if self._is_partial:
             possible &= self.everybody
-        certain = self._of_block[1, : len(block.unsure)]
+        certain = self._of_block[1][: len(block.unsure)]
         possible.take(block.unsure, 0, certain, "clip")
         _and_more(self._rows, block.certain, certain, self._some)
         return possible, certain
@@ -302,6 +303,19 @@ class Kernel:
                 yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
             else:
                 yield _OnDevice(of, at) if how == "device" else _Listed(of, at)
+
+
+class _Room:
+    """Room for rows, used again and again: to have it anew takes a tenth of what it takes to fill it."""
+
+    def __init__(self, kind: Any) -> None:
+        self._numbers = np.empty(0, dtype=kind)
+
+    def rows(self, count: int, length: int) -> NDArray[Any]:
+        """Return so many rows of such a length; what is in them is anything."""
+        if count * length > len(self._numbers):
+            self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
+        return self._numbers[: count * length].reshape(count, length)
 
 
 def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sampling_async._errors import InvalidRequestError
 from sampling_async._protocol import InviteRequest
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, settled
+from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, is_settled, settled
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._outputs import Counts, Output, TopK
 from sampling_async.matching.panel._plan import Plan, Source
 from sampling_async.matching.panel._workers import matched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sampling_async.matching._index import QuotaIndex
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._workers import Piece
+
+T = TypeVar("T")
 
 _MOST_PLANS: Final = 4
 _ROWS: Final = 2**15
@@ -50,6 +52,8 @@ class PanelMatcher:
         compiled = tuple(index.quota_ids.compiled())
         self._source = Source(compiled, index.kinds, index.policy, index.recontact_lists)
         self._kernels = _Kernels(self._source)
+        self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
+        self._read: _OfSchema[Columns] = _OfSchema()
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -92,7 +96,7 @@ class PanelMatcher:
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
         first = 0
-        for batch in _sized(batches, self._names):
+        for batch in _sized(map(self._fitted, batches)):
             yield first, batch
             first += len(batch)
 
@@ -100,7 +104,7 @@ class PanelMatcher:
         kernel: Kernel | None = None
         collector = self.output.collector(self._source)
         for first, batch in pieces:
-            columns = self._columns(batch.schema)
+            columns = self._read.found(batch.schema, self._columns)
             if kernel is None or kernel.plan.columns != columns:
                 kernel = self._kernels.lend(columns)
             ready = collector.begin(batch, first)
@@ -122,7 +126,7 @@ class PanelMatcher:
         if len(begun) < workers:  # to start them would take longer
             yield from self._matched(begun)
             return
-        self._kernels.plan(self._columns(begun[0][1].schema))  # once, for all of them
+        self._kernels.plan(self._read.found(begun[0][1].schema, self._columns))  # once, for all of them
         pieces = chain(begun, pieces)
         parts: list[Any] = []
         for is_part, made in matched(self._matched, pieces, workers):
@@ -164,6 +168,18 @@ class PanelMatcher:
         others = OTHERS if self.output.needs_codes or self._source.lists else OTHERS - {MEMBER_CODE}
         return others.union(map(str, self._source.classes))
 
+    def _fitted(self, batch: Any) -> Any:
+        """Return a batch with the columns that matter only, in types that can be taken apart."""
+        places, are_settled = self._kept.found(batch.schema, self._matter)
+        kept = batch.select(places)
+        return kept if are_settled else settled(kept)
+
+    def _matter(self, schema: Any) -> tuple[list[int], bool]:
+        """Return the places of columns that matter, and whether all are of types that can be taken apart."""
+        names = self._names
+        places = [at for at, name in enumerate(schema.names) if name in names]
+        return places, all(is_settled(schema.field(at).type) for at in places)
+
     def _columns(self, schema: Any) -> Columns:
         columns = columns_of(schema, self._source)
         if self.output.needs_codes and not columns.has_codes:
@@ -172,6 +188,20 @@ class PanelMatcher:
                 f" {MEMBER_CODE!r}; it has {', '.join(map(repr, schema.names[:10]))}"
             )
         return columns
+
+
+class _OfSchema(Generic[T]):
+    """What was found of a schema, kept for the next: mostly it is the same, and to look at it takes long."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, T] | None = None
+
+    def found(self, schema: Any, look: Callable[[Any], T]) -> T:
+        """Return what is found of a schema, for which it is looked at where that is new."""
+        last = self._last
+        if last is None or not schema.equals(last[0]):
+            last = self._last = schema, look(schema)
+        return last[1]
 
 
 class _Kernels:
@@ -224,14 +254,13 @@ def _batches(stream: Any) -> Iterator[Any]:
         yield batch
 
 
-def _sized(batches: Iterable[Any], names: frozenset[str]) -> Iterator[Any]:
-    """Yield batches of a good size, with these columns only."""
+def _sized(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of a good size."""
     waiting: list[Any] = []
     count = 0
     for batch in batches:
-        kept = settled(batch.select([at for at, name in enumerate(batch.schema.names) if name in names]))
-        for start in range(0, len(kept), _ROWS):
-            piece = kept.slice(start, _ROWS)
+        for start in range(0, len(batch), _ROWS):
+            piece = batch.slice(start, _ROWS)
             if waiting and (count + len(piece) > _ROWS or piece.schema != waiting[0].schema):
                 yield _joined(waiting)
                 waiting, count = [], 0

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._program import Kept
-from sampling_async.matching.panel._classes import UNANSWERED, Classes
+from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes
 from sampling_async.matching.panel._rows import TOGETHER, Row, Rows, by_turn
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 S = TypeVar("S", int, Row)
 _Place: TypeAlias = tuple[int, int]
 """The ID of a program, and a place in it."""
-
-MOST_CODES: Final = 255
-"""Classes of a question, if they are told apart one class at a time; of more, what is asked is looked up."""
 
 _LOOKED_UP: Final = 40
 _FILLED: Final = 5
