@@ -39,6 +39,7 @@ CHECKED: Final = 300
 PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members
 PEER_ROUNDS: Final = 3
 CORES_MEMBERS: Final = 4_000_000
+CORES_ROUNDS: Final = 5
 OUTPUTS: Final = {"counts": Counts(), "top 20": TopK(20), "sample of 100": Sample(100)}
 
 
@@ -213,7 +214,7 @@ def walls(members: int) -> dict[str, list[float]]:
         matcher.run(table, workers=workers).read_all()
         return time.perf_counter() - started
 
-    taken = interleaved({"1": partial(wall, 1), "2": partial(wall, 2)}, 3)
+    taken = interleaved({"1": partial(wall, 1), "2": partial(wall, 2)}, CORES_ROUNDS)
     assert (
         matcher.run(table.slice(0, 100_000), workers=2).read_all()
         == matcher.run(table.slice(0, 100_000)).read_all()

@@ -85,11 +85,6 @@ class Classes:
         ]
 
     @property
-    def pair(self) -> tuple[list[int], list[int]]:
-        """`certain` and `possible`."""
-        return self.certain, self.possible
-
-    @property
     def answered(self) -> int:
         """The set of all classes but that of no answer."""
         return self.everything ^ 1 << UNANSWERED

@@ -58,8 +58,8 @@ class Consecutive:
     def __init__(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         self._question_ids = list(ranges)
         self._names = list(map(str, ranges))
-        all_ranges = [_Range(*each) for each in ranges.values()]
-        self._of_kind = {number: _of_kind(all_ranges, kind) for number, kind in WHOLE.items()}
+        self._ranges = [_Range(*each) for each in ranges.values()]
+        self._of_kinds: dict[int, _OfKind] = {}  # of those that came
 
     def read(self, columns: Mapping[str, Any], codes: NDArray[np.uint8]) -> list[int]:
         """Read the class of each member's answers into the first rows of `codes`, a row a question.
@@ -75,14 +75,18 @@ class Consecutive:
                 left += [self._question_ids[at] for at in places]
             else:
                 some = slice(places[0], places[-1] + 1)
-                _read(
-                    mine[some], self._of_kind[kind].firsts[some], self._of_kind[kind].counts[some], codes[some]
-                )
+                of_kind = self._of_kind(kind)
+                _read(mine[some], of_kind.firsts[some], of_kind.counts[some], codes[some])
         return left
 
     def _kind(self, at: int, column: Any) -> int | None:
         kind: int = column.type.id
-        return kind if kind in self._of_kind and self._of_kind[kind].fits[at] else None
+        return kind if kind in WHOLE and self._of_kind(kind).fits[at] else None
+
+    def _of_kind(self, kind: int) -> _OfKind:
+        if kind not in self._of_kinds:
+            self._of_kinds[kind] = _of_kind(self._ranges, WHOLE[kind])
+        return self._of_kinds[kind]
 
 
 def _of_kind(ranges: Sequence[_Range], kind: np.dtype[Any]) -> _OfKind:

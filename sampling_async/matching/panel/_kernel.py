@@ -189,13 +189,13 @@ class Kernel:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         source, columns = plan.source, plan.columns
-        self._readers = {id_: Reader(id_, source.classes[id_], source.kinds) for id_ in columns.questions}
         single = columns.questions - columns.multiple
         ranges = {id_: source.classes[id_].consecutive for id_ in sorted(single)}
         consecutive = {id_: each for id_, each in ranges.items() if each is not None}
         small = [id_ for id_ in ranges if id_ not in consecutive and len(source.classes[id_]) <= MOST_CODES]
         self._consecutive = Consecutive(consecutive)
         self._others = sorted(columns.questions - consecutive.keys())
+        self._readers = {id_: self._reader(id_) for id_ in self._others}
         self._places = {id_: place for place, id_ in enumerate([*consecutive, *small])}
         self._fillers = list(self._made_fillers())
         self._lists = {
@@ -230,7 +230,10 @@ class Kernel:
         several: dict[int, Several] = {}
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
         for question_id in (*self._consecutive.read(read, codes), *self._others):
-            found = self._readers[question_id].read(read[str(question_id)], first)
+            reader = self._readers.get(question_id)
+            if reader is None:
+                reader = self._readers[question_id] = self._reader(question_id)
+            found = reader.read(read[str(question_id)], first)
             if isinstance(found, Several):
                 several[question_id] = found
             elif question_id in self._places:
@@ -250,6 +253,10 @@ class Kernel:
             taken(batch, source) if columns.has_taken else NOBODY,
             listed,
         )
+
+    def _reader(self, question_id: int) -> Reader:
+        source = self.plan.source
+        return Reader(question_id, source.classes[question_id], source.kinds)
 
     def fill(self, answers: Answers, members: slice) -> None:
         """Make the rows of some members of a batch."""

@@ -126,10 +126,13 @@ class PanelMatcher:
         if len(begun) < workers:  # to start them would take longer
             yield from self._matched(begun)
             return
-        self._kernels.plan(self._read.found(begun[0][1].schema, self._columns))  # once, for all of them
-        pieces = chain(begun, pieces)
+
+        def ready() -> Callable[[Iterable[Piece]], Iterator[Any]]:
+            self._kernels.plan(self._read.found(begun[0][1].schema, self._columns))  # once, for all of them
+            return self._matched
+
         parts: list[Any] = []
-        for is_part, made in matched(self._matched, pieces, workers):
+        for is_part, made in matched(ready, chain(begun, pieces), workers):
             if is_part:
                 parts.append(made)
             else:

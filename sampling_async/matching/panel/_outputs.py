@@ -98,8 +98,8 @@ def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
 class _Counting:
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._may = np.zeros(len(source.quotas), dtype=np.int64)
-        self._not_certain = np.zeros(len(source.quotas), dtype=np.int64)
+        self._may = np.zeros(len(source.quota_ids), dtype=np.int64)
+        self._not_certain = np.zeros(len(source.quota_ids), dtype=np.int64)
 
     def begin(self, batch: Any, first: int) -> Any:  # noqa: ARG002
         return batch

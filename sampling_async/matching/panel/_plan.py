@@ -98,10 +98,9 @@ class Source:
         policy: As given.
         lists: As given.
         classes: Of each question, the classes of its answers.
-        sub_quotas: What each sub-quota asks.
         layers: Of each layer the sub-quotas, by their places, and whether they are full.
-        quotas: The quotas, best first.
-        quota_ids: Of each its ID; the same for `survey_ids` and the completes that are still `needed`.
+        quota_ids: Of each quota, best first, its ID; the same for `survey_ids` and the completes that are still
+            `needed`.
         survey_ids: See there.
         needed: See there.
         of_survey: Of each survey, its waves by their places.
@@ -120,8 +119,9 @@ class Source:
         programs = {id(program): program for program, _ in compiled}
         layers, sub_quotas, all_asked = Kept[_Place](), Kept[_Place](), Kept[_Place]()
         waves: dict[tuple[int, int], int] = {}
-        self.quotas = [
-            QuotaOfPlan(
+        # As tuples without names, which are sent in a third of the time.
+        self._quotas = [
+            (
                 target.quota.quota_id,
                 waves.setdefault((target.survey.survey_id, target.survey.wave_id), len(waves)),
                 tuple([layers.place((id(program), place)) for place in target.layers]),
@@ -134,23 +134,31 @@ class Source:
             tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place].sub_quotas])
             for id_, place in layers.items
         ]
-        shapes = [
-            [all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked]
+        self._sub_quotas = [
+            tuple([all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked])
             for id_, place in sub_quotas.items
         ]
-        self.classes, asked = _classes(programs, all_asked.items, kinds, policy)
-        self.sub_quotas = [tuple([asked[at] for at in shape]) for shape in shapes]
-        self.quota_ids = _numbers(quota.quota_id for quota in self.quotas)
+        self.classes, self._asked = _classes(programs, all_asked.items, kinds, policy)
+        self.quota_ids = _numbers(target.quota.quota_id for _, target in compiled)
         self.survey_ids = _numbers(target.survey.survey_id for _, target in compiled)
         self.needed = _numbers(target.quota.estimated_completes_remaining for _, target in compiled)
         self.of_survey: defaultdict[int, list[int]] = defaultdict(list)
         for (survey_id, _), place in waves.items():
             self.of_survey[survey_id].append(place)
         self.excluding: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
-        for (_, target), quota in zip(compiled, self.quotas, strict=True):
+        for (_, target), quota in zip(compiled, self.quotas(), strict=True):
             for one in target.survey.survey_wave_exclusions:
                 for status_id in one.participation_status_ids:
                     self.excluding[one.survey_id, one.wave_id, status_id].add(quota.wave)
+
+    def quotas(self) -> list[QuotaOfPlan]:
+        """Return the quotas, best first."""
+        return list(map(QuotaOfPlan._make, self._quotas))
+
+    def sub_quotas(self) -> list[tuple[Asked, ...]]:
+        """Return what each sub-quota asks."""
+        asked = [Asked(question_id, Pair(certain, possible)) for question_id, certain, possible in self._asked]
+        return [tuple([asked[at] for at in places]) for places in self._sub_quotas]
 
 
 def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
@@ -159,8 +167,8 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
 
 def _classes(
     programs: Mapping[int, Program], all_asked: Sequence[_Place], kinds: QuestionKinds, policy: MatchPolicy
-) -> tuple[dict[int, Classes], list[Asked]]:
-    """Return the classes of all questions, and what is asked, by its places in programs, as classes."""
+) -> tuple[dict[int, Classes], list[tuple[int, int, int]]]:
+    """Return the classes of all questions, and what is asked: the question, and the parts of a `Pair`."""
     of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
     shapes: list[tuple[int, list[int]]] = []
     for id_, at in all_asked:
@@ -174,7 +182,11 @@ def _classes(
         for question_id, kept in of_question.items()
     }
     return classes, [
-        Asked(question_id, Pair(*(all_of(of[at] for at in places) for of in classes[question_id].pair)))
+        (
+            question_id,
+            all_of(classes[question_id].certain[at] for at in places),
+            all_of(classes[question_id].possible[at] for at in places),
+        )
         for question_id, places in shapes
     ]
 
@@ -250,7 +262,7 @@ class Plan:
     def __init__(self, source: Source, columns: Columns) -> None:
         self.source, self.columns = source, columns
         planning = _Planning(source, columns)
-        quotas = [planning.quota(each) for each in source.quotas]
+        quotas = [planning.quota(each) for each in source.quotas()]
         arranged = planning.rows.arranged({part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
         self.steps = arranged.steps
@@ -305,14 +317,16 @@ class _Planning:
         self.rows = Rows()
         self._source, self._columns = source, columns
         self._exactly_one = source.policy.subquota_rule == "exactly_one"
-        layers = [self._read(shape) for shape in source.layers]
+        all_sub_quotas = source.sub_quotas()
+        layers = [
+            self._read([(all_sub_quotas[place], full) for place, full in shape]) for shape in source.layers
+        ]
         self._ways = self._chosen_ways(layers)
         self._made: dict[tuple[int, int], Row] = {}
         self._fits: dict[tuple[Asked, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
 
-    def _read(self, shape: Sequence[tuple[int, bool]]) -> _OneQuestion | _Crossed:
-        sub_quotas = [(self._source.sub_quotas[sub_quota], full) for sub_quota, full in shape]
+    def _read(self, sub_quotas: list[tuple[tuple[Asked, ...], bool]]) -> _OneQuestion | _Crossed:
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # Of several answers each may fit another sub-quota, so that who fits is not a matter of the class.

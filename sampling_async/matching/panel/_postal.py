@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -95,15 +95,18 @@ class Beginnings:
 
 def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
     """Yield beginnings of postal codes with their classes, those of a length together, the shortest first."""
-    # No answer that is plain begins with anything else.
-    texts = [text for text in of if text.isascii() and text.isalnum() and len(text) <= _PACKED]
-    texts.sort(key=lambda text: (len(text), text))
-    for length, group in groupby(texts, key=len):
-        same = list(group)
-        packed = np.frombuffer("".join(text.ljust(_PACKED, "\0") for text in same).encode(), dtype=">u8")
+    by_length: defaultdict[int, list[str]] = defaultdict(list)
+    for text in of:
+        if text.isascii() and text.isalnum():  # no answer that is plain begins with anything else
+            by_length[len(text)].append(text)
+    for length in range(1, _PACKED + 1):
+        same = by_length[length]
+        letters = np.zeros((len(same), _PACKED), dtype=np.uint8)
+        letters[:, :length] = np.frombuffer("".join(same).encode(), dtype=np.uint8).reshape(-1, length)
         mask = _LAST << np.uint64(8 * (_PACKED - length))
-        classes = np.array([of[text] for text in same], dtype=np.intp)
-        yield _OfLength(mask, _Table(packed.astype(np.uint64), classes))
+        if same:
+            classes = np.array([of[text] for text in same], dtype=np.intp)
+            yield _OfLength(mask, _Table(letters.view(">u8")[:, 0].astype(np.uint64), classes))
 
 
 def _plain(words: Any) -> Any | None:

@@ -137,12 +137,13 @@ class _Worker:
 
 
 def matched(
-    match: Callable[[Iterable[Piece]], Iterator[Any]], pieces: Iterator[Piece], workers: int
+    ready: Callable[[], Callable[[Iterable[Piece]], Iterator[Any]]], pieces: Iterator[Piece], workers: int
 ) -> Iterator[tuple[bool, Any]]:
     """Yield what comes of pieces, as record batches; first those of the pieces, in their order.
 
     Args:
-        match: What makes record batches of pieces; it is pickled.
+        ready: Called when the other processes start, which takes them a while. It returns what makes record
+            batches of pieces, which is pickled.
         pieces: The panel, a piece at least.
         workers: How many processes, with this one.
 
@@ -155,6 +156,7 @@ def matched(
         folder = Path(name)
         crew = [_Worker(folder, str(number)) for number in range(workers - 1)]
         try:
+            match = ready()
             (folder / _WORK).write_bytes(pickle.dumps(match))
             for worker in crew:
                 worker.begin()
