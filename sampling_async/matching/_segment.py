@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sampling_async._collector import put_off_a_pause
 from sampling_async._errors import InvalidRequestError
 from sampling_async.matching._bits import Unions, all_of, ascending, without
 from sampling_async.matching._policy import MatchPolicy, Truth
@@ -269,6 +270,7 @@ class _Sorted:
         self.folded: list[tuple[LayerShape, int]] = []
         self.crossed: list[tuple[LayerShape, int]] = []
         for shape, quotas in zip(program.layers, having, strict=True):
+            put_off_a_pause()  # as in `Program`
             asked = [program.sub_quotas[sub_quota].asked for sub_quota, _ in shape.sub_quotas]
             if all(full for _, full in shape.sub_quotas):  # or there are none
                 self.never |= quotas
@@ -318,6 +320,7 @@ class Segment:
             self._crossed_vague |= 0 if asked else 1 << bit
         bits: dict[int, int] = {}  # of conditions, each in its question
         for place in sorted(layers.one_of.keys() | crossed.keys()):
+            put_off_a_pause()
             question, conditions = self._asked(program, place, bits)
             question.add_one_of(conditions, layers.one_of[place], crossed[place])
         for shape, quotas in layers.folded:

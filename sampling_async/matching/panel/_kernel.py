@@ -262,10 +262,11 @@ class Kernel:
         """Make the rows of some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
-        together = self.plan.count + TOGETHER * np.arange(4)
-        room = self._rooms[1].rows(int(together[-1]), words)
-        rows, *others = np.split(room, together[:-1])
-        self._rows, (self._some, *self._of_block) = rows, others
+        room, made = self._rooms[1].rows(self.plan.count + 3 * TOGETHER, words), self.plan.count
+        self._rows = rows = room[:made]
+        self._some, self._possible, self._certain = (
+            room[first : first + TOGETHER] for first in range(made, len(room), TOGETHER)
+        )
         rows[0] = 0
         self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
@@ -281,11 +282,11 @@ class Kernel:
 
         Both are overwritten by the next call.
         """
-        possible = self._of_block[0][: len(block.quotas)]
+        possible = self._possible[: len(block.quotas)]
         _combine(np.bitwise_and, self._rows, block.possible, possible, self._some)
         if self._is_partial:
             possible &= self.everybody
-        certain = self._of_block[1][: len(block.unsure)]
+        certain = self._certain[: len(block.unsure)]
         possible.take(block.unsure, 0, certain, "clip")
         _and_more(self._rows, block.certain, certain, self._some)
         return possible, certain

@@ -72,26 +72,19 @@ class Counts:
 
     def merged(self, table: Any, source: Source) -> Any:
         """Return the sum of several."""
-        counts = np.zeros((len(source.quota_ids), 2), dtype=np.int64)
+        certain, possible = np.zeros((2, len(source.quota_ids)), dtype=np.int64)
         at = _places(table, source)
-        for column, name in enumerate(("certain", "possible")):
-            np.add.at(counts[:, column], at, table.column(name).to_numpy())
-        return _counts(source, counts)
+        np.add.at(certain, at, table.column("certain").to_numpy())
+        np.add.at(possible, at, table.column("possible").to_numpy())
+        return _counts(source, certain, possible)
 
 
 _COUNTS: Final = ("quota_id", "survey_id", "needed", "certain", "possible", "shortfall")
 
 
-def _counts(source: Source, counts: NDArray[np.int64]) -> Any:
-    needed = source.needed
-    columns = (
-        source.quota_ids,
-        source.survey_ids,
-        needed,
-        counts[:, 0],
-        counts[:, 1],
-        np.maximum(needed - counts[:, 0], 0),
-    )
+def _counts(source: Source, certain: NDArray[np.int64], possible: NDArray[np.int64]) -> Any:
+    shortfall = np.maximum(source.needed - certain, 0)
+    columns = (source.quota_ids, source.survey_ids, source.needed, certain, possible, shortfall)
     return pa.record_batch([arrow(column) for column in columns], names=_COUNTS)
 
 
@@ -113,7 +106,7 @@ class _Counting:
             self._not_certain[block.quotas[block.unsure]] += may[block.unsure] - does
 
     def end(self) -> Any:
-        return _counts(self._source, np.stack([self._may - self._not_certain, self._not_certain], axis=1))
+        return _counts(self._source, self._may - self._not_certain, self._not_certain)
 
 
 @frozen
