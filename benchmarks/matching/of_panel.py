@@ -93,7 +93,8 @@ def _costs() -> Iterator[Row]:
 def growth() -> dict[int, float]:
     """Match a large panel, and in between, again and again, smaller ones; return what a member of these costs.
 
-    That is beside what those of the large one cost just before and after, for the machine's clock swings.
+    That is beside what those of the large one cost just before and after, for the machine's clock swings. The batch
+    right after a small panel does not count, for it fetches again what that drove out of the processor's caches.
     """
     index = QuotaIndex(decoded())
     large, small = PanelMatcher(index), PanelMatcher(index)
@@ -114,10 +115,12 @@ def growth() -> dict[int, float]:
 
     for _ in large.map_batches(batches()):
         pass
+    after = {at for _, at, _ in taken}
     beside: dict[int, list[float]] = {size: [] for size in BETWEEN}
     for size, at, cost in taken:
-        reach = max(1, size // BLOCK // 2)
-        beside[size].append(cost / statistics.mean(costs[at - reach : at + reach]))
+        reach = max(2, size // BLOCK // 2)
+        around = [costs[each] for each in range(at - reach, at + reach) if each not in after]
+        beside[size].append(cost / statistics.mean(around))
     return {size: statistics.median(found) for size, found in beside.items()}
 
 
