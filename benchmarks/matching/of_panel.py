@@ -93,8 +93,8 @@ def _costs() -> Iterator[Row]:
 def growth() -> dict[int, float]:
     """Match a large panel, and in between, again and again, smaller ones; return what a member of these costs.
 
-    That is beside what those of the large one cost just before and after, for the machine's clock swings. The batch
-    right after a small panel does not count, for it fetches again what that drove out of the processor's caches.
+    That is beside what those of the large one cost just before and after, for the machine's clock swings. Its
+    batch right after a small panel does not count: it fetches again what that drove out of the caches.
     """
     index = QuotaIndex(decoded())
     large, small = PanelMatcher(index), PanelMatcher(index)
