@@ -40,8 +40,8 @@ class Classes:
     Attributes:
         kind: As given.
         of: The classes of answers: of years, answer IDs or beginnings of postal codes. Others are in `OTHER`.
-        consecutive: The first answer ID and how many there are, if they come one after the other and are in the
-            classes after `OTHER`, one in each.
+        consecutive: The answer IDs, if they come one after the other and are in the classes after `OTHER`, one
+            in each.
         everything: The set of all classes.
         certain: Of each condition, the classes that meet it.
         possible: Of each condition, the classes that may.
@@ -56,18 +56,16 @@ class Classes:
         lengths = {len(value) for value in meeting if isinstance(value, str)}
         self._lengths = sorted(lengths, reverse=True)
         self.consecutive = None if kind in {"age", "postal"} else _range(meeting)
-        numbers: dict[object, int] = {} if self.consecutive else {(OTHER, ()): OTHER}
+        numbers: dict[object, int] = {(OTHER, ()): OTHER} if self.consecutive is None else {}
         met: list[frozenset[int]] = [frozenset(), frozenset()]  # by the answers of each class
         self.of: dict[int | str, int] = {}
-        values: Iterable[int | str] = sorted(meeting, key=_in_order)  # a code comes after its beginnings
-        if self.consecutive is not None:
-            first, count = self.consecutive
-            values = range(first, first + count)
+        # A code comes after its beginnings.
+        values: Iterable[int | str] = self.consecutive or sorted(meeting, key=_in_order)
         for value in values:
             # What meets a condition by its beginning does so as a whole.
             beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
             places_met = meeting.get(value, [])
-            key = value if self.consecutive else (beginning, tuple(places_met))
+            key = (beginning, tuple(places_met)) if self.consecutive is None else value
             number = self.of[value] = numbers.setdefault(key, len(met))
             if number == len(met):
                 met.append(met[beginning].union(places_met))
@@ -111,14 +109,13 @@ class Classes:
         return OTHER
 
 
-def _range(meeting: Mapping[Any, Sequence[int]]) -> tuple[int, int] | None:
-    """Return the first of numbers and how many there are up to the last, if few of these could be one class."""
+def _range(meeting: Mapping[Any, Sequence[int]]) -> range | None:
+    """Return numbers with all that are in between, if few of these could be one class."""
     if not meeting:
         return None
-    first, last = min(meeting), max(meeting)
-    count = last - first + 1
+    first, end = min(meeting), max(meeting) + 1
     needed = len(set(map(tuple, meeting.values())))
-    return (first, count) if count <= min(needed + _MORE, MOST_CODES - OTHER - 1) else None
+    return range(first, end) if end - first <= min(needed + _MORE, MOST_CODES - OTHER - 1) else None
 
 
 def _values(condition: Condition) -> Collection[int | str]:

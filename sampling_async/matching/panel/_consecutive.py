@@ -22,17 +22,6 @@ _LONG: Final = 2**15
 """Members whose answers are read in less time than they are put together with others."""
 
 
-class _Range(NamedTuple):
-    """The answer IDs of a question that are in classes of their own."""
-
-    first: int
-    length: int
-
-    def is_within(self, kind: np.dtype[Any]) -> bool:
-        limits = np.iinfo(kind)
-        return bool(limits.min <= self.first and self.first + self.length - 1 <= limits.max)
-
-
 class _OfKind(NamedTuple):
     """What is to be done with columns of a type.
 
@@ -51,14 +40,13 @@ class Consecutive:
     """Reads columns of such questions.
 
     Args:
-        ranges: Of each question, by its ID, the first answer ID and how many there are: they are in the classes
-            that come after `OTHER`, one in each.
+        ranges: Of each question, by its ID, the answer IDs: they are in the classes after `OTHER`, one in each.
     """
 
-    def __init__(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+    def __init__(self, ranges: Mapping[int, range]) -> None:
         self._question_ids = list(ranges)
         self._names = list(map(str, ranges))
-        self._ranges = [_Range(*each) for each in ranges.values()]
+        self._ranges = list(ranges.values())
         self._of_kinds: dict[int, _OfKind] = {}  # of those that came
 
     def read(self, columns: Mapping[str, Any], codes: NDArray[np.uint8]) -> list[int]:
@@ -89,10 +77,11 @@ class Consecutive:
         return self._of_kinds[kind]
 
 
-def _of_kind(ranges: Sequence[_Range], kind: np.dtype[Any]) -> _OfKind:
-    fits = [each.is_within(kind) for each in ranges]
-    firsts = [[each.first if fit else 0] for each, fit in zip(ranges, fits, strict=True)]
-    counts = [[each.length] for each in ranges]
+def _of_kind(ranges: Sequence[range], kind: np.dtype[Any]) -> _OfKind:
+    limits = np.iinfo(kind)
+    fits = [bool(limits.min <= each[0] and each[-1] <= limits.max) for each in ranges]
+    firsts = [[each[0] if fit else 0] for each, fit in zip(ranges, fits, strict=True)]
+    counts = [[len(each)] for each in ranges]
     return _OfKind(fits, np.array(firsts, dtype=kind), np.array(counts, dtype=f"u{kind.itemsize}"))
 
 

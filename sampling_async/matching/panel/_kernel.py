@@ -195,7 +195,7 @@ class Kernel:
         small = [id_ for id_ in ranges if id_ not in consecutive and len(source.classes[id_]) <= MOST_CODES]
         self._consecutive = Consecutive(consecutive)
         self._others = sorted(columns.questions - consecutive.keys())
-        self._readers = {id_: self._reader(id_) for id_ in self._others}
+        self._readers: dict[int, Reader] = {}  # made when they are asked for: most columns need none
         self._places = {id_: place for place, id_ in enumerate([*consecutive, *small])}
         self._fillers = list(self._made_fillers())
         self._lists = {
@@ -203,7 +203,7 @@ class Kernel:
             for quota_id, codes in source.lists.items()
             if columns.has_codes
         }
-        self._rooms = _Room(np.uint8), _Room(np.uint64)
+        self._rooms = _Rooms()
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
         return Kernel, (self.plan,)
@@ -211,7 +211,7 @@ class Kernel:
     def another(self) -> Kernel:
         """Return one that makes the same, with rows of its own."""
         kernel = Kernel.__new__(Kernel)
-        vars(kernel).update(vars(self), _rooms=(_Room(np.uint8), _Room(np.uint64)))
+        vars(kernel).update(vars(self), _rooms=_Rooms())
         return kernel
 
     def answers(self, batch: Any, first: int) -> Answers:
@@ -225,15 +225,12 @@ class Kernel:
             InvalidRequestError: It holds what it should not; the text tells the column and the row.
         """
         columns, source = self.plan.columns, self.plan.source
-        codes = self._rooms[0].rows(len(self._places), len(batch))
+        codes = self._rooms.codes.rows(len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
         several: dict[int, Several] = {}
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
         for question_id in (*self._consecutive.read(read, codes), *self._others):
-            reader = self._readers.get(question_id)
-            if reader is None:
-                reader = self._readers[question_id] = self._reader(question_id)
-            found = reader.read(read[str(question_id)], first)
+            found = self._reader(question_id).read(read[str(question_id)], first)
             if isinstance(found, Several):
                 several[question_id] = found
             elif question_id in self._places:
@@ -255,14 +252,18 @@ class Kernel:
         )
 
     def _reader(self, question_id: int) -> Reader:
-        source = self.plan.source
-        return Reader(question_id, source.classes[question_id], source.kinds)
+        reader = self._readers.get(question_id)
+        if reader is None:
+            source = self.plan.source
+            reader = Reader(question_id, source.classes[question_id], source.kinds)
+            self._readers[question_id] = reader
+        return reader
 
     def fill(self, answers: Answers, members: slice) -> None:
         """Make the rows of some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
-        room, made = self._rooms[1].rows(self.plan.count + 3 * TOGETHER, words), self.plan.count
+        room, made = self._rooms.members.rows(self.plan.count + 3 * TOGETHER, words), self.plan.count
         self._rows = rows = room[:made]
         self._some, self._possible, self._certain = (
             room[first : first + TOGETHER] for first in range(made, len(room), TOGETHER)
@@ -324,6 +325,14 @@ class _Room:
         if count * length > len(self._numbers):
             self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
         return self._numbers[: count * length].reshape(count, length)
+
+
+class _Rooms:
+    """What a kernel has of its own."""
+
+    def __init__(self) -> None:
+        self.codes = _Room(np.uint8)
+        self.members = _Room(np.uint64)
 
 
 def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:

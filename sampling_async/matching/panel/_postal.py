@@ -101,12 +101,13 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
             by_length[len(text)].append(text)
     for length in range(1, _PACKED + 1):
         same = by_length[length]
+        if not same:
+            continue
         letters = np.zeros((len(same), _PACKED), dtype=np.uint8)
         letters[:, :length] = np.frombuffer("".join(same).encode(), dtype=np.uint8).reshape(-1, length)
-        mask = _LAST << np.uint64(8 * (_PACKED - length))
-        if same:
-            classes = np.array([of[text] for text in same], dtype=np.intp)
-            yield _OfLength(mask, _Table(letters.view(">u8")[:, 0].astype(np.uint64), classes))
+        numbers = letters.view(">u8")[:, 0].astype(np.uint64)
+        classes = np.array([of[text] for text in same], dtype=np.intp)
+        yield _OfLength(_LAST << np.uint64(8 * (_PACKED - length)), _Table(numbers, classes))
 
 
 def _plain(words: Any) -> Any | None:
@@ -120,7 +121,7 @@ def _plain(words: Any) -> Any | None:
 
 
 def _packed(codes: Any) -> NDArray[np.uint64]:
-    """Return texts of letters and digits, cut to as many as fit, as numbers that are in the order of texts."""
+    """Return texts of letters and digits, cut to as many as fit, as numbers."""
     same = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
     return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
 
