@@ -50,6 +50,7 @@ from sampling_async.matching import (
     QuotaIndex,
     Sample,
     TopK,
+    Workers,
 )
 from sampling_async.matching.panel import (
     _classes,
@@ -681,7 +682,8 @@ class Crew:
         for number, batch in enumerate(batches):
             if number == 5:
                 assert self.workers
-                assert all(worker.connection.poll(60) for worker in self.workers)
+                there = [each for each in self.workers if not each.connection.closed]
+                assert all(worker.is_ready or worker.connection.poll(60) for worker in there)
             yield batch
 
 
@@ -761,9 +763,10 @@ def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, 
     (tmp_path / "work").write_bytes(pickle.dumps(PanelMatcher(index)._matched))
     (tmp_path / "3").write_bytes(b"a piece")
     ours, theirs = Pipe()
-    process = get_context("spawn").Process(target=_workers._work, args=(theirs, tmp_path))
+    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
     process.start()
     theirs.close()
+    ours.send(tmp_path)
     ours.send(None)
     assert ours.poll(60)
     ours.close()
@@ -811,7 +814,7 @@ def test_a_worker_that_is_killed_is_told(generated, crew):
 @pytest.mark.usefixtures("crew")
 def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
     index, panel = generated
-    made = PanelMatcher(index, TopK(2))._matched_by(2, PanelMatcher(index, TopK(2))._pieces(panel.to_batches()))
+    made = PanelMatcher(index, TopK(2))._matched_by(Workers(2), panel.to_batches())
     assert len(next(made)) == 40
     assert active_children()
     made.close()
@@ -819,8 +822,97 @@ def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
 
 def test_a_panel_of_few_pieces_starts_no_process(generated, monkeypatch):
     index, panel = generated
-    monkeypatch.setattr(_matcher, "matched", None)
+    monkeypatch.setattr(_workers, "_Worker", None)
     assert len(PanelMatcher(index, TopK(2)).run(panel, workers=8).read_all()) == len(panel)
+
+
+def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
+    index, panel = generated
+    batches = panel.to_batches(max_chunksize=40)
+    with Workers(3) as workers:
+        for output in (Counts(), TopK(5), Sample(6)):
+            matcher = PanelMatcher(index, output)
+            given = crew.given
+            made = matcher.run(crew.awaited(batches), workers=workers).read_all()
+            assert made == matcher.run(panel).read_all()
+            assert 2 <= crew.given - given < len(batches)
+        assert len(crew.workers) == len(active_children()) == 2
+
+
+def test_kept_processes_are_waited_for_once_and_then_match_panels_of_few_pieces(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    few = panel.slice(0, 80)  # two pieces
+    with Workers(4) as workers:
+        assert matcher.run(few, workers=workers).read_all() == matcher.run(few).read_all()
+        assert not crew.workers
+        assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+        assert len(crew.workers) == 3
+        many = pa.concat_tables([few] * 20).to_batches(max_chunksize=40)
+        crew.given = 0
+        matcher.run(crew.awaited(many), workers=workers).read_all()
+        assert crew.given
+        assert matcher.run(few, workers=workers).read_all() == matcher.run(few).read_all()
+        assert len(crew.workers) == 3
+
+
+def test_kept_processes_end_with_a_run_that_fails_and_the_next_one_has_others(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    ages = pa.array([30] * 210 + [-1] * (len(panel) - 210))
+    wrong = panel.set_column(panel.column_names.index(str(AGE)), str(AGE), ages)
+    with Workers(2) as workers:
+        for number in (1, 2):
+            with pytest.raises(InvalidRequestError, match=r"of the panel: .* not -1"):
+                matcher.run(crew.awaited(wrong.to_batches(max_chunksize=40)), workers=workers).read_all()
+            assert not active_children()
+            assert len(crew.workers) == number
+        assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+
+
+def test_a_kept_process_that_was_killed_in_between_is_replaced(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    with Workers(2) as workers:
+        for number in (1, 2):
+            assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+            assert len(crew.workers) == number
+            for child in active_children():
+                child.kill()
+                child.join()
+
+
+def test_runs_at_the_same_time_have_processes_of_their_own(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    expected = matcher.run(panel).read_all()
+    with Workers(2) as workers:
+        runs = [matcher.run(panel, workers=workers) for _ in range(3)]
+        made = [[run.read_next_batch()] for run in runs]
+        assert len(crew.workers) == 3
+        made[0] += runs[0]
+        made[1] += runs[1]
+        assert len(active_children()) == 2  # one that is kept, and that of the third
+    made[2] += runs[2]
+    assert not active_children()
+    assert [pa.Table.from_batches(some) for some in made] == [expected] * 3
+
+
+def test_workers_are_kept_by_one_block():
+    with Workers(2) as workers, pytest.raises(InvalidRequestError, match="kept already"), workers:
+        pass
+    with workers:
+        pass
+
+
+def test_a_process_that_has_nothing_to_do_ends_with_its_parent():
+    ours, theirs = Pipe()
+    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
+    process.start()
+    theirs.close()
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])

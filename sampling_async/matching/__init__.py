@@ -33,7 +33,7 @@ from sampling_async.matching._program import Diagnostic
 from sampling_async.matching._questions import Bands, Profile, QuestionKinds
 
 if TYPE_CHECKING:
-    from sampling_async.matching.panel import Counts, PanelMatcher, Sample, TopK
+    from sampling_async.matching.panel import Counts, PanelMatcher, Sample, TopK, Workers
 
 __all__ = [
     "Bands",
@@ -53,10 +53,11 @@ __all__ = [
     "Sample",
     "TopK",
     "Truth",
+    "Workers",
     "most_wanted",
 ]
 
-_OF_PANEL: Final = frozenset({"Counts", "PanelMatcher", "Sample", "TopK"})
+_OF_PANEL: Final = frozenset({"Counts", "PanelMatcher", "Sample", "TopK", "Workers"})
 
 
 def __getattr__(name: str) -> Any:

@@ -5,5 +5,6 @@ It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async.matching.panel._matcher import PanelMatcher
 from sampling_async.matching.panel._outputs import Counts, Sample, TopK
+from sampling_async.matching.panel._workers import Workers
 
-__all__ = ["Counts", "PanelMatcher", "Sample", "TopK"]
+__all__ = ["Counts", "PanelMatcher", "Sample", "TopK", "Workers"]

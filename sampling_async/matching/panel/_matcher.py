@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sampling_async._errors import InvalidRequestError
@@ -14,7 +13,7 @@ from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._outputs import Counts, Output, TopK
 from sampling_async.matching.panel._plan import Plan, Source
-from sampling_async.matching.panel._workers import matched
+from sampling_async.matching.panel._workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,26 +64,24 @@ class PanelMatcher:
         """The Arrow schema of what comes out."""
         return self.output.schema
 
-    def run(self, stream: Any, *, workers: int = 1) -> Any:
+    def run(self, stream: Any, *, workers: int | Workers = 1) -> Any:
         """Match a panel; return what is wanted of it as a `pyarrow.RecordBatchReader`.
 
         Args:
             stream: Anything that speaks the Arrow C stream: a `pyarrow` table or reader, a Polars or pandas
                 data frame, a DuckDB relation. Or an iterator of record batches.
-            workers: Processes that match, on one machine; this is one of them. Others are started anew, where
-                the panel is worth it, so that the main module of a program must do its work under
-                `if __name__ == "__main__":`.
+            workers: Processes that match, on one machine; this is one of them. Others are started where the
+                panel is worth it, so that the main module of a program must do its work under
+                `if __name__ == "__main__":`. They end with the run; `Workers` keeps them for the next.
 
         Raises:
             InvalidRequestError: While the result is read: it is no such stream, or a column holds what it
                 should not; the text tells the column and the row.
             ChildProcessError: A process ended while the result was read.
         """
-        if not isinstance(workers, int) or workers < 1:
-            raise InvalidRequestError(f"workers is a number of processes from 1 on, not {workers!r}")
-        pieces = self._pieces(_batches(stream))
-        made = self._matched(pieces) if workers == 1 else self._matched_by(workers, pieces)
-        return pa.RecordBatchReader.from_batches(self.schema, made)
+        if not isinstance(workers, Workers):
+            workers = Workers(workers)
+        return pa.RecordBatchReader.from_batches(self.schema, self._matched_by(workers, _batches(stream)))
 
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match some of a panel, as an engine hands it out; yield record batches of what is wanted of these.
@@ -120,25 +117,20 @@ class PanelMatcher:
         if made is not None:
             yield made
 
-    def _matched_by(self, workers: int, pieces: Iterator[Piece]) -> Iterator[Any]:
-        """Match by this process and others, and put together what they say of all."""
-        begun = list(islice(pieces, workers))
-        if len(begun) < workers:  # to start them would take longer
-            yield from self._matched(begun)
-            return
-
-        def ready() -> Callable[[Iterable[Piece]], Iterator[Any]]:
-            self._kernels.plan(self._read.found(begun[0][1].schema, self._columns))  # once, for all of them
-            return self._matched
-
+    def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
+        """Match by several processes, and put together what they say of all."""
         parts: list[Any] = []
-        for is_part, made in matched(ready, chain(begun, pieces), workers):
+        for is_part, made in workers.matched(self._matched, self._pieces(batches), self._plan):
             if is_part:
                 parts.append(made)
             else:
                 yield made
         if parts:
             yield from self.merged(parts).to_batches()
+
+    def _plan(self, batch: Any) -> None:
+        """Plan for a panel, once for all processes."""
+        self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
         """Return what comes of parts of a panel as what would have come of all: a `pyarrow.Table`.

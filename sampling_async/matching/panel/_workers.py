@@ -3,7 +3,7 @@
 This process is one of them: it matches from the beginning, while the others start, and hands out pieces in
 between. They go by files that are mapped into memory, and are in memory where the system has a place for that:
 through a pipe, to write and to read them would cost a good part of what is gained. Each of the others has one
-more piece waiting than it works on.
+more piece waiting than it works on. They end with the run, unless `Workers` keeps them for the next.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ import os
 import pickle
 import signal
 from collections import deque
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from sampling_async._errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
+
 Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
+
+Matches: TypeAlias = "Callable[[Iterable[Piece]], Iterator[Any]]"
+"""Makes record batches of pieces."""
 
 _WORK: Final = "work"
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
@@ -69,17 +75,31 @@ class _File:
 class _Worker:
     """A process, the end of the pipe to it, and the pieces it has: the one it works on first."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self) -> None:
         context = get_context("spawn")  # threads of pyarrow do not survive a fork
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, folder), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         with _interrupts_put_off():
             self._process.start()
         theirs.close()
-        self._files = deque(_File(folder / f"{name}-{at}") for at in range(_PIECES))
+        self._files: deque[_File] = deque()  # none, if it takes part in no run
         self.pieces: deque[int] = deque()
-        self.is_ready = False
-        self._is_told = False
+        self.is_ready = self._is_told = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.is_alive()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes part in no run."""
+        return not self._files
+
+    def join(self, folder: Path, name: str) -> None:
+        """Have it take part in a run, whose files are in a folder."""
+        self._files.extend(_File(folder / f"{name}-{at}") for at in range(_PIECES))
+        self._send(folder)
 
     def begin(self) -> None:
         """Tell it that what it has to do is written down; to start takes it longer."""
@@ -126,44 +146,117 @@ class _Worker:
             " out of memory; or the main module starts one again, for want of `if __name__ == '__main__':`"
         )
 
+    def leave(self) -> None:
+        """Have done with a run, of which it has said all that it had to say."""
+        self.is_ready = self._is_told = False
+        while self._files:
+            self._files.pop().close()
+
     def stop(self) -> None:
         """End it, whatever it does."""
         self._process.terminate()
         self._process.join()
         self._process.close()
         self.connection.close()
-        for file in self._files:
-            file.close()
+        self.leave()
 
 
-def matched(
-    ready: Callable[[], Callable[[Iterable[Piece]], Iterator[Any]]], pieces: Iterator[Piece], workers: int
-) -> Iterator[tuple[bool, Any]]:
-    """Yield what comes of pieces, as record batches; first those of the pieces, in their order.
+class Workers:
+    """Processes that match panels, kept from one run to the next: to start them takes half a second each time.
+
+        with Workers(8) as workers:
+            counts = PanelMatcher(index).run(panel, workers=workers).read_all()
+            best = PanelMatcher(index, TopK(20)).run(panel, workers=workers).read_all()
+
+    The first run that is worth it starts them, and waits for them at its end; with the block they end. Several
+    threads may use them at the same time: a run that finds none idle starts others, which end with it.
 
     Args:
-        ready: Called when the other processes start, which takes them a while. It returns what makes record
-            batches of pieces, which is pickled.
-        pieces: The panel, a piece at least.
-        workers: How many processes, with this one.
+        count: How many match a panel, with the process that runs it.
 
-    Returns:
-        Of each, whether it came after all pieces, and is to be put together with others.
+    Raises:
+        InvalidRequestError: That is no number, or none from 1 on.
     """
-    first = next(pieces)
-    room = _PIECES * (workers - 1) * first[1].nbytes
-    with TemporaryDirectory(prefix="sampling-async-", dir=_place(room), ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        crew = [_Worker(folder, str(number)) for number in range(workers - 1)]
-        try:
-            match = ready()
-            (folder / _WORK).write_bytes(pickle.dumps(match))
+
+    def __init__(self, count: int) -> None:
+        if not isinstance(count, int) or count < 1:
+            raise InvalidRequestError(f"workers is a number of processes from 1 on, not {count!r}")
+        self.count = count
+        self._lock = Lock()
+        self._idle: list[_Worker] | None = None
+
+    def __enter__(self) -> Self:
+        if self._idle is not None:
+            raise InvalidRequestError("these workers are kept already: one `with` block, for all runs")
+        self._idle = []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, None
+        for worker in idle or ():
+            worker.stop()
+
+    def matched(
+        self, match: Matches, pieces: Iterator[Piece], ready: Callable[[Any], object]
+    ) -> Iterator[tuple[bool, Any]]:
+        """Yield what comes of a panel, as record batches, for `PanelMatcher.run`; pieces in their order.
+
+        Args:
+            match: What makes record batches of pieces; it is pickled.
+            pieces: The panel.
+            ready: Called with a batch of it before `match` is pickled, while other processes start.
+
+        Returns:
+            Of each, whether it came after all pieces, and is to be put together with others.
+        """
+        worth = 2 if self._idle else self.count  # few are matched before a process has started
+        begun = list(islice(pieces, worth)) if self.count > 1 else []
+        pieces = chain(begun, pieces)
+        if self.count == 1 or len(begun) < worth:
+            yield from ((False, batch) for batch in match(pieces))
+            return
+        batch = begun[0][1]
+        room = _PIECES * (self.count - 1) * batch.nbytes
+        with (
+            TemporaryDirectory(prefix="sampling-async-", dir=_place(room), ignore_cleanup_errors=True) as name,
+            self._taking_part(Path(name)) as crew,
+        ):
+            ready(batch)
+            del batch, begun  # they are large
+            Path(name, _WORK).write_bytes(pickle.dumps(match))
             for worker in crew:
                 worker.begin()
-            yield from _Lead(crew, chain((first,), pieces)).matched(match)
+            yield from _Lead(crew, pieces).matched(match, waits=self._idle is not None)
+
+    @contextmanager
+    def _taking_part(self, folder: Path) -> Generator[Sequence[_Worker]]:
+        """Have processes take part in a run, as many as there are to be; those that are not done then end."""
+        crew: list[_Worker] = []
+        try:
+            for number in range(self.count - 1):
+                crew.append(self._idle_one() or _Worker())
+                crew[-1].join(folder, str(number))
+            yield crew
         finally:
             for worker in crew:
-                worker.stop()
+                if not (worker.is_free and self._keeps(worker)):
+                    worker.stop()
+
+    def _idle_one(self) -> _Worker | None:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None or worker.is_alive:
+                return worker
+            worker.stop()
+
+    def _keeps(self, worker: _Worker) -> bool:
+        with self._lock:
+            if self._idle is None or len(self._idle) == self.count - 1:
+                return False
+            self._idle.append(worker)
+            return True
 
 
 class _Lead:
@@ -179,13 +272,18 @@ class _Lead:
         self._after_all: list[Any] = []
         self._mine = self._after_all  # where what this process makes belongs to
 
-    def matched(self, match: Callable[[Iterable[Piece]], Iterator[Any]]) -> Iterator[tuple[bool, Any]]:
-        """Yield what comes of them."""
+    def matched(self, match: Matches, *, waits: bool) -> Iterator[tuple[bool, Any]]:
+        """Yield what comes of them.
+
+        Args:
+            match: What makes record batches of pieces.
+            waits: Whether it waits for processes that came too late, for the next run to have them.
+        """
         for batch in match(self._own()):
             self._mine.append(batch)
             self._hear(0)
             yield from self._in_order()
-        while any(worker.is_ready for worker in self._busy.values()):  # others came too late
+        while any(waits or worker.is_ready for worker in self._busy.values()):
             self._hear(None)
         yield from self._in_order()
         yield from ((True, batch) for batch in self._after_all)
@@ -228,7 +326,7 @@ class _Lead:
                 self._note(worker.pieces.popleft(), _read(what))
             else:
                 self._after_all += _read(what)
-                del self._busy[connection]
+                self._busy.pop(connection).leave()
         for worker in self._busy.values():
             while worker.has_room and self._next is not None and not self._is_far_ahead:
                 worker.give(*self._next)
@@ -283,10 +381,15 @@ def _read(written: bytes) -> list[Any]:
     return list(pa.ipc.open_stream(written)) if written else []
 
 
-def _work(connection: Connection, folder: Path) -> None:
-    """Do what a worker does."""
+def _work(connection: Connection) -> None:
+    """Do what a worker does: take part in runs until it is ended, or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    with suppress(EOFError, ConnectionError):
+        while True:
+            _take_part(connection, connection.recv())
 
+
+def _take_part(connection: Connection, folder: Path) -> None:
     made: list[Any] = []
 
     def say(kind: str) -> None:
@@ -310,5 +413,6 @@ def _work(connection: Connection, folder: Path) -> None:
         say("end")
     except (EOFError, ConnectionError):
         rmtree(folder, ignore_errors=True)  # the parent is gone, without having tidied up
+        raise
     except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
         connection.send(("error", exc))
