@@ -11,7 +11,7 @@ from sampling_async.matching._policy import Truth
 from sampling_async.matching._questions import OPEN_END, plain_postal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sampling_async._models import QuestionAndAnswers
     from sampling_async.matching._policy import MatchPolicy
@@ -134,8 +134,13 @@ def _open_ended(first: int, last: int) -> Span:
 
 
 def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[str]:
-    is_plain = "".join(values).isalnum()  # nothing to leave out, as is nearly always so
-    prefixes = frozenset(map(str.casefold if is_plain else plain_postal, values))
+    together = "".join(values)
+    codes: Iterable[str] = values  # as they are compared, nearly always
+    if not together.isalnum():
+        codes = map(plain_postal, values)
+    elif together != together.casefold():
+        codes = map(str.casefold, values)
+    prefixes = frozenset(codes)
     if "" in prefixes:
         note("an empty postal code, which every code begins with, is passed over")
         prefixes -= {""}
