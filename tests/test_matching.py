@@ -160,6 +160,8 @@ def test_a_postal_code_is_matched_by_its_beginning_without_blanks_hyphens_and_ca
     assert of_row("10111", row(POSTAL, "100", "200")) == NO
     assert of_row("sw1a-1AA", row(POSTAL, "SW1A 1")) == CERTAIN
     assert of_row("SW1 A1AA", row(POSTAL, "sw-1a")) == CERTAIN
+    assert of_row("sw1a 1aa", row(POSTAL, "100", "SW1A")) == CERTAIN
+    assert of_row("SW1A 1AA", row(POSTAL, "100", "sw1a")) == CERTAIN
     assert of_row("100", row(POSTAL, "10011")) == NO
 
 
