@@ -680,7 +680,7 @@ class Crew:
     def awaited(self, batches):
         """Yield batches, but only some of them before all processes are there: this one could do without."""
         for number, batch in enumerate(batches):
-            if number == 5:
+            if number == 6:
                 assert self.workers
                 there = [each for each in self.workers if not each.connection.closed]
                 assert all(worker.is_ready or worker.connection.poll(60) for worker in there)
@@ -820,10 +820,51 @@ def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
     made.close()
 
 
-def test_a_panel_of_few_pieces_starts_no_process(generated, monkeypatch):
+@pytest.mark.parametrize(("workers", "pieces"), [(2, 4), (4, 4), (8, 7)])
+def test_a_panel_of_few_pieces_starts_no_process(generated, crew, workers, pieces):
     index, panel = generated
-    monkeypatch.setattr(_workers, "_Worker", None)
-    assert len(PanelMatcher(index, TopK(2)).run(panel, workers=8).read_all()) == len(panel)
+    matcher = PanelMatcher(index, TopK(2))
+    few, more = panel.slice(0, 40 * pieces), panel.slice(0, 40 * pieces + 1)
+    assert len(matcher.run(few, workers=workers).read_all()) == len(few)
+    assert not crew.workers
+    assert len(matcher.run(more, workers=workers).read_all()) == len(more)
+    assert len(crew.workers) == workers - 1
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_process_that_is_stopped_or_ignores_its_end_ends(generated, crew, is_idle):
+    index, panel = generated
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Workers(2) as workers:
+            made = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
+            made.read_next_batch()
+            if is_idle:
+                made.read_all()
+            os.kill(crew.workers[0]._process.pid, signal.SIGSTOP)
+            del made
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not active_children()
+
+
+def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, monkeypatch):
+    index, panel = generated
+    workers = Workers(2)
+    unread = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
+    unread.read_next_batch()
+
+    class Collecting(list):
+        def append(self, worker):
+            nonlocal unread
+            unread = None  # ends its run, as a collection does that falls due here
+            super().append(worker)
+
+    with workers:
+        monkeypatch.setattr(workers, "_idle", Collecting())
+        made = PanelMatcher(index, TopK(2)).run(panel, workers=workers).read_all()
+        assert len(made) == len(panel)
+        assert unread is None
 
 
 def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
@@ -839,21 +880,14 @@ def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
         assert len(crew.workers) == len(active_children()) == 2
 
 
-def test_kept_processes_are_waited_for_once_and_then_match_panels_of_few_pieces(generated, crew):
+def test_processes_that_are_kept_are_waited_for(generated, crew):
+    """They came too late for the first run; the next one has them."""
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
-    few = panel.slice(0, 80)  # two pieces
     with Workers(4) as workers:
-        assert matcher.run(few, workers=workers).read_all() == matcher.run(few).read_all()
-        assert not crew.workers
-        assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
-        assert len(crew.workers) == 3
-        many = pa.concat_tables([few] * 20).to_batches(max_chunksize=40)
-        crew.given = 0
-        matcher.run(crew.awaited(many), workers=workers).read_all()
-        assert crew.given
-        assert matcher.run(few, workers=workers).read_all() == matcher.run(few).read_all()
-        assert len(crew.workers) == 3
+        for _ in range(3):
+            assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+            assert len(crew.workers) == len(active_children()) == 3
 
 
 def test_kept_processes_end_with_a_run_that_fails_and_the_next_one_has_others(generated, crew):

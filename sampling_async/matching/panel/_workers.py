@@ -12,14 +12,14 @@ import os
 import pickle
 import signal
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sampling_async._errors import InvalidRequestError
@@ -38,6 +38,9 @@ Matches: TypeAlias = "Callable[[Iterable[Piece]], Iterator[Any]]"
 
 _WORK: Final = "work"
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
+_FEW: Final = 4
+"""Pieces that are matched before another process has started, or has read what it has to do."""
+
 _PIECES: Final = 2
 _AHEAD: Final = 4
 """Pieces that each process may be ahead of one that is not done: what comes of them has to be kept."""
@@ -82,8 +85,9 @@ class _Worker:
         with _interrupts_put_off():
             self._process.start()
         theirs.close()
-        self._files: deque[_File] = deque()  # none, if it takes part in no run
+        self._files: deque[_File] = deque()
         self.pieces: deque[int] = deque()
+        self.is_free = True  # takes part in no run
         self.is_ready = self._is_told = False
 
     @property
@@ -91,13 +95,9 @@ class _Worker:
         """Whether the process is there."""
         return self._process.is_alive()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it takes part in no run."""
-        return not self._files
-
     def join(self, folder: Path, name: str) -> None:
         """Have it take part in a run, whose files are in a folder."""
+        self.is_free = False
         self._files.extend(_File(folder / f"{name}-{at}") for at in range(_PIECES))
         self._send(folder)
 
@@ -148,15 +148,15 @@ class _Worker:
 
     def leave(self) -> None:
         """Have done with a run, of which it has said all that it had to say."""
+        self.is_free = True
         self.is_ready = self._is_told = False
         while self._files:
             self._files.pop().close()
 
     def stop(self) -> None:
         """End it, whatever it does."""
-        self._process.terminate()
+        self._process.kill()  # SIGTERM may be ignored, or come to one that is stopped
         self._process.join()
-        self._process.close()
         self.connection.close()
         self.leave()
 
@@ -168,8 +168,11 @@ class Workers:
             counts = PanelMatcher(index).run(panel, workers=workers).read_all()
             best = PanelMatcher(index, TopK(20)).run(panel, workers=workers).read_all()
 
-    The first run that is worth it starts them, and waits for them at its end; with the block they end. Several
-    threads may use them at the same time: a run that finds none idle starts others, which end with it.
+    A run that is worth it, from a piece of 32,768 members for each and five pieces on, starts those that are
+    not there. At its end it waits for those that came too late to match, so that the next one has them. They
+    end with the block, and before it with a run that fails or whose result is not read to its end. Several
+    threads may use them: a run that finds them at work starts others, and those that are too many then end.
+    Without a block they are as a number.
 
     Args:
         count: How many match a panel, with the process that runs it.
@@ -182,19 +185,21 @@ class Workers:
         if not isinstance(count, int) or count < 1:
             raise InvalidRequestError(f"workers is a number of processes from 1 on, not {count!r}")
         self.count = count
-        self._lock = Lock()
-        self._idle: list[_Worker] | None = None
+        self._lock = RLock()  # the end of a run may come with a garbage collection, wherever that falls due
+        self._is_open = False
+        self._idle: list[_Worker] = []
 
     def __enter__(self) -> Self:
-        if self._idle is not None:
+        if self._is_open:
             raise InvalidRequestError("these workers are kept already: one `with` block, for all runs")
-        self._idle = []
+        self._is_open = True
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            idle, self._idle = self._idle, None
-        for worker in idle or ():
+            self._is_open = False
+            idle, self._idle = self._idle, []
+        for worker in idle:
             worker.stop()
 
     def matched(
@@ -204,16 +209,16 @@ class Workers:
 
         Args:
             match: What makes record batches of pieces; it is pickled.
-            pieces: The panel.
+            pieces: The panel; where it is of few, they are matched by this process alone.
             ready: Called with a batch of it before `match` is pickled, while other processes start.
 
         Returns:
             Of each, whether it came after all pieces, and is to be put together with others.
         """
-        worth = 2 if self._idle else self.count  # few are matched before a process has started
+        worth = max(self.count, _FEW + 1)
         begun = list(islice(pieces, worth)) if self.count > 1 else []
         pieces = chain(begun, pieces)
-        if self.count == 1 or len(begun) < worth:
+        if len(begun) < worth:
             yield from ((False, batch) for batch in match(pieces))
             return
         batch = begun[0][1]
@@ -227,7 +232,7 @@ class Workers:
             Path(name, _WORK).write_bytes(pickle.dumps(match))
             for worker in crew:
                 worker.begin()
-            yield from _Lead(crew, pieces).matched(match, waits=self._idle is not None)
+            yield from _Lead(crew, pieces).matched(match, self._has_room)
 
     @contextmanager
     def _taking_part(self, folder: Path) -> Generator[Sequence[_Worker]]:
@@ -253,10 +258,14 @@ class Workers:
 
     def _keeps(self, worker: _Worker) -> bool:
         with self._lock:
-            if self._idle is None or len(self._idle) == self.count - 1:
-                return False
-            self._idle.append(worker)
-            return True
+            keeps = self._has_room()
+            if keeps:
+                self._idle.append(worker)
+            return keeps
+
+    def _has_room(self) -> bool:
+        """Return whether one more is kept."""
+        return self._is_open and len(self._idle) < self.count - 1
 
 
 class _Lead:
@@ -272,18 +281,18 @@ class _Lead:
         self._after_all: list[Any] = []
         self._mine = self._after_all  # where what this process makes belongs to
 
-    def matched(self, match: Matches, *, waits: bool) -> Iterator[tuple[bool, Any]]:
+    def matched(self, match: Matches, waits: Callable[[], bool]) -> Iterator[tuple[bool, Any]]:
         """Yield what comes of them.
 
         Args:
             match: What makes record batches of pieces.
-            waits: Whether it waits for processes that came too late, for the next run to have them.
+            waits: Whether processes that came too late are waited for, for the next run to have them.
         """
         for batch in match(self._own()):
             self._mine.append(batch)
             self._hear(0)
             yield from self._in_order()
-        while any(waits or worker.is_ready for worker in self._busy.values()):
+        while any(worker.is_ready or waits() for worker in self._busy.values()):
             self._hear(None)
         yield from self._in_order()
         yield from ((True, batch) for batch in self._after_all)
@@ -355,6 +364,7 @@ def _interrupts_put_off() -> Generator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # to start it lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -384,9 +394,14 @@ def _read(written: bytes) -> list[Any]:
 def _work(connection: Connection) -> None:
     """Do what a worker does: take part in runs until it is ended, or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    with suppress(EOFError, ConnectionError):
+    folder = None
+    try:
         while True:
-            _take_part(connection, connection.recv())
+            folder = connection.recv()
+            _take_part(connection, folder)
+    except (EOFError, ConnectionError):
+        if folder is not None:
+            rmtree(folder, ignore_errors=True)  # the parent is gone, and may not have tidied up
 
 
 def _take_part(connection: Connection, folder: Path) -> None:
@@ -412,7 +427,6 @@ def _take_part(connection: Connection, folder: Path) -> None:
             made.append(batch)  # noqa: PERF402  it is emptied in between
         say("end")
     except (EOFError, ConnectionError):
-        rmtree(folder, ignore_errors=True)  # the parent is gone, without having tidied up
         raise
     except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
         connection.send(("error", exc))
