@@ -679,6 +679,7 @@ class Crew:
 
     def awaited(self, batches):
         """Yield batches, but only some of them before all processes are there: this one could do without."""
+        assert len(batches) >= 10
         for number, batch in enumerate(batches):
             if number == 6:
                 assert self.workers
@@ -736,7 +737,7 @@ def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated
 @pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
 def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, monkeypatch, tmp_path, rooms):
     index, panel = generated
-    monkeypatch.setattr(_matcher, "_ROWS", 4000)
+    monkeypatch.setattr(_matcher, "_ROWS", 2400)
     (tmp_path / "memory").mkdir()
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
@@ -746,7 +747,7 @@ def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, m
     monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
     matcher = PanelMatcher(index, TopK(5))
     large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
-    batches = large.combine_chunks().to_batches(max_chunksize=4000)
+    batches = large.combine_chunks().to_batches(max_chunksize=2400)
     made = matcher.run(crew.awaited(batches), workers=2)
     some = [made.read_next_batch()]
     (used,) = tmp_path.glob("*/*")
