@@ -849,23 +849,29 @@ def test_a_process_that_is_stopped_or_ignores_its_end_ends(generated, crew, is_i
     assert not active_children()
 
 
-def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, monkeypatch):
+def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
+    """While processes of another run are put back, those of one are that nobody reads any more."""
     index, panel = generated
     workers = Workers(2)
-    unread = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
-    unread.read_next_batch()
+    unread = workers._taking_part(tmp_path)
 
     class Collecting(list):
         def append(self, worker):
             nonlocal unread
-            unread = None  # ends its run, as a collection does that falls due here
             super().append(worker)
+            if unread is not None:
+                ended, unread = unread, None
+                ended.__exit__(None, None, None)
 
     with workers:
+        (done,) = unread.__enter__()
         monkeypatch.setattr(workers, "_idle", Collecting())
-        made = PanelMatcher(index, TopK(2)).run(panel, workers=workers).read_all()
-        assert len(made) == len(panel)
+        made = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
+        made.read_next_batch()
+        done.leave()
+        made.read_all()
         assert unread is None
+        assert len(active_children()) == 1  # one is kept
 
 
 def test_kept_processes_match_for_one_run_after_the_other(generated, crew):

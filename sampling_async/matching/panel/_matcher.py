@@ -118,7 +118,7 @@ class PanelMatcher:
             yield made
 
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
-        """Match by several processes, and put together what they say of all."""
+        """Match by one process or several, and put together what these say of all."""
         parts: list[Any] = []
         for is_part, made in workers.matched(self._matched, self._pieces(batches), self._plan):
             if is_part:

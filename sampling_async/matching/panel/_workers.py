@@ -12,7 +12,7 @@ import os
 import pickle
 import signal
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-
 Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
@@ -38,8 +37,8 @@ Matches: TypeAlias = "Callable[[Iterable[Piece]], Iterator[Any]]"
 
 _WORK: Final = "work"
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
-_FEW: Final = 4
-"""Pieces that are matched before another process has started, or has read what it has to do."""
+_WORTH: Final = 5
+"""Pieces that a panel needs for others to match: fewer are done before one has read what it has to do."""
 
 _PIECES: Final = 2
 _AHEAD: Final = 4
@@ -215,7 +214,7 @@ class Workers:
         Returns:
             Of each, whether it came after all pieces, and is to be put together with others.
         """
-        worth = max(self.count, _FEW + 1)
+        worth = max(self.count, _WORTH)
         begun = list(islice(pieces, worth)) if self.count > 1 else []
         pieces = chain(begun, pieces)
         if len(begun) < worth:
@@ -395,13 +394,17 @@ def _work(connection: Connection) -> None:
     """Do what a worker does: take part in runs until it is ended, or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     folder = None
-    try:
-        while True:
-            folder = connection.recv()
-            _take_part(connection, folder)
-    except (EOFError, ConnectionError):
-        if folder is not None:
-            rmtree(folder, ignore_errors=True)  # the parent is gone, and may not have tidied up
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        try:
+            while True:
+                folder = connection.recv()
+                _take_part(connection, folder)
+        except Exception as exc:  # noqa: BLE001  told to the parent, who raises it, and ends us
+            connection.send(("error", exc))
+            while True:
+                connection.recv()
+    if folder is not None:
+        rmtree(folder, ignore_errors=True)  # it may not have tidied up
 
 
 def _take_part(connection: Connection, folder: Path) -> None:
@@ -421,12 +424,7 @@ def _take_part(connection: Connection, folder: Path) -> None:
             yield first, pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
             say("done")  # all that came of it is written by now: the file may be written again
 
-    try:
-        connection.recv()
-        for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
-            made.append(batch)  # noqa: PERF402  it is emptied in between
-        say("end")
-    except (EOFError, ConnectionError):
-        raise
-    except Exception as exc:  # noqa: BLE001  told to the parent, who raises it
-        connection.send(("error", exc))
+    connection.recv()
+    for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
+        made.append(batch)  # noqa: PERF402  it is emptied in between
+    say("end")
