@@ -40,6 +40,7 @@ CORE = [
     "snapshot",
     "sockets",
     "stepwise",
+    "threads",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 

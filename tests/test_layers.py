@@ -19,6 +19,7 @@ LAYERS = {
     "_settings": {"_errors", "_models"},
     "_outcomes": {"_drafts", "_errors", "_fastlane", "_models"},
     "_loops": set(),
+    "_threads": {"_loops"},
     "_drafts": set(),
     "_coercions": set(),
     "_fastlane": {"_coercions", "_drafts", "_models", "_settings"},
@@ -37,7 +38,7 @@ LAYERS = {
     "_configuration": {"_errors"},
     "_stepwise": set(),
     "_bodies": {"_errors", "_stepwise"},
-    "_sockets": {"_loops"},
+    "_sockets": {"_loops", "_threads"},
     "_answers": set(),
     "_engine": {"_answers", "_bodies", "_sockets"},
     "_session": {
@@ -53,7 +54,7 @@ LAYERS = {
         "_version",
     },
     "_calls": {"_errors", "_gate", "_policy", "_protocol", "_replies", "_session"},
-    "_journal": {"_codec", "_errors", "_models", "_outcomes", "_protocol"},
+    "_journal": {"_codec", "_errors", "_models", "_outcomes", "_protocol", "_threads"},
     "_chunks": {"_errors", "_journal", "_limit", "_outcomes", "_protocol", "_replies", "_stepwise"},
     "_invites": {
         "_calls",

@@ -1,0 +1,57 @@
+"""Functions in threads: results, errors, cancellation, and a process that ends without waiting for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import anyio
+import pytest
+
+from sampling_async._threads import in_thread
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_a_function_returns_comes_back_from_another_thread():
+    assert await in_thread(lambda a, b: (a + b, threading.current_thread().daemon), 1, 2) == (3, True)
+
+
+async def test_what_a_function_raises_is_raised_here():
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        await in_thread(fail)
+
+
+async def test_a_cancelled_wait_ends_at_once_and_the_function_goes_on():
+    go_on, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(10)
+        done.set()
+
+    with anyio.move_on_after(0.005) as scope:
+        await in_thread(work)
+    assert scope.cancelled_caught
+    assert not done.is_set()
+    go_on.set()
+    assert done.wait(10)
+
+
+def test_a_process_does_not_wait_for_a_function_that_goes_on():
+    code = """
+import asyncio, sys, time
+from sampling_async._threads import in_thread
+
+async def main():
+    task = asyncio.create_task(in_thread(time.sleep, 60))
+    await asyncio.sleep(0.01)
+    sys.exit(7)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
+    assert done.returncode == 7
