@@ -6,20 +6,24 @@ from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
-from sampling_async._chunks import Answered, ChunkSource, Job
-from sampling_async._invites import Inviter, interrupted
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._scheduler import JobStream
+from sampling_async._stepwise import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from sampling_async._chunks import ChunkSource
     from sampling_async._gate import Permit
+    from sampling_async._invites import Inviter
+    from sampling_async._job import Job
     from sampling_async._outcomes import Answer, InviteOutcome
     from sampling_async._protocol import InviteRequest
 
 _UNREQUESTED_KEPT: Final = 10_000
+_AT_ONCE: Final = 4096
+"""Quota IDs of a result that are put in order in one go; of more, the event loop gets its turns."""
 
 
 class OutcomeStream:
@@ -40,7 +44,6 @@ class OutcomeStream:
         self,
         inviter: Inviter,
         source: ChunkSource,
-        batches: AsyncGenerator[Iterator[Job], None],
         permit: Callable[[], Permit],
         *,
         window: int,
@@ -48,10 +51,11 @@ class OutcomeStream:
         self.unrequested: deque[InviteOutcome] = deque(maxlen=_UNREQUESTED_KEPT)
         self._inviter = inviter
         self._source = source
-        self._jobs = JobStream(permit, batches, inviter.ask, window=window)
-        self._current: deque[Iterator[InviteOutcome]] = deque()  # more than one where several tasks read
+        self._jobs = JobStream(permit, source, inviter.ask, window=window)
+        self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()  # several where several tasks read
         self._left_over: tuple[InviteOutcome, ...] | None = None
         self._entered = False
+        self._turns = Turns()
 
     @property
     def left_over(self) -> tuple[InviteOutcome, ...]:
@@ -63,16 +67,9 @@ class OutcomeStream:
         if not self._jobs.left:
             raise RuntimeError("left_over is known when the block has been left")
         if self._left_over is None:
-            self._left_over = tuple(self._rest())
+            jobs = dict.fromkeys(chain(self._jobs.open, self._source.left()))  # in between, one may be in both
+            self._left_over = tuple(chain.from_iterable(job.left() for job in jobs))
         return self._left_over
-
-    def _rest(self) -> Iterator[InviteOutcome]:
-        yield from chain.from_iterable(self._current)
-        for answered in chain(self._jobs.untaken, self._inviter.cut_off):
-            yield from answered.outcomes()
-        for job in chain(self._jobs.unstarted, self._source.rest()):
-            answered = job if isinstance(job, Answered) else interrupted(job, "not_sent")
-            yield from answered.outcomes()
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -100,18 +97,36 @@ class OutcomeStream:
     async def result(self, request: InviteRequest) -> BulkInviteResult:
         """Return what became of all that was asked, where that is one request; this costs less than a loop."""
         answers: dict[int, Answer] = {}
-        for answered in await self._jobs.remaining():
-            self.unrequested.extend(answered.answer.unrequested)
-            answers.update(answered.answer.answers)
-        in_order = map(answers.__getitem__, request.quota_ids)
+        in_order: list[Answer] = []
+        for job in await self._jobs.all_done():
+            answer = job.account().answer
+            self.unrequested.extend(answer.unrequested)
+            answers.update(answer.answers)
+            await self._turns.step(len(answer.answers))
+        for start in range(0, len(request.quota_ids), _AT_ONCE):
+            in_order += map(answers.__getitem__, request.quota_ids[start : start + _AT_ONCE])
+            await self._turns.step(_AT_ONCE)
         return BulkInviteResult(in_order, self.unrequested, member_code=request.member_code)
 
     async def __anext__(self) -> InviteOutcome:
+        await self._turns.step()
         while True:
             while self._current and not self._jobs.left:
-                for outcome in self._current[0]:
+                job, outcomes = self._current[0]
+                for outcome in outcomes:
+                    job.taken += 1
                     return outcome
+                if job.taken < sum(job.chunk.places.values()):  # a signal handler raised in the iterator
+                    self._current[0] = job, job.left()
+                    continue
                 self._current.popleft()
-            answered = await anext(self._jobs)
-            self.unrequested.extend(answered.answer.unrequested)
-            self._current.append(answered.outcomes())
+                self._jobs.release(job)
+            job = await self._next_job()
+            self.unrequested.extend(job.account().answer.unrequested)
+            self._current.append((job, job.left()))
+
+    async def _next_job(self) -> Job:
+        job = await self._jobs.next()
+        if job is None:
+            raise StopAsyncIteration
+        return job

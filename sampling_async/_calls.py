@@ -37,6 +37,7 @@ _LEAST_SECONDS: Final = 1.0
 """What must be left of a deadline for another attempt to begin."""
 
 _NO_TIME: Final = 0.001
+_TOO_MANY: Final = 429
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -65,7 +66,7 @@ class Caller:
     ) -> None:
         self._session = session
         self._gate = gate
-        self._policy = policy
+        self.policy = policy
         self.clock = clock
         self._sleep = sleep
         self._random = random
@@ -96,9 +97,9 @@ class Caller:
                 return answer
             failures.append(answer)
             self._note(answer, call, track, started)
-            wait = self._policy.backoff(failures, self._random)
+            wait = self.policy.backoff(failures, self._random)
             in_time = wait + _LEAST_SECONDS <= permit.remaining
-            if not (in_time and self._policy.allows(call.endpoint, failures) and self.budget.spend()):
+            if not (in_time and self.policy.allows(call.endpoint, failures) and self.budget.spend()):
                 break
             with self._session.until_closed():
                 await self._sleep(wait)
@@ -134,7 +135,7 @@ class Caller:
             with self._session.until_closed():
                 if not await permit.acquire():
                     late = TransportTimeoutError("the deadline passes before this could be sent")
-                    late.retry_after = self._gate.held_for or None
+                    late.retry_after = permit.held_for or None
                     return late
         try:
             answer = await self._attempt(call, permit, track, read)
@@ -166,7 +167,8 @@ class Caller:
         else:
             ended = str(answer.status)
             if answer.status != OK:
-                answer = refusal(answer, private=self._private(call)) or answer
+                unprocessed = self.policy.unprocessed
+                answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
         seconds = self.clock() - began
         self._learn(call, permit, answer, seconds)
         self._log(call, track, seconds, ended)
@@ -174,10 +176,10 @@ class Caller:
 
     def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, seconds: float) -> None:
         """Let the limit of the client follow from how an attempt ended."""
-        limit, generation, running = self._gate.adaptive, permit.generation, self._gate.running
+        limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
         if isinstance(answer, SamplingError):
             if shows_overload(answer) and permit.remaining > _NO_TIME:  # else it was the caller's hurry
-                limit.overloaded(generation)
+                self._gate.overloaded(permit)
         elif call.endpoint == "bulk_invite":
             limit.answered_in(
                 seconds,
@@ -206,7 +208,8 @@ class Caller:
         track.ambiguous = track.ambiguous or may_have_worked(error)
         track.sent = False
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
-            self._gate.hold(error.retry_after)
+            # Requests are counted by key, so a limit on them is about all calls; else it is about the endpoint.
+            self._gate.hold(error.retry_after, None if error.status == _TOO_MANY else call.endpoint)
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()  # a considered no is the answer of a healthy service
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random as _random
+from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 from weakref import WeakValueDictionary
 
 import anyio
@@ -14,10 +16,19 @@ from sampling_async import _protocol
 from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
-from sampling_async._chunks import AnyIterable, ChunkSource, Goal, Job, readable, spread
+from sampling_async._chunks import (
+    AnyIterable,
+    ChunkSource,
+    Goal,
+    PanelSource,
+    checked_request,
+    readable,
+    source_of,
+    spread,
+)
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
-from sampling_async._errors import InvalidRequestError
+from sampling_async._errors import Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
@@ -30,7 +41,7 @@ from sampling_async._session import Session
 from sampling_async._snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from types import TracebackType
     from uuid import UUID
 
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
     from sampling_async._settings import PartnerSettings
 
 _SPARE_CONNECTIONS = 2
+BULK: Final[Endpoint] = "bulk_invite"
 
 
 class SamplingClient:
@@ -134,7 +146,7 @@ class SamplingClient:
     def __repr__(self) -> str:
         if not hasattr(self, "_caller"):
             return "<SamplingClient: not made>"
-        state = "closed" if self._session.closed else f"{self._gate.running} of {self._gate.limit} running"
+        state = "closed" if self._session.closed else f"{self._gate.running} of {self._gate.maximum} running"
         return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.waiting} waiting>"
 
     async def __aenter__(self) -> Self:
@@ -152,24 +164,25 @@ class SamplingClient:
 
     def snapshot(self) -> Snapshot:
         """Return what the client is doing now: its limit, what runs and waits, retries left, latency."""
-        limit, line = self._gate.adaptive, self._gate.adaptive.latency.line
+        limit = self._gate.kind(BULK).adaptive
+        line = limit.latency.line
         return Snapshot(
             limit=limit.limit,
             max_concurrency=limit.maximum,
             running=self._gate.running,
             waiting=self._gate.waiting,
-            held_for=self._gate.held_for,
+            held_for=self._gate.held_for(),
             retry_tokens=self._caller.budget.tokens,
             seconds_per_request=None if line is None else line.a,
             seconds_per_id=None if line is None else line.b,
         )
 
-    def _interactive(self, deadline: float | None) -> Permit:
-        return Permit(self._gate, self._gate.interactive, self._until(deadline))
+    def _interactive(self, endpoint: Endpoint, deadline: float | None) -> Permit:
+        return Permit(self._gate, self._gate.kind(endpoint).interactive, self._until(deadline))
 
     def _until(self, deadline: float | None) -> float:
         if deadline is None:
-            return float("inf")
+            return inf
         return self._gate.clock() + _positive(deadline, "deadline", "seconds")
 
     async def get_quotas(self, *, include_routables: bool = True, deadline: float | None = None) -> Quotas:
@@ -184,7 +197,7 @@ class SamplingClient:
         """
         call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
         return await self._caller.run(
-            call, self._interactive(deadline), read=partial(read_quotas, known=self._known)
+            call, self._interactive(call.endpoint, deadline), read=partial(read_quotas, known=self._known)
         )
 
     async def iter_surveys(
@@ -205,7 +218,7 @@ class SamplingClient:
             SamplingError: The call failed, or the answer broke off; surveys yielded before are good.
         """
         call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
-        stream = SurveyStream(self._caller, call, self._interactive(deadline))
+        stream = SurveyStream(self._caller, call, self._interactive(call.endpoint, deadline))
         try:
             while surveys := await stream.next():
                 for survey in surveys:
@@ -229,7 +242,7 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        return await self._caller.run(call, self._interactive(deadline))
+        return await self._caller.run(call, self._interactive(call.endpoint, deadline))
 
     async def bulk_invite(
         self,
@@ -263,10 +276,10 @@ class SamplingClient:
         Raises:
             InvalidRequestError: The member code or a quota ID cannot be sent; nothing was.
         """
-        request = InviteRequest(member_code, quota_ids)
-        async with self.fan_out(
-            [request], chunk_size=chunk_size, goal=goal, deadline=deadline, weight=weight
-        ) as stream:
+        until, size = self._until(deadline), _size(chunk_size)
+        size_of = self._size_of(size, goal, until)
+        request = await checked_request(member_code, quota_ids)
+        async with self._stream(PanelSource([request], size=size, size_of=size_of), until, weight) as stream:
             return await stream.result(request)
 
     def stream_bulk_invite(
@@ -303,9 +316,15 @@ class SamplingClient:
         Raises:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
         """
-        until = self._until(deadline)
-        source = self._source(chunk_size, goal, until)
-        return self._stream(source, source.of(member_code, readable(quota_ids, "quota_ids")), until, weight)
+        until, size = self._until(deadline), _size(chunk_size)
+        source = source_of(
+            member_code,
+            readable(quota_ids, "quota_ids"),
+            size=size,
+            size_of=self._size_of(size, goal, until),
+            remaining=self._remaining(until),
+        )
+        return self._stream(source, until, weight)
 
     def fan_out(
         self,
@@ -346,40 +365,40 @@ class SamplingClient:
         if journal is not None:
             journal = journal if isinstance(journal, Journal) else Journal(journal)
             journal.claim(str(self._base_url), self._panel_guid)
-        until = self._until(deadline)
-        source = self._source(chunk_size, goal, until, journal)
-        return self._stream(source, source.of_panel(readable(requests, "requests")), until, weight, journal)
-
-    def _source(
-        self, chunk_size: int, goal: Goal | None, until: float, journal: Journal | None = None
-    ) -> ChunkSource:
-        size, hurry = _size(chunk_size), until < float("inf")
-        if goal not in {"throughput", "first", None}:
-            raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
-
-        def size_of(quota_ids: int) -> int:
-            free = 0 if self._gate.waiting else self._gate.limit - self._gate.running
-            return spread(quota_ids, slots=max(1, free), line=self._gate.adaptive.latency.line, largest=size)
-
-        return ChunkSource(
-            size,
-            size_of=size_of if goal == "first" or (hurry and goal is None) else None,
-            remaining=(lambda: until - self._gate.clock()) if hurry else None,
+        until, size = self._until(deadline), _size(chunk_size)
+        source = PanelSource(
+            readable(requests, "requests"),
+            size=size,
+            size_of=self._size_of(size, goal, until),
+            remaining=None if isinstance(requests, Collection) else self._remaining(until),
             journal=journal,
         )
+        return self._stream(source, until, weight, journal)
+
+    def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
+        """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
+        if goal not in {"throughput", "first", None}:
+            raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
+        if goal == "throughput" or (goal is None and until == inf):
+            return None
+        bulk = self._gate.kind(BULK)
+
+        def size_of(quota_ids: int) -> int:
+            free = 0 if self._gate.waiting else bulk.adaptive.limit - self._gate.running
+            return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=size)
+
+        return size_of
+
+    def _remaining(self, until: float) -> Callable[[], float] | None:
+        return None if until == inf else lambda: until - self._gate.clock()
 
     def _stream(
-        self,
-        source: ChunkSource,
-        batches: AsyncGenerator[Iterator[Job], None],
-        until: float,
-        weight: float,
-        journal: Journal | None = None,
+        self, source: ChunkSource, until: float, weight: float, journal: Journal | None = None
     ) -> OutcomeStream:
-        lane = Lane(_positive(weight, "weight", "a share"))
+        lane = Lane(BULK, _positive(weight, "weight", "a share"))
         permit = partial(Permit, self._gate, lane, until)
         inviter = Inviter(self._caller, self._panel_guid, journal)
-        return OutcomeStream(inviter, source, batches, permit, window=self._gate.adaptive.maximum + 1)
+        return OutcomeStream(inviter, source, permit, window=self._gate.maximum + 1)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).
@@ -390,7 +409,8 @@ class SamplingClient:
         Raises:
             SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
         """
-        return await self._caller.run(_protocol.get_settings(self._panel_guid), self._interactive(deadline))
+        call = _protocol.get_settings(self._panel_guid)
+        return await self._caller.run(call, self._interactive(call.endpoint, deadline))
 
     async def recontact_pages(
         self,
@@ -457,7 +477,7 @@ class SamplingClient:
         self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
     ) -> PageReader:
         self._until(deadline)  # refuses one that is none now, not at the first page
-        lane = Lane()
+        lane = Lane("recontact_members")
 
         def permit() -> Permit:
             return Permit(self._gate, lane, self._until(deadline))
@@ -468,9 +488,14 @@ class SamplingClient:
 
 
 def _positive(value: float, name: str, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise InvalidRequestError(f"{name} is {what} above 0, not {value!r}")
-    return value
+    try:
+        number = None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # of a whole number beyond 10**308
+        number = None
+    if number is None or not number > 0:
+        shown = "one beyond all floats" if type(value) is int and number is None else repr(value)
+        raise InvalidRequestError(f"{name} is {what} above 0, not {shown}")
+    return number
 
 
 def _size(chunk_size: int) -> int:

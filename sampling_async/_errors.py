@@ -147,7 +147,10 @@ class ForbiddenError(ServiceError):
 
 
 class ServerError(ServiceError):
-    """5xx. Only 503 says that nothing was processed; after the others `delivery` is `unknown`."""
+    """5xx. It leaves open whether the request was processed; `delivery` is `unknown` then.
+
+    It is `answered` where `RetryPolicy.unprocessed` holds the status, or a 503 has the service's own body.
+    """
 
 
 class UnexpectedStatusError(ServiceError):

@@ -1,7 +1,9 @@
 """Who may run now: a limit for a whole client, shared fairly. Knows anyio and nothing of surveys.
 
-A `Gate` is the limit. A `Lane` is where one of its users queues for it. A `Permit` is leave for one attempt,
-taken before the work is spawned and given back when the attempt ends.
+A `Gate` is the limit. Work comes in kinds, each with a limit of its own below that of the gate, and holds of
+its own: where one kind is refused or slow, the others go on. A `Lane` is where one user of the gate queues. A
+`Permit` lets one attempt run: it is acquired before the work is given to a task and released when the attempt
+ends. What is out is what is in a set, so that nothing that strikes between two lines makes a count wrong.
 """
 
 from __future__ import annotations
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 _MOST_IN_A_ROW: Final = 9
 _NEXT_TO_NOTHING: Final = 1e-9  # seconds: timers fire so much too early, and sleeping for that is spinning
 _SPREAD: Final = 0.1  # of a hold, and at most a second, over which those it held back set out again
+_AT_ONCE: Final = 2.0  # seconds within which two kinds that report overload speak of the same thing
 
 
 class Lane:
-    """A queue at a gate. Lanes take turns, so that nobody's length is another's wait.
+    """A queue at a gate for one kind of work. Lanes take turns, so that nobody's length is another's wait.
 
     Args:
-        weight: How many turns it has beside a lane of weight 1.
+        kind: What it is for.
+        weight: How many turns it has beside a lane of weight 1, nearly: a lane that asks for one permit at a
+            time gets no more than one of those that come free in the same moment.
     """
 
-    __slots__ = ("_waiting", "in_line", "stride", "turn")
+    __slots__ = ("_waiting", "in_line", "kind", "stride", "turn")
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, kind: str, weight: float = 1.0) -> None:
+        self.kind = kind
         self.stride = 1.0 / weight
         self.turn = 0.0
         self.in_line = False
@@ -50,33 +56,63 @@ class Lane:
         """Queue."""
         self._waiting.append(waiter)
 
+    def first(self) -> _Waiter:
+        """Return who has waited longest."""
+        return self._waiting[0]
+
     def leave(self) -> _Waiter:
         """Take out who has waited longest."""
         return self._waiting.popleft()
 
 
 class _Waiter:
-    __slots__ = ("gave_up", "granted", "is_taken", "turn_came")
+    __slots__ = ("came", "gave_up", "permit", "turn_came")
 
-    def __init__(self) -> None:
+    def __init__(self, permit: Permit, came: int) -> None:
+        self.permit = permit
+        self.came = came  # the lower, the earlier
         self.turn_came: anyio.Event | None = None  # made only by who has to wait
-        self.granted = False
         self.gave_up = False
-        self.is_taken = False  # by somebody else, before it woke
+
+
+class Kind:
+    """What a gate knows of one kind of work.
+
+    Attributes:
+        adaptive: Its limit.
+        held: The permits for it that are out.
+        interactive: The lane of calls that somebody waits for.
+        lanes: A heap of the other lanes where somebody waits, by turn.
+        held_until: When it may go on that was asked to wait.
+        overloaded_at: When an attempt last was more than the service could take.
+    """
+
+    __slots__ = ("adaptive", "held", "held_until", "interactive", "lanes", "overloaded_at", "spread")
+
+    def __init__(self, name: str, maximum: int) -> None:
+        self.adaptive = AdaptiveLimit(maximum)
+        self.held: set[Permit] = set()
+        self.interactive = Lane(name)
+        self.lanes: list[tuple[float, int, Lane]] = []
+        self.held_until = -inf
+        self.overloaded_at = -inf
+        self.spread = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its limit allows for another attempt."""
+        return len(self.held) < self.adaptive.limit
 
 
 class Gate:
     """A fair limit on what runs at once, which adapts and can be held shut for a while.
 
-    The lane `interactive` goes first: one of its waiters waits for the next permit given back, even where the
-    limit was lowered meanwhile, and behind others of its lane only. Where they come without end, one permit in
-    ten goes to the other lanes all the same. Those take turns by their weight; within a lane, first come is
-    first served.
+    Interactive lanes go first: who waits there waits for the next permit that is released, and behind others of
+    these lanes only. Where they come without end, one permit in ten goes to the other lanes all the same. Those
+    take turns by their weight; within a lane, first come is first served.
 
     Attributes:
-        interactive: The lane of calls that somebody waits for.
-        adaptive: The limit.
-        running: How many permits are out.
+        maximum: How many attempts may run, of all kinds.
         waiting: How many wait for a permit.
         clock: Seconds, from any start.
     """
@@ -89,208 +125,228 @@ class Gate:
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
     ) -> None:
-        self.interactive = Lane()
-        self.adaptive = AdaptiveLimit(maximum)
-        self.running = 0
+        self.maximum = maximum
         self.waiting = 0
-        self._interactive_running = 0
-        self._in_a_row = 0  # permits given to the interactive, and none to others
-        self._lanes: list[tuple[float, int, Lane]] = []  # a heap of those where somebody waits, by turn
-        self._now = 0.0  # the turn that was served last
-        self._joined = count()
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self._held_until = -inf
-        self._spread = 0.0
+        self._kinds: dict[str, Kind] = {}
+        self._all = Kind("", maximum)  # where holds of all kinds are noted
+        self._held: set[Permit] = set()  # of all kinds
+        self._in_a_row = 0  # permits granted to interactive lanes, and none to others
+        self._now = 0.0  # the turn that was served last
+        self._joined = count()
         self._held_back: set[anyio.CancelScope] = set()
 
     @property
-    def limit(self) -> int:
-        """How many permits there are now. Lowered, it takes effect as running attempts end."""
-        return self.adaptive.limit
+    def running(self) -> int:
+        """How many permits are out."""
+        return len(self._held)
 
-    @property
-    def held_for(self) -> float:
-        """For how many seconds more no permits are given."""
-        if self._held_until == -inf:
+    def kind(self, name: str) -> Kind:
+        """Return what is known of a kind of work."""
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = Kind(name, self.maximum)
+        return kind
+
+    def held_for(self, kind: Kind | None = None) -> float:
+        """Return for how many seconds more a kind of work is to wait; without one, the longest of all."""
+        if kind is None:
+            return max(map(self.held_for, (self._all, *self._kinds.values())))
+        until = max(kind.held_until, self._all.held_until)
+        if until == -inf:
             return 0.0
-        left = self._held_until - self.clock()
+        left = until - self.clock()
         return left if left > _NEXT_TO_NOTHING else 0.0
 
-    def hold(self, seconds: float) -> None:
-        """Give no new permits for so long; the longest hold counts. Those held back set out spread a little."""
-        until = self.clock() + seconds
-        if until > self._held_until:
-            self._held_until, self._spread = until, min(1.0, _SPREAD * seconds)
+    def hold(self, seconds: float, kind: str | None = None) -> None:
+        """Grant no permits for a kind of work for so long, or for all kinds; the longest hold counts.
+
+        Where two kinds are to wait at the same time, it is not about either, and all wait. Those held back set
+        out spread a little.
+        """
+        now = self.clock()
+        until, spread = now + seconds, min(1.0, _SPREAD * seconds)
+        others = (each for name, each in self._kinds.items() if name != kind)
+        held = [self._all] if kind is None or any(each.held_until > now for each in others) else []
+        held += [self.kind(kind)] if kind is not None else []
+        for each in held:
+            if until > each.held_until:
+                each.held_until, each.spread = until, spread
 
     def unhold(self) -> None:
-        """End the hold now."""
-        self._held_until = -inf
+        """End all holds now."""
+        for kind in (self._all, *self._kinds.values()):
+            kind.held_until = -inf
         for scope in self._held_back:
             scope.cancel()
 
+    def overloaded(self, permit: Permit) -> None:
+        """Learn that an attempt was more than the service could take; if two kinds say so, it is about all."""
+        kind, now = permit.kind, self.clock()
+        kind.overloaded_at = now
+        kind.adaptive.overloaded(permit.generation)
+        others = [each for each in self._kinds.values() if each is not kind]
+        if any(now - other.overloaded_at < _AT_ONCE for other in others):
+            for other in others:
+                if now - other.overloaded_at >= _AT_ONCE:
+                    other.overloaded_at = now
+                    other.adaptive.overloaded(other.adaptive.generation)
+
     async def acquire(self, permit: Permit) -> None:
         """Wait until a permit may be used, and for the end of a hold; it is not kept meanwhile."""
+        kind = permit.kind
         while True:
-            while wait := self.held_for:
+            while wait := self.held_for(kind):
                 with anyio.CancelScope() as scope:
                     self._held_back.add(scope)
                     try:
-                        await self._sleep(wait + self._random() * self._spread)
+                        holds = kind if kind.held_until > self._all.held_until else self._all
+                        await self._sleep(wait + self._random() * holds.spread)
                     finally:
                         self._held_back.discard(scope)
             waiter = self._queue(permit)
-            if not waiter.granted:
-                await self._turn_of(waiter, permit.lane)
-            if waiter.is_taken:
+            if not permit.is_held:
+                await self._turn_of(waiter)
+            if not self.held_for(kind):
                 return
-            if not self.held_for:
-                permit.begin()
-                return
-            permit.waiter = None  # nobody is to take what is given back
-            self.release(permit.lane)
-
-    def acquire_now(self, permit: Permit) -> bool:
-        """Let a permit be used, if nobody need be waited for."""
-        if self.running >= self.limit or self.held_for:
-            return False
-        waiter = self._queue(permit)
-        if waiter.granted:
-            permit.begin()
-        else:
-            waiter.gave_up = True
-        return waiter.granted
+            permit.release()
 
     def _queue(self, permit: Permit) -> _Waiter:
         """Queue for a permit; it may be granted at once."""
-        waiter = permit.waiter = _Waiter()
+        waiter = _Waiter(permit, next(self._joined))
         permit.lane.join(waiter)
         self._put_in_line(permit.lane)
         self.serve()
         return waiter
 
-    async def _turn_of(self, waiter: _Waiter, lane: Lane) -> None:
+    async def _turn_of(self, waiter: _Waiter) -> None:
         waiter.turn_came = event()
         self.waiting += 1
         try:
             await waiter.turn_came.wait()
         except BaseException:
             waiter.gave_up = True
-            if waiter.granted and not waiter.is_taken:  # in the same moment
-                self.release(lane)
+            waiter.permit.release()  # which may have been granted in the same moment
             raise
         finally:
             self.waiting -= 1
 
-    def release(self, lane: Lane) -> None:
+    def grant(self, permit: Permit) -> None:
+        """Count a permit as out."""
+        permit.generation = permit.kind.adaptive.generation
+        permit.among = len(self._held) + 1
+        permit.kind.held.add(permit)
+        self._held.add(permit)
+
+    def release(self, permit: Permit) -> None:
         """Take a permit back."""
-        self.running -= 1
-        self._interactive_running -= lane is self.interactive
+        permit.kind.held.discard(permit)
+        self._held.discard(permit)
         self.serve()
 
     def serve(self) -> None:
-        """Give the permits there are to those whose turn it is."""
-        while self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive():
-            pass
+        """Grant the permits there are to those whose turn it is."""
+        while len(self._held) < self.maximum:
+            if not (self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive()):
+                return
 
     def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
-        # They are not counted against others' attempts above a limit that was lowered.
-        has_room = self._interactive_running < self.limit and self.running < self.adaptive.maximum
-        if not (has_room and self._in_a_row < most_in_a_row and self.interactive):
+        if self._in_a_row >= most_in_a_row:
             return False
-        self._interactive_running += 1
+        first: Lane | None = None
+        for kind in self._kinds.values():
+            lane = kind.interactive
+            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
+                first = lane
+        if first is None:
+            return False
         self._in_a_row += 1
-        self._grant(self.interactive)
+        self._call_up(first)
         return True
 
     def _serve_lane(self) -> bool:
-        while self._lanes and self.running < self.limit:
-            self._now, _, lane = heapq.heappop(self._lanes)
+        while True:
+            first: Kind | None = None
+            for kind in self._kinds.values():
+                if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
+                    first = kind
+            if first is None:
+                return False
+            self._now, _, lane = heapq.heappop(first.lanes)
             lane.in_line = False
             if lane:
                 self._in_a_row = 0
-                self._grant(lane)
+                self._call_up(lane)
                 lane.turn = self._now + lane.stride
                 self._put_in_line(lane)
                 return True
-        return False
 
     def _put_in_line(self, lane: Lane) -> None:
-        if lane is not self.interactive and not lane.in_line and lane:
+        kind = self.kind(lane.kind)
+        if lane is not kind.interactive and not lane.in_line and lane:
             lane.in_line = True
             lane.turn = max(lane.turn, self._now)  # who was away has not saved up turns
-            heapq.heappush(self._lanes, (lane.turn, next(self._joined), lane))
+            heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
 
-    def _grant(self, lane: Lane) -> None:
+    def _call_up(self, lane: Lane) -> None:
         waiter = lane.leave()
-        waiter.granted = True
-        self.running += 1
+        self.grant(waiter.permit)
         if waiter.turn_came is not None:
             waiter.turn_came.set()
 
 
 class Permit:
-    """Leave to have one attempt in flight: acquired for each attempt, never held through a backoff.
+    """Lets one attempt run: acquired for each attempt, never held through a backoff.
 
     Args:
         gate: Whose.
         lane: Where to queue for it.
         until: When it is of no use any more, by the gate's clock.
+
+    Attributes:
+        kind: What is known of the kind of work that it is for.
+        generation: The generation of that kind's limit when it was granted.
+        among: How many were out then, itself included.
     """
 
-    __slots__ = ("_gate", "_held", "_until", "among", "generation", "lane", "waiter")
+    __slots__ = ("_gate", "_until", "among", "generation", "kind", "lane")
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
-        self.lane = lane
-        self.waiter: _Waiter | None = None  # the latest
         self._until = until
-        self._held = False
-        self.generation = 0  # of the limit, when it was acquired
-        self.among = 0  # how many were out then, itself included
+        self.lane = lane
+        self.kind = gate.kind(lane.kind)
+        self.generation = 0
+        self.among = 0
 
     @property
     def is_held(self) -> bool:
-        """Whether leave was given and not given back."""
-        return self._held
+        """Whether it was granted and not released."""
+        return self in self.kind.held
 
     @property
     def remaining(self) -> float:
         """For how many seconds it is of use."""
         return self._until if self._until == inf else self._until - self._gate.clock()
 
+    @property
+    def held_for(self) -> float:
+        """For how many seconds it will not be granted."""
+        return self._gate.held_for(self.kind)
+
     async def acquire(self) -> bool:
-        """Wait for leave; False if it does not come in time. Returns at once if it is held already."""
+        """Wait until it is granted; False if that does not come in time. Returns at once if it is held."""
         remaining = self.remaining
-        if not self._held and remaining == inf:
+        if not self.is_held and remaining == inf:
             await self._gate.acquire(self)
-        elif not self._held and self._gate.held_for < remaining:
+        elif not self.is_held and self.held_for < remaining:
             with anyio.move_on_after(remaining):
                 await self._gate.acquire(self)
-        return self._held and remaining > 0
-
-    def acquire_now(self) -> bool:
-        """Return whether leave can be had at once, and was taken."""
-        return self.remaining > 0 and self._gate.acquire_now(self)
-
-    def take(self) -> bool:
-        """Take leave from who waits for it in `acquire`, if it came and that task has not woken yet."""
-        waiter = self.waiter
-        if waiter is None or not waiter.granted or waiter.gave_up or self._held or self._gate.held_for:
-            return False
-        waiter.is_taken = True
-        self.begin()
-        return True
-
-    def begin(self) -> None:
-        """Hold the leave that came."""
-        self._held = True
-        self.generation = self._gate.adaptive.generation
-        self.among = self._gate.running
+        return self.is_held and remaining > 0
 
     def release(self) -> None:
-        """Give leave back, if it is held."""
-        if self._held:
-            self._held = False
-            self._gate.release(self.lane)
+        """Release it, if it is held."""
+        if self.is_held:
+            self._gate.release(self)

@@ -1,4 +1,4 @@
-"""What one chunk comes to: asked, in parts where one ID spoils it, written down, and true when cut off."""
+"""Send one chunk: split it around a bad ID, journal it, and note in its job what is known at each moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from anyio.lowlevel import checkpoint
 from attrs import evolve
 
-from sampling_async._chunks import Answered, Job
 from sampling_async._errors import (
     BadRequestError,
     ClientClosedError,
@@ -18,18 +17,19 @@ from sampling_async._errors import (
     ServiceError,
     delivered,
 )
+from sampling_async._job import Answered, failed
 from sampling_async._models import ResultCode
-from sampling_async._outcomes import InviteOutcome, OutcomeStatus
 from sampling_async._policy import MAX_RETRY_AFTER
 from sampling_async._protocol import Chunk, bulk_invite, cut
-from sampling_async._replies import BulkAnswer
-from sampling_async._session import Track
 
 if TYPE_CHECKING:
     from sampling_async._calls import Caller
-    from sampling_async._errors import Delivery
     from sampling_async._gate import Permit
+    from sampling_async._job import Job
     from sampling_async._journal import Journal
+    from sampling_async._outcomes import InviteOutcome
+    from sampling_async._replies import BulkAnswer
+    from sampling_async._session import Track
 
 _MOST_PARTS: Final = 16  # finds one ID among 100, which takes 14 requests
 _TRIED_IN_VAIN: Final = 4
@@ -59,13 +59,9 @@ class Inviter:
         caller: Makes the calls.
         panel_guid: The panel.
         journal: Where to write down what is sent and answered.
-
-    Attributes:
-        cut_off: What is known of chunks whose asking was cut off.
     """
 
     def __init__(self, caller: Caller, panel_guid: str, journal: Journal | None = None) -> None:
-        self.cut_off: list[Answered] = []
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal
@@ -83,62 +79,48 @@ class Inviter:
         if self._journal is not None:
             await self._journal.close()
 
-    async def ask(self, job: Job, permit: Permit) -> Answered:
-        """Return what a chunk's quota IDs come to; failures of requests are outcomes."""
-        if isinstance(job, Answered):
-            return await self._without_asking(job)
+    async def ask(self, job: Job, permit: Permit) -> None:
+        """Find out what a job's quota IDs come to; failures of requests are outcomes."""
         try:
-            return await self._ask(job, permit)
+            if job.answered is None and self._stopped_by is not None:
+                job.answered = failed(job.chunk, self._stopped_by)
+            if job.answered is None:
+                await self._ask(job, permit)
+            else:
+                await checkpoint()  # there may be thousands of them
         finally:
             if self._journal is not None:
-                self._journal.settle(job)
+                self._journal.settle(job.chunk)
 
-    async def _without_asking(self, answered: Answered) -> Answered:
-        """Return what needs no request, with a turn for the event loop: there may be thousands of them."""
-        try:
-            await checkpoint()
-        except BaseException:
-            self.cut_off.append(answered)
-            raise
-        return answered
-
-    async def _ask(self, chunk: Chunk, permit: Permit) -> Answered:
+    async def _ask(self, job: Job, permit: Permit) -> None:
         journal = self._journal
-        if self._stopped_by is not None:
-            return await self._without_asking(failed(chunk, self._stopped_by))
-        known: list[Answered] = []  # of parts of the chunk, also when this is cut off
-        number = 0
+        if journal is None:
+            await self._find_out(job, permit)
+            job.answered = job.account()
+            return
+        number = journal.note_sent(job.chunk)
         try:
-            if journal is not None:
-                number = journal.note_sent(chunk)
-                await journal.written()
-            await self._find_out(chunk, permit, known)
-            answered = _put_together(chunk, known)
-            if journal is not None:
-                journal.note_answered(number, answered.answer.outcomes())
-                await journal.written()
-        except BaseException:
-            answered = _put_together(chunk, known)
-            self.cut_off.append(answered)
-            if journal is not None:
-                journal.note_answered(number, answered.answer.outcomes())
-            raise
-        return answered
+            await journal.written()
+            await self._find_out(job, permit)
+        finally:  # cut off here, what is known is written down all the same
+            journal.note_answered(number, job.account().answer.outcomes())
+        await journal.written()
+        job.answered = job.account()
 
-    async def _find_out(self, chunk: Chunk, permit: Permit, known: list[Answered]) -> None:
+    async def _find_out(self, job: Job, permit: Permit) -> None:
         """Ask a chunk, in parts where one of its IDs may be what is refused."""
-        parts = deque([chunk])
+        parts = deque([job.chunk])
         answered_before = self._answered
         asked = accepted = 0
         refused: SamplingError | None = None
         while parts:
             part = parts.popleft()
             if refused is not None and not self._goes_on(refused, asked, accepted):
-                known.append(failed(part, refused))
+                job.note(failed(part, refused))
                 continue
             asked += 1
             try:
-                known.append(await self._request(part, permit, known))
+                job.note(await self._request(part, permit, job.begin(part)))
                 accepted += 1
                 self._answered += 1
             except InvalidRequestError:  # of the wrong event loop: the caller's error, not the call's
@@ -149,7 +131,7 @@ class Inviter:
                     refused = exc
                     parts.extend(cut(part, (len(part.places) + 1) // 2))
                 else:
-                    known.append(failed(part, exc))
+                    job.note(failed(part, exc))
         if refused is not None and not accepted:
             self._isolates = False  # what is refused whole and in parts is not refused for one ID
 
@@ -171,18 +153,12 @@ class Inviter:
         if isinstance(error, BadRequestError):
             return error.result_code not in _NOT_OF_A_QUOTA
         unavailable = isinstance(error, ServiceError) and error.status == _UNAVAILABLE
+        unavailable = unavailable and _UNAVAILABLE in self._caller.policy.unprocessed
         return unavailable and error.retry_after is None and error.attempts > 1 and others_answered
 
-    async def _request(self, chunk: Chunk, permit: Permit, known: list[Answered]) -> Answered:
-        track = Track(ambiguous=chunk.asked_before)
-        try:
-            call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
-            answer = await self._caller.run(call, permit, track)
-        except SamplingError:
-            raise
-        except BaseException:
-            known.append(interrupted(chunk, track.delivery))
-            raise
+    async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
+        call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
+        answer = await self._caller.run(call, permit, track)
         for error in answer.errors:
             error.attempts = track.attempts
         return Answered(chunk, _resent(answer) if track.ambiguous else answer)
@@ -193,38 +169,6 @@ class Inviter:
         if self._stopped_by is None and (too_long or isinstance(error, ForbiddenError | ClientClosedError)):
             self._stopped_by = delivered(error, "not_sent")
             self._stopped_by.attempts = 0
-
-
-def failed(chunk: Chunk, error: SamplingError) -> Answered:
-    """Return what a failed request says of each of its IDs."""
-    code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
-    if chunk.asked_before and error.delivery != "unknown":
-        error = delivered(error, "unknown")  # nothing that happens now takes an earlier request back
-    status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
-    outcomes = {
-        quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)
-        for quota_id in chunk.places
-    }
-    return Answered(chunk, BulkAnswer(chunk.member_code, outcomes))
-
-
-def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
-    """Return what is known of a chunk whose asking was ended from outside."""
-    error = SamplingError(
-        "interrupted: the fan-out ended before this was answered", endpoint="bulk_invite", delivery=delivery
-    )
-    return failed(chunk, error)
-
-
-def _put_together(chunk: Chunk, known: list[Answered]) -> Answered:
-    """Return what is known of a chunk from what is known of its parts; the rest of it was not sent."""
-    if len(known) == 1 and known[0].chunk is chunk:
-        return known[0]
-    answers = dict(interrupted(chunk, "not_sent").answer.answers)
-    for part in known:
-        answers.update(part.answer.answers)
-    unrequested = tuple(outcome for part in known for outcome in part.answer.unrequested)
-    return Answered(chunk, BulkAnswer(chunk.member_code, answers, unrequested))
 
 
 _RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"

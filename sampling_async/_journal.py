@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Generator, Iterable
 
-    from sampling_async._protocol import Chunk, InviteRequest
+    from sampling_async._protocol import Chunk
 
 T = TypeVar("T")
 
@@ -154,28 +154,27 @@ class Journal:
                 )
         self._chunks = database.execute("SELECT coalesce(max(chunk), 0) FROM sent").fetchone()[0]
 
-    async def recall(self, request: InviteRequest) -> dict[int, InviteOutcome]:
-        """Return what is known of a request's quota IDs: all but those that were surely never sent.
+    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
+        """Wait until nothing of this run is under way about these quota IDs."""
+        while any((member_code, quota_id) in self._in_flight for quota_id in quota_ids):
+            await self._settled.wait()
 
-        Waits for what this run has under way about the same.
-        """
-        asked = set(request.quota_ids)
+    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> dict[int, InviteOutcome]:
+        """Return what is known of quota IDs: all but those that were surely never sent."""
+        asked = set(quota_ids)
         rows: list[tuple[str, str | None]] = []
-        # Cut off here, what is known of the request would be lost. What is under way ends, cancelled or not.
         with anyio.CancelScope(shield=True):
-            while any((request.member_code, quota_id) in self._in_flight for quota_id in asked):
-                await self._settled.wait()
             async with self._lock:
                 if self._pending:
                     await self._write()
-                rows = await self._in_thread(self._rows_of, request.member_code, asked)
+                rows = await self._in_thread(self._rows_of, member_code, asked)
         known: dict[int, InviteOutcome] = {}
-        for quota_ids, outcomes in rows:
+        for ids, outcomes in rows:
             if outcomes is None:
-                known.update((id_, _in_flight(request.member_code, id_)) for id_ in json.loads(quota_ids))
+                known.update((id_, _in_flight(member_code, id_)) for id_ in json.loads(ids))
             else:
                 found = (row for row in json.loads(outcomes) if row[0] in asked)
-                known.update((row[0], _read(request.member_code, row)) for row in found)
+                known.update((row[0], _read(member_code, row)) for row in found)
         return {id_: outcome for id_, outcome in known.items() if id_ in asked and outcome.status != "not_sent"}
 
     def asks_again(self, outcome: InviteOutcome) -> bool:

@@ -17,11 +17,14 @@ from sampling_async._errors import (
 from sampling_async._models import ResultCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429, 503})
+REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
+"""Statuses that say, whoever answers, that a request was not processed: it came too late, early or often."""
+
 _PASSING_FAULTS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_THROTTLED: Final = frozenset({429, 503})
+_UNAVAILABLE: Final = 503
+_THROTTLED: Final = frozenset({429, _UNAVAILABLE})
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that is waited for; a longer one is left to the caller."""
 
@@ -38,6 +41,21 @@ def _positive(owner: object, attribute: Attribute[Any], value: float | None) -> 
     if value is not None and not value > 0:
         name = f"{type(owner).__name__}.{attribute.name}"
         raise InvalidRequestError(f"{name} is a number above 0, not {value!r}")
+
+
+def _status_set(value: Iterable[int]) -> frozenset[int]:
+    try:
+        return frozenset(value)
+    except TypeError:
+        raise InvalidRequestError(
+            f"RetryPolicy.unprocessed is a set of HTTP statuses, not {type(value).__name__}"
+        ) from None
+
+
+def _statuses(owner: object, attribute: Attribute[Any], value: frozenset[int]) -> None:
+    if not all(type(status) is int and 400 <= status <= 599 for status in value):  # noqa: PLR2004
+        name = f"{type(owner).__name__}.{attribute.name}"
+        raise InvalidRequestError(f"{name} holds HTTP statuses from 400 to 599, not {sorted(value, key=str)!r}")
 
 
 def _not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:
@@ -99,6 +117,10 @@ class RetryPolicy:
             `anomaly`.
         retry_ambiguous_reads: Whether Generate Invite, a GET that makes something, is repeated when it may
             have been processed. The other reads always are.
+        unprocessed: Statuses that prove, whatever the body, that a request was not processed: a bulk invite is
+            sent again after them, and else its IDs end `not_sent`. 503 is not among them: a proxy says it too
+            when a backend has processed a request and then failed. Who knows that there is nothing in between
+            may add it.
 
     Raises:
         InvalidRequestError: A number is out of its range.
@@ -112,6 +134,7 @@ class RetryPolicy:
     deposit: float = field(default=0.2, validator=_not_negative)
     retry_ambiguous: bool = False
     retry_ambiguous_reads: bool = True
+    unprocessed: frozenset[int] = field(default=REFUSED_UNPROCESSED, converter=_status_set, validator=_statuses)
 
     def allows(self, endpoint: Endpoint, failures: Sequence[SamplingError]) -> bool:
         """Return whether to ask again after these failures of one call, the last one being the latest."""
@@ -120,7 +143,7 @@ class RetryPolicy:
             return False
         if last.retry_after is not None and last.retry_after > MAX_RETRY_AFTER:
             return False
-        if _surely_unprocessed(last):
+        if self._says_unprocessed(last):
             return True
         if isinstance(last, DecodeError) and any(isinstance(error, DecodeError) for error in failures[:-1]):
             return False
@@ -129,6 +152,13 @@ class RetryPolicy:
         if endpoint == "bulk_invite":
             return self.retry_ambiguous and not any(may_have_worked(error) for error in failures[:-1])
         return self.retry_ambiguous_reads if endpoint == "generate_invite" else True
+
+    def _says_unprocessed(self, error: SamplingError) -> bool:
+        """Return whether the failure surely came before the request was processed, and may have gone since."""
+        if isinstance(error, ServiceError):
+            told_by_service = error.status == _UNAVAILABLE and error.delivery == "answered"
+            return error.status in self.unprocessed or told_by_service
+        return isinstance(error, TransportError) and error.delivery == "not_sent"
 
     def backoff(self, failures: Sequence[SamplingError], random: Callable[[], float]) -> float:
         """Return the seconds to wait before the next attempt; `random` gives numbers from 0 to 1."""
@@ -152,12 +182,6 @@ def shows_overload(error: SamplingError) -> bool:
     if isinstance(error, ServiceError):
         return error.status in _THROTTLED
     return isinstance(error, TransportError) and not error.permanent
-
-
-def _surely_unprocessed(error: SamplingError) -> bool:
-    if isinstance(error, ServiceError):
-        return error.status in _REFUSED_UNPROCESSED
-    return isinstance(error, TransportError) and error.delivery == "not_sent"
 
 
 def _passing(error: SamplingError) -> bool:

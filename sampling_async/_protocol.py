@@ -105,11 +105,19 @@ def member_code_of(value: str) -> str:
     return value
 
 
+class CheckedIDs(tuple[int, ...]):
+    """Quota IDs that were checked already."""
+
+    __slots__ = ()
+
+
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise InvalidRequestError(
             "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
         )
+    if type(values) is CheckedIDs:
+        return values
     given: tuple[Any, ...] = tuple(values)
     if set(map(type, given)) == {int} and min(given) > 0 and max(given) <= _INT64_MAX:  # as is nearly always so
         return given

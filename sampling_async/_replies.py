@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from sampling_async._errors import (
 )
 from sampling_async._models import Invite, ResultCode, hidden
 from sampling_async._outcomes import Answer, InviteOutcome, made
+from sampling_async._policy import REFUSED_UNPROCESSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
     from sampling_async._fastlane import WireItem
 
 OK: Final = 200
+_BAD_REQUEST: Final = 400
+_FORBIDDEN: Final = 403
+_INTERNAL_ERROR: Final = 500
+_UNAVAILABLE: Final = 503
+_PROVING_NOTHING: Final = frozenset({None, ResultCode.SUCCESS, ResultCode.TECHNICAL_ERROR})
+"""Result codes of a refusal that leave open whether it was processed: none, a contradiction, a fault."""
+
 _EXCERPT: Final = 200
 _EXCERPTED: Final = 2**16
 _UNMISTAKABLE: Final = 5
@@ -52,37 +61,40 @@ class Reply:
     result: Any = field(default=None, repr=False)
 
 
-def refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | None:
+def refusal(
+    reply: Reply, *, private: tuple[str, ...] = (), unprocessed: AbstractSet[int] = REFUSED_UNPROCESSED
+) -> ServiceError | None:
     """Return the error a reply stands for, or None for a 200 (whose body may still be an error).
 
     Args:
         reply: What came back.
         private: Texts of the request that the error's excerpt of the body must not repeat.
+        unprocessed: Statuses that prove by themselves that the request was not processed.
     """
     if reply.status == OK:
         return None
-    return _service_error(reply, private, *_error_body(reply.body))
+    return _service_error(reply, private, unprocessed, *_error_body(reply.body))
 
 
 def disguised_refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | None:
     """Return the error whose body came under a 200, or None. For bodies that could not be read as asked."""
     result, code = _error_body(reply.body)
-    return None if code is None else _service_error(reply, private, result, code)
+    return None if code is None else _service_error(reply, private, frozenset(), result, code)
 
 
 def _service_error(
-    reply: Reply, private: tuple[str, ...], result: str | None, code: int | None
+    reply: Reply, private: tuple[str, ...], unprocessed: AbstractSet[int], result: str | None, code: int | None
 ) -> ServiceError:
     error_class, says = _STATUS_ERRORS.get(reply.status, (None, ""))
     if error_class is None:
-        error_class = ServerError if reply.status >= 500 else UnexpectedStatusError  # noqa: PLR2004
+        error_class = ServerError if reply.status >= _INTERNAL_ERROR else UnexpectedStatusError
     result = None if result is None else _without(private, result)[:_EXCERPT]
     # Only what looks like a name goes into the text: a sentence may be about the member.
     name = result if result and re.fullmatch(r"\w{1,64}", result) else ResultCode.name_of(code or 0)
     known = "" if code is None else f" {code} {name or ''}".rstrip()
     error = error_class(
         f"the service answered {reply.status}{known}{says}",
-        delivery=_delivery(reply, code),
+        delivery=_delivery(reply, result, code, unprocessed),
         status=reply.status,
         result=result,
         result_code=code,
@@ -98,17 +110,26 @@ _FORBIDDEN_HINT: Final = (
 )
 _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
     OK: (UnexpectedStatusError, " in the body of a 200"),
-    400: (BadRequestError, ""),
-    403: (ForbiddenError, _FORBIDDEN_HINT),
+    _BAD_REQUEST: (BadRequestError, ""),
+    _FORBIDDEN: (ForbiddenError, _FORBIDDEN_HINT),
 }
 
 
-def _delivery(reply: Reply, code: int | None) -> Delivery:
-    """Say what a refusal proves. A server fault, even one inside a 400, proves nothing."""
-    # The code of a 400 decides, so one that was not read whole proves nothing either.
-    fault_in_400 = reply.status == 400 and (code == ResultCode.TECHNICAL_ERROR or not reply.is_whole)  # noqa: PLR2004
-    refused = reply.status == 503 or 400 <= reply.status < 500  # noqa: PLR2004
-    return "answered" if refused and not fault_in_400 else "unknown"
+def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: AbstractSet[int]) -> Delivery:
+    """Say what a refusal proves: whether the request was surely not processed.
+
+    Only the service knows that, and what stands between answers in its name: a proxy says 503 of a backend that
+    processed a request and then failed, and passes a body on as whole that was cut on the way. So a refusal
+    counts if its status means nothing else, or if its body is the service's own and tells of no fault of its.
+    """
+    if reply.status in unprocessed or reply.status == _FORBIDDEN:
+        return "answered"
+    if not reply.is_whole or code in _PROVING_NOTHING:
+        return "unknown"
+    if reply.status == _BAD_REQUEST:  # which is the service's own word for no
+        return "answered"
+    refuses = _BAD_REQUEST <= reply.status < _INTERNAL_ERROR or reply.status == _UNAVAILABLE
+    return "answered" if refuses and result is not None else "unknown"
 
 
 def _error_body(body: bytes) -> tuple[str | None, int | None]:

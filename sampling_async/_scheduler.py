@@ -1,24 +1,27 @@
-"""Running many jobs, each with leave of the gate, without surprises. Knows anyio and nothing of surveys.
+"""Run jobs concurrently, each under a permit. Knows anyio and nothing of surveys.
 
-A `JobStream` draws jobs, runs them in tasks and hands the results over as they finish; it holds at most
-`window` jobs that were drawn and whose result was not taken. `ReadAhead` runs a generator one item ahead.
+A `JobStream` draws jobs, runs them in tasks and hands them over as they are done; it holds at most `window`
+jobs that were drawn and not taken. `ReadAhead` runs a generator one item ahead.
+
+Every moment may be the last one: tasks are cancelled before their first step, and a signal handler may raise
+between any two lines. So who owns a job never depends on a line that is still to come. A job stays in `open`
+from its being drawn until its consumer has done with it, and it knows itself how far it has come.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from sampling_async._cancellation import is_stray
+from sampling_async._background import Background
 from sampling_async._loops import asyncio_loop, event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -26,166 +29,108 @@ if TYPE_CHECKING:
     from sampling_async._gate import Permit
 
 Job = TypeVar("Job")
-Result = TypeVar("Result")
+Job_co = TypeVar("Job_co", covariant=True)
+Item = TypeVar("Item")
 
 
-class _Background(ABC):
-    """A task group for the time of a block: entered once, and no ExceptionGroup leaves it."""
+class Source(Protocol[Job_co]):
+    """Where jobs come from."""
 
-    def __init__(self) -> None:
-        self._tasks: TaskGroup | None = None
-        self._failure: Exception | None = None
-        self._finished = False
-        self._news: anyio.Event | None = None  # made only by who has to wait
-        self.left = False
+    async def draw(self) -> Job_co | None:
+        """Return the next job, or None after the last. It is the source's until `handed_over`."""
 
-    async def __aenter__(self) -> Self:
-        if self._tasks is not None:
-            raise RuntimeError("a stream is entered once; make another one")
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._work)
-        return self
+    def handed_over(self) -> None:
+        """Learn that the job drawn last has another owner."""
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # The group is not shown the exception of the block: it would come back inside an ExceptionGroup.
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        except BaseExceptionGroup as group:  # SystemExit and its like: what tasks raise else is in _failure
-            raise _first_of(group) from None
-        finally:
-            self.left = True
-
-    @abstractmethod
-    async def _work(self) -> None:
-        """Do what the block is for, in a task of its own."""
-
-    def _must_be_inside(self) -> None:
-        """Refuse what would wait for ever: there is nothing at work outside of the block."""
-        if self._tasks is None:
-            raise RuntimeError("enter the stream first: async with ... as stream")
-        if self.left and (self._has_more or not self._finished):
-            raise RuntimeError("the stream's block has been left before its end")
-
-    @property
-    @abstractmethod
-    def _has_more(self) -> bool:
-        """Whether there are results that nobody took."""
-
-    async def _hear(self) -> None:
-        """Wait for a result, or the end."""
-        self._news = self._news or event()
-        await self._news.wait()
-
-    def _tell(self) -> None:
-        """Wake the consumer: there is a result, or the end."""
-        if self._news is not None:
-            self._news.set()
-            self._news = None
-
-    def _keep(self, exc: BaseException) -> None:
-        """Keep what failed for the consumer, who is told after the results; the first one counts.
-
-        What is not a failure, a cancellation that is meant for this task, is raised again.
-        """
-        if isinstance(exc, Exception):
-            self._failure = self._failure or exc
-        elif is_stray(exc):
-            stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
-            stray.__cause__ = exc
-            self._failure = self._failure or stray
-        else:
-            raise exc
-
-    def _end(self) -> None:
-        """Raise what failed, once, after the last result was handed over."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+    async def aclose(self) -> None:
+        """Close the input."""
 
 
-def _first_of(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+class JobStream(Background, Generic[Job]):
+    """Runs jobs as the gate permits and yields them as they are done.
 
-
-class JobStream(_Background, Generic[Job, Result]):
-    """Runs jobs as the gate allows and yields their results as they finish.
-
-    Use it as `async with JobStream(...) as stream: async for result in stream`. Leaving the block cancels
-    what runs and waits for its end. What then was drawn but has no result taken is in `unstarted` (jobs) and
-    `untaken` (results); a job cancelled in mid-run is its own `run`'s to account for.
+    Use it as `async with JobStream(...) as stream: async for job in stream`. Leaving the block cancels what
+    runs and waits for its end; jobs that were drawn and not released are then in `open`, done or not.
 
     An exception of `run`, or of the source of the jobs, stops the drawing; what runs is finished and handed
     over, then the iteration raises it, bare.
 
     Args:
-        permit: Makes a permit; it is acquired before a job's task is spawned.
-        batches: Where jobs are drawn from, in a task of its own, which closes it at the end: iterators of some
-            jobs each, that give them without waiting. A task that has ended its job draws from the latest one
-            too, rather than wait to be given a job.
-        run: Runs one job. It owns the permit, which is given back at the latest when it returns, and which is
-            not held where it did not come in time. It must give the event loop a turn: the next job may follow
-            without one.
-        window: How many jobs may be drawn without their result taken: the bound of the memory used.
+        permit: Makes a permit; it is acquired before a job is given to a task.
+        source: Where jobs are drawn from, in a task of its own, which closes it at the end.
+        run: Runs one job, and notes in it what comes of it. It owns the permit, which is released at the latest
+            when it returns, and which is not held where it did not come in time. It must give the event loop a
+            turn: the next job may follow without one.
+        window: How many jobs may be drawn and not taken: the bound of the memory used.
+
+    Attributes:
+        open: Jobs that were drawn, with their permits, in that order, until `release`.
     """
 
     def __init__(
         self,
         permit: Callable[[], Permit],
-        batches: AsyncGenerator[Iterator[Job], None],
-        run: Callable[[Job, Permit], Awaitable[Result]],
+        source: Source[Job],
+        run: Callable[[Job, Permit], Awaitable[object]],
         *,
         window: int,
     ) -> None:
         super().__init__()
-        self.unstarted: list[Job] = []
-        self.untaken: deque[Result] = deque()
+        self.open: dict[Job, Permit] = {}
         self._permit = permit
-        self._batches = batches
-        self._batch: Iterator[Job] = iter(())
+        self._source = source
         self._run = run
-        self._resting: list[_Rest[Job]] = []
-        self._next: tuple[Job, Permit] | None = None  # drawn, and waiting for leave
+        self._done: deque[Job] = deque()
+        self._idle: list[_Idle[Job]] = []
+        self._coroutines: list[Coroutine[object, object, None]] = []  # of the tasks
         self._drawing: anyio.CancelScope | None = None
         self._drawn = False
         self._window = window
         self._is_awaited_whole = False
         self._room: anyio.Event | None = None  # made only where the window is full
 
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(exc_type, exc, traceback)
+        finally:
+            for permit in self.open.values():  # of jobs that no task has taken up
+                permit.release()
+            for coroutine in self._coroutines:  # a task cancelled before its first step leaves it unawaited
+                coroutine.close()
+
     @property
     def _has_more(self) -> bool:
-        return bool(self.untaken)
+        return bool(self._done)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Result:
+    async def next(self) -> Job | None:
+        """Return a job that is done, or None after the last. It stays in `open` until `release`."""
         self._must_be_inside()
-        while not self.untaken:
+        while not self._done:
             if self._finished:
                 self._end()
-                raise StopAsyncIteration
+                return None
             await self._hear()
+        job = self._done.popleft()
         self._leave_window()
-        return self.untaken.popleft()
+        return job
 
-    async def remaining(self) -> deque[Result]:
-        """Return all results not taken yet, once the last one is there: for who keeps them all anyway."""
+    def release(self, job: Job) -> None:
+        """Forget a job that its consumer has done with."""
+        self.open.pop(job, None)
+
+    async def all_done(self) -> list[Job]:
+        """Return all jobs, once the last one is done, in the order drawn: for who keeps them anyway."""
         self._must_be_inside()
         self._is_awaited_whole = True
-        for _ in self.untaken:
+        for _ in self._done:
             self._leave_window()
         while not self._finished:
             await self._hear()
-        results, self.untaken = self.untaken, deque()
+        self._done.clear()
         self._end()
-        return results
+        return list(self.open)
 
     async def _work(self) -> None:
         """Hand jobs to tasks; returns when all of them have ended."""
@@ -196,104 +141,69 @@ class JobStream(_Background, Generic[Job, Result]):
                 except BaseException as exc:  # noqa: BLE001  raised by _end
                     self._keep(exc)
             self._drawn = True
-            while self._resting:
-                self._resting.pop().give(None)
-        self._finished = True
-        self._tell()
+            for idle in self._idle:
+                idle.woken.set()
 
     async def _hand_out(self, running: TaskGroup) -> None:
-        """Draw job after job, and hand each to a task."""
+        """Draw job after job, and let a task run each."""
         shuffled = asyncio_loop() is None  # trio starts tasks of the same moment in any order
-        async with aclosing(self._batches) as batches:
-            async for self._batch in batches:
-                for job in self._batch:
-                    given = await self._leave_for(job)
-                    if given is None:
-                        continue
-                    if self._resting:  # waking a task costs less than a new one
-                        self._resting.pop().give(given)
-                    else:
-                        running.start_soon(self._run_jobs, *given)
-                    if shuffled:
-                        await anyio.lowlevel.checkpoint()
+        async with aclosing(self._source) as source:
+            while (job := await self._draw(source)) is not None:
+                permit = self.open[job] = self._permit()
+                source.handed_over()
+                await permit.acquire()
+                self._set_to_work(job, running)
+                if shuffled:
+                    await anyio.lowlevel.checkpoint()
 
-    async def _leave_for(self, job: Job) -> tuple[Job, Permit] | None:
-        """Wait for leave to run a job, and return both; None if a task that had just ended took them."""
-        self.unstarted.append(job)
+    async def _draw(self, source: Source[Job]) -> Job | None:
         while self._window == 0:
             self._room = self._room or event()
             await self._room.wait()
+        job = await source.draw()
         self._window -= 1
-        self._next = job, self._permit()
-        await self._next[1].acquire()
-        return self._take_next()
+        return job
 
-    def _take_next(self) -> tuple[Job, Permit] | None:
-        given, self._next = self._next, None
-        if given is not None:
-            self.unstarted.pop()
-        return given
+    def _set_to_work(self, job: Job, running: TaskGroup) -> None:
+        if self._idle:  # waking a task costs less than a new one
+            idle = self._idle.pop()
+            idle.job = job
+            idle.woken.set()
+            return
+        coroutine = self._run_jobs(job)
+        self._coroutines.append(coroutine)
+        running.start_soon(lambda: coroutine)
+
+    async def _run_jobs(self, first: Job) -> None:
+        """Run a job, and others as they are given, until there are no more."""
+        job: Job | None = first
+        while job is not None:
+            await self._run_one(job, self.open[job])
+            job = None if self._drawn else await self._wait_for_job()
+
+    async def _wait_for_job(self) -> Job | None:
+        idle: _Idle[Job] = _Idle()
+        self._idle.append(idle)
+        try:
+            await idle.woken.wait()
+        finally:
+            if idle in self._idle:  # cancelled
+                self._idle.remove(idle)
+        return idle.job
 
     def _leave_window(self) -> None:
         self._window += 1
-        if self._room is not None:
-            self._room.set()
-            self._room = None
-
-    async def _run_jobs(self, job: Job, permit: Permit) -> None:
-        """Run a job, and others as they come, until there are no more."""
-        given: tuple[Job, Permit] | None = (job, permit)
-        while given is not None:
-            await self._run_one(*given)
-            given = self._draw()
-            if given is None and not self._drawn:
-                given = await self._rest()
-
-    def _draw(self) -> tuple[Job, Permit] | None:
-        """Return another job that may run now, if there is one at hand: no other task need wake for that."""
-        if self._failure is not None:
-            return None
-        if self._next is not None and self._next[1].take():
-            return self._take_next()
-        permit = self._permit()
-        if self.unstarted or self._window == 0 or not permit.acquire_now():
-            return None  # what was drawn before goes first
-        try:
-            for job in self._batch:
-                self._window -= 1
-                return job, permit
-        except BaseException as exc:  # noqa: BLE001  raised by _end
-            permit.release()
-            self._fail(exc)
-        else:
-            permit.release()
-        return None
-
-    def _fail(self, exc: BaseException) -> None:
-        """Draw no more because of a failure."""
-        self._keep(exc)
-        assert self._drawing is not None
-        self._drawing.cancel()
-
-    async def _rest(self) -> tuple[Job, Permit] | None:
-        """Wait for a job."""
-        rest: _Rest[Job] = _Rest()
-        self._resting.append(rest)
-        try:
-            return await rest.wait()
-        except BaseException:
-            if rest in self._resting:
-                self._resting.remove(rest)
-            if rest.given is not None:  # in the same moment
-                self.unstarted.insert(0, rest.given[0])  # the last one is the drawer's
-                rest.given[1].release()
-            raise
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
 
     async def _run_one(self, job: Job, permit: Permit) -> None:
         try:
-            self.untaken.append(await self._run(job, permit))
+            await self._run(job, permit)
         except BaseException as exc:  # noqa: BLE001  raised by _end
             self._fail(exc)
+        else:
+            self._done.append(job)
         finally:
             permit.release()
         if self._is_awaited_whole:
@@ -301,44 +211,40 @@ class JobStream(_Background, Generic[Job, Result]):
         else:
             self._tell()
 
+    def _fail(self, exc: BaseException) -> None:
+        """Draw no more because of a failure."""
+        assert self._drawing is not None
+        self._drawing.cancel()
+        self._keep(exc)
 
-class _Rest(Generic[Job]):
-    """Where a task waits for its next job."""
 
-    __slots__ = ("_came", "given")
+class _Idle(Generic[Job]):
+    """A task that waits for a job."""
+
+    __slots__ = ("job", "woken")
 
     def __init__(self) -> None:
-        self._came = event()
-        self.given: tuple[Job, Permit] | None = None
-
-    def give(self, given: tuple[Job, Permit] | None) -> None:
-        """Give it a job, or None: there are no more."""
-        self.given = given
-        self._came.set()
-
-    async def wait(self) -> tuple[Job, Permit] | None:
-        """Wait for what is given."""
-        await self._came.wait()
-        return self.given
+        self.woken = event()
+        self.job: Job | None = None
 
 
-class ReadAhead(_Background, Generic[Result]):
+class ReadAhead(Background, Generic[Item]):
     """Runs an async generator in a task of its own, one item ahead of who takes the items.
 
     An exception of the generator is raised in its turn, bare.
     """
 
-    def __init__(self, items: AsyncGenerator[Result, None]) -> None:
+    def __init__(self, items: AsyncGenerator[Item, None]) -> None:
         super().__init__()
         self._items = items
-        self._ready: deque[Result] = deque()  # one at most
+        self._ready: deque[Item] = deque()  # one at most
         self._taken: anyio.Event | None = None  # of the item that is ready
 
     @property
     def _has_more(self) -> bool:
         return bool(self._ready)
 
-    async def next(self) -> Result | None:
+    async def next(self) -> Item | None:
         """Return the next item, or None after the last. Cancelled while it waits, it loses nothing."""
         self._must_be_inside()
         while not self._ready:
@@ -360,5 +266,3 @@ class ReadAhead(_Background, Generic[Result]):
                     await self._taken.wait()
         except BaseException as exc:  # noqa: BLE001  raised by _end
             self._keep(exc)
-        self._finished = True
-        self._tell()

@@ -1,11 +1,20 @@
-"""Reading a plain iterable with `async for`, without an async generator to be closed."""
+"""Turns for the event loop: reading a plain iterable with `async for`, and long work done in steps."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
+
+import anyio.lowlevel
 
 T = TypeVar("T")
+
+_LONG: Final = 0.004
+"""Seconds of work after which others must have their turn."""
+
+_EACH: Final = 16
+"""How many steps go by between two looks at the clock, which takes as long as a small step."""
 
 
 class Stepwise(AsyncIterator[T]):
@@ -18,3 +27,23 @@ class Stepwise(AsyncIterator[T]):
         for item in self._items:
             return item
         raise StopAsyncIteration
+
+
+class Turns:
+    """Lets the event loop go round now and then during work that awaits nothing else: a few ms at a time."""
+
+    __slots__ = ("_since", "_steps")
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._since = time.perf_counter()
+
+    async def step(self, steps: int = 1) -> None:
+        """Say that so many steps of the work are done. Cancelled here, nothing is under way."""
+        self._steps += steps
+        if self._steps < _EACH:
+            return
+        self._steps = 0
+        if time.perf_counter() - self._since > _LONG:
+            await anyio.lowlevel.checkpoint()
+            self._since = time.perf_counter()

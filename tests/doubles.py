@@ -7,14 +7,17 @@ import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx
 
 from sampling_async import SamplingClient
 from sampling_async._gate import Gate, Lane, Permit
+from sampling_async._loops import asyncio_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 PANEL = "aaaaaaaa-1111-2222-3333-444444444444"
 KEY = "bbbbbbbb-5555-6666-7777-888888888888"
@@ -129,4 +132,10 @@ def gate(limit: int = 2) -> Gate:
 
 def permits(shut: Gate) -> partial[Permit]:
     """Return what makes the permits of one user of a gate."""
-    return partial(Permit, shut, Lane())
+    return partial(Permit, shut, Lane("work"))
+
+
+async def alone(function: Callable[[], Awaitable[object]]) -> None:
+    """Run a function on an event loop of its own, of this one's kind: what ends a program ends that."""
+    backend = "trio" if asyncio_loop() is None else "asyncio"
+    await anyio.to_thread.run_sync(partial(anyio.run, function, backend=backend))

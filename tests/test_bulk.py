@@ -128,7 +128,11 @@ def failing(chunk: int, failure) -> doubles.Service:
         (httpx.ReadTimeout("late"), "unknown", TransportTimeoutError),
         (httpx.ReadError("cut"), "unknown", TransportError),
         (httpx.ConnectError("refused"), "not_sent", TransportError),
-        (httpx.Response(503), "not_sent", ServerError),
+        (httpx.Response(503), "unknown", ServerError),
+        (httpx.Response(503, json={"ResultCode": 14, "Result": "R"}), "not_sent", ServerError),
+        (httpx.Response(429), "not_sent", Exception),
+        (httpx.Response(400), "unknown", Exception),
+        (httpx.Response(404, text="<html>"), "unknown", Exception),
         (httpx.Response(200, text="<html>"), "unknown", Exception),
         (httpx.Response(302), "unknown", Exception),
     ],
@@ -155,7 +159,7 @@ async def test_a_bulk_invite_that_may_have_worked_is_not_sent_again():
 
 
 async def test_a_bulk_invite_that_was_refused_unprocessed_is():
-    service = doubles.Service(httpx.Response(503), httpx.Response(429), doubles.bulk)
+    service = doubles.Service(httpx.Response(408), httpx.Response(429), doubles.bulk)
     assert (await bulk(service, [2])).invited
     assert len(service.requests) == 3
 
@@ -179,7 +183,7 @@ async def test_what_may_have_worked_once_stays_unknown(later):
 
 
 async def test_a_missing_item_after_a_retry_knows_its_attempts():
-    service = doubles.Service(httpx.Response(503), {"Invites": []})
+    service = doubles.Service(httpx.Response(429), {"Invites": []})
     result = await bulk(service, [2])
     assert (result[0].status, result[0].error.attempts) == ("unknown", 2)
 
@@ -622,10 +626,13 @@ async def test_an_exit_of_the_program_in_a_source_leaves_the_package_bare():
         yield 1
         raise SystemExit(3)
 
-    async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        with pytest.raises(SystemExit) as caught:
+    async def invite() -> None:
+        async with doubles.client(doubles.Service(doubles.bulk)) as client:
             async with client.stream_bulk_invite("m", source()) as outcomes:
                 await anext(outcomes)
+
+    with pytest.raises(SystemExit) as caught:
+        await doubles.alone(invite)
     assert caught.value.code == 3
 
 
@@ -707,7 +714,7 @@ async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
 
 
 _answers = st.sampled_from(
-    ["right", "missing", "extra", "reversed", "empty", "500", "503", "cut", "refused", "null"]
+    ["right", "missing", "extra", "reversed", "empty", "500", "503", "429", "cut", "refused", "null"]
 )
 
 
@@ -723,15 +730,15 @@ def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_i
         fault = next(script)
         if fault == "refused":
             raise httpx.ConnectError("refused")
-        if fault == "503":
-            return httpx.Response(503)
+        if fault == "429":
+            return httpx.Response(429)
         items = doubles.bulk(request)["Invites"]
         ledger.update(item["QuotaID"] for item in items if item["ResultCode"] == 1)
         match fault:
             case "cut":
                 raise httpx.ReadError("cut")
-            case "500":
-                return httpx.Response(500)
+            case "500" | "503":
+                return httpx.Response(int(fault))
             case "missing":
                 items = items[1:]
             case "extra":

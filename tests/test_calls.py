@@ -112,7 +112,7 @@ async def test_retry_after_holds_the_whole_client():
     async with doubles.client(service, time, random=lambda: 0.0) as client:
         await client.get_settings()
         assert time.now == 7
-        assert client._gate._held_until == 7
+        assert client._gate.kind("get_settings").held_until == 7
 
 
 async def test_another_call_waits_for_the_hold_too():

@@ -83,7 +83,10 @@ async def test_a_refusal_of_the_panel_or_the_member_is_not_about_a_quota(code):
         httpx.Response(500),
         httpx.Response(502),
         httpx.ReadError("cut"),
+        httpx.Response(503),
         httpx.Response(404),
+        httpx.Response(400),
+        httpx.Response(400, text='{"Result": "TECHNIC'),
         httpx.Response(400, json={"Result": "TECHNICAL_ERROR", "ResultCode": 36}),
     ],
 )
@@ -93,10 +96,28 @@ async def test_what_proves_nothing_is_never_taken_apart(failure):
     assert len(service.requests) == 1
 
 
-async def test_a_503_that_does_not_pass_while_others_are_answered_is_taken_apart():
+DIRECT = {408, 425, 429, 503}
+"""What proves that nothing was processed where nothing is between the client and the service."""
+
+
+async def test_a_503_that_does_not_pass_while_others_are_answered_is_taken_apart_where_it_proves_something():
+    service, policy = refusing({7}, 503), RetryPolicy(budget=100, unprocessed=DIRECT)
+    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, retry=policy)
+    assert result.resendable() == (7,)
+
+
+async def test_a_503_of_the_service_itself_is_repeated_and_not_taken_apart():
     service = refusing({7}, 503)
     result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, retry=RetryPolicy(budget=100))
-    assert result.resendable() == (7,)
+    assert len(result.not_sent) == 8
+    assert len(service.requests) == 3 + 3
+
+
+async def test_a_503_of_who_knows_whom_is_sent_once_and_proves_nothing():
+    service = doubles.Service(httpx.Response(503, text="<html>", headers={"Retry-After": "1"}))
+    result = await bulk(service, range(1, 9))
+    assert len(result.unknown) == 8
+    assert len(service.requests) == 1
 
 
 async def test_a_503_alone_is_about_the_load():
@@ -107,7 +128,7 @@ async def test_a_503_alone_is_about_the_load():
 
 async def test_an_outage_is_not_taken_apart_for_long():
     service = doubles.Service(httpx.Response(503))
-    async with doubles.client(service) as client:
+    async with doubles.client(service, retry=RetryPolicy(unprocessed=DIRECT)) as client:
         for _ in range(100):
             await client.bulk_invite("m", range(1, 101))
     assert len(service.requests) <= 110
@@ -115,7 +136,11 @@ async def test_an_outage_is_not_taken_apart_for_long():
 
 @pytest.mark.parametrize(
     ("options", "headers"),
-    [({"retry": ONCE}, {}), ({}, {"Retry-After": "1"}), ({"retry": RetryPolicy(budget=2, deposit=0)}, {})],
+    [
+        ({"retry": RetryPolicy(max_attempts=1, unprocessed=DIRECT)}, {}),
+        ({"retry": RetryPolicy(unprocessed=DIRECT)}, {"Retry-After": "1"}),
+        ({"retry": RetryPolicy(budget=2, deposit=0, unprocessed=DIRECT)}, {}),
+    ],
 )
 async def test_a_503_is_not_taken_apart(options, headers):
     service = refusing({7}, 503, **headers)
@@ -128,7 +153,7 @@ async def test_a_part_that_may_have_worked_is_unknown_and_the_rest_as_answered()
     def answer(request: httpx.Request):
         ids = doubles.asked(request)
         if len(ids) == 8:
-            return httpx.Response(400)
+            return httpx.Response(400, json={"Result": "R", "ResultCode": 10})
         return httpx.Response(500) if 1 in ids else doubles.bulk(request)
 
     result = await bulk(doubles.Service(answer), range(1, 9))
@@ -138,7 +163,8 @@ async def test_a_part_that_may_have_worked_is_unknown_and_the_rest_as_answered()
 
 async def test_a_key_that_is_refused_in_a_part_ends_it():
     def answer(request: httpx.Request):
-        return httpx.Response(400 if len(doubles.asked(request)) == 8 else 403)
+        whole = len(doubles.asked(request)) == 8
+        return httpx.Response(400, json={"ResultCode": 10}) if whole else httpx.Response(403)
 
     service = doubles.Service(answer)
     assert len((await bulk(service, range(1, 9))).not_sent) == 8
@@ -152,7 +178,7 @@ async def test_parts_that_were_answered_stay_known_when_it_is_cut_off():
     async def answer(request: httpx.Request) -> httpx.Response:
         ids = doubles.asked(request)
         if len(ids) == 8:
-            return httpx.Response(400)
+            return httpx.Response(400, json={"Result": "R", "ResultCode": 10})
         if 5 in ids:
             second.set()
             await anyio.sleep_forever()
@@ -173,7 +199,7 @@ async def test_parts_that_were_not_asked_yet_are_not_sent():
 
     async def answer(request: httpx.Request) -> httpx.Response:
         if len(doubles.asked(request)) == 8:
-            return httpx.Response(400)
+            return httpx.Response(400, json={"Result": "R", "ResultCode": 10})
         first.set()
         return await anyio.sleep_forever()
 
@@ -453,14 +479,11 @@ async def test_it_does_so_also_where_the_limit_was_lowered_meanwhile():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "bulk", 10_000_000)
             await settled()
-            client._gate.adaptive._limit = 1.0
+            client._gate.kind("bulk_invite").adaptive._limit = 1.0
             tasks.start_soon(client.get_settings)
             await settled()
-            client._gate.release(client._gate.interactive)
-            client._gate._interactive_running += 1
-            await settled()
-            assert slots.let_in[4] == "interactive"
-            client._gate.running += 1
+            await slots.answer_all(1)
+            assert slots.let_in[4:] == ["interactive"]
             tasks.cancel_scope.cancel()
 
 
@@ -524,14 +547,32 @@ async def test_a_snapshot_shows_what_is_going_on():
 
 
 async def test_the_limit_follows_what_the_service_shows():
-    service = doubles.Service(*[httpx.Response(429)] * 3, *[[]] * 99)
+    service = doubles.Service(*[httpx.Response(429)] * 3, doubles.bulk)
     async with doubles.client(service, retry=ONCE) as client:
         for limit in (4, 2, 1):
-            with contextlib.suppress(Exception):
-                await client.get_settings()
+            await client.bulk_invite("m", [1])
             assert client.snapshot().limit == limit
-        await client.get_settings()
+        await client.bulk_invite("m", [1])
         assert client.snapshot().limit == 2
+
+
+async def test_an_endpoint_that_fails_does_not_hold_back_the_others():
+    """Bulks go on at full width, and without waiting, while quotas cannot be had."""
+
+    def answer(request: httpx.Request):
+        if request.method == "POST":
+            return doubles.bulk(request)
+        return httpx.Response(503, headers={"Retry-After": "60"})
+
+    time = doubles.FakeTime()
+    async with doubles.client(answer, time, retry=ONCE) as client:
+        for _ in range(3):
+            client._gate.unhold()
+            with contextlib.suppress(Exception):
+                await client.get_quotas()
+        assert client.snapshot().held_for == 60
+        assert len((await client.bulk_invite("m", range(1, 1001))).unknown) == 0
+        assert (client.snapshot().limit, time.now) == (8, 0)
 
 
 async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():

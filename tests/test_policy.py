@@ -30,8 +30,10 @@ GARBLED = DecodeError("$", "garbled")
 CERTIFICATE = TransportError("certificate", permanent=True)
 
 
-def status(code: int, result_code: int | None = None, retry_after: float | None = None):
-    delivery = "answered" if 400 <= code < 500 or code == 503 else "unknown"
+def status(
+    code: int, result_code: int | None = None, retry_after: float | None = None, delivery: str | None = None
+):
+    delivery = delivery or ("answered" if 400 <= code < 500 else "unknown")
     error_class = ServerError if code >= 500 else BadRequestError if code == 400 else UnexpectedStatusError
     error = error_class("x", status=code, result_code=result_code, delivery=delivery)
     error.retry_after = retry_after
@@ -42,13 +44,15 @@ def allowed(error, *earlier, **policy) -> set[str]:
     return {name for name in ALL if RetryPolicy(**policy).allows(name, [*earlier, error])}
 
 
-@pytest.mark.parametrize("error", [REFUSED, *map(status, (408, 425, 429, 503))])
+@pytest.mark.parametrize(
+    "error", [REFUSED, *map(status, (408, 425, 429)), status(503, 14, delivery="answered")]
+)
 def test_what_was_surely_not_processed_is_repeated_everywhere(error):
     assert allowed(error) == set(ALL)
     assert allowed(error, retry_ambiguous_reads=False) == set(ALL)
 
 
-@pytest.mark.parametrize("error", [CUT, LATE, GARBLED, *map(status, (500, 502, 504)), status(400, 36)])
+@pytest.mark.parametrize("error", [CUT, LATE, GARBLED, *map(status, (500, 502, 503, 504)), status(400, 36)])
 def test_what_may_have_been_processed_is_repeated_for_reads_only(error):
     assert allowed(error) == {*READS, "generate_invite"}
     assert allowed(error, retry_ambiguous_reads=False) == set(READS)
@@ -67,6 +71,19 @@ def test_what_will_not_pass_is_not_repeated(error):
     assert allowed(error, retry_ambiguous=True) == set()
 
 
+def test_which_statuses_say_that_nothing_was_processed_can_be_chosen():
+    assert "bulk_invite" not in allowed(status(503))
+    assert "bulk_invite" in allowed(status(503), unprocessed={429, 503})
+    assert "bulk_invite" not in allowed(status(408), unprocessed={429, 503})
+    assert RetryPolicy(unprocessed=[429]).unprocessed == frozenset({429})
+
+
+@pytest.mark.parametrize("unprocessed", [503, None, {"503"}, {200}, {600}, {True}, {503.0}])
+def test_statuses_that_are_none_are_refused(unprocessed):
+    with pytest.raises(InvalidRequestError, match="unprocessed"):
+        RetryPolicy(unprocessed=unprocessed)
+
+
 def test_attempts_are_bounded():
     assert allowed(REFUSED, REFUSED) == set(ALL)
     assert allowed(REFUSED, REFUSED, REFUSED) == set()
@@ -79,13 +96,13 @@ def test_an_unreadable_answer_is_asked_for_once_more():
 
 
 def test_a_bulk_invite_that_may_have_worked_is_sent_again_once():
-    assert "bulk_invite" in allowed(CUT, status(503), retry_ambiguous=True)
+    assert "bulk_invite" in allowed(CUT, status(429), retry_ambiguous=True)
     assert "bulk_invite" not in allowed(CUT, CUT, retry_ambiguous=True)
 
 
 def test_a_wait_of_more_than_a_minute_is_left_to_the_caller():
-    assert allowed(status(503, retry_after=60.0)) == set(ALL)
-    assert allowed(status(503, retry_after=60.1)) == set()
+    assert allowed(status(429, retry_after=60.0)) == set(ALL)
+    assert allowed(status(429, retry_after=60.1)) == set()
 
 
 def test_backoff_doubles_up_to_the_cap():

@@ -36,11 +36,13 @@ def test_a_200_is_no_refusal():
 @pytest.mark.parametrize(
     ("status", "error_class", "delivery"),
     [
-        (400, BadRequestError, "answered"),
+        (400, BadRequestError, "unknown"),
         (403, ForbiddenError, "answered"),
-        (404, UnexpectedStatusError, "answered"),
+        (404, UnexpectedStatusError, "unknown"),
+        (408, UnexpectedStatusError, "answered"),
+        (425, UnexpectedStatusError, "answered"),
         (429, UnexpectedStatusError, "answered"),
-        (503, ServerError, "answered"),
+        (503, ServerError, "unknown"),
         (500, ServerError, "unknown"),
         (502, ServerError, "unknown"),
         (504, ServerError, "unknown"),
@@ -48,10 +50,40 @@ def test_a_200_is_no_refusal():
         (204, UnexpectedStatusError, "unknown"),
     ],
 )
-def test_each_status_has_its_error_and_says_what_it_proves(status, error_class, delivery):
+def test_each_status_has_its_error_and_says_what_it_proves_without_a_body(status, error_class, delivery):
     error = refused(status)
     assert (type(error), error.delivery, error.status) == (error_class, delivery, status)
     assert (error.result, error.result_code) == (None, None)
+
+
+OWN = b'{"Result": "MEMBER_BLOCKED", "ResultCode": 14}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "delivery"),
+    [
+        *((status, OWN, "answered") for status in (400, 403, 404, 409, 503)),
+        *((status, OWN, "unknown") for status in (302, 500, 502, 504)),
+        (400, b'{"ResultCode": 14}', "answered"),
+        *((status, b'{"ResultCode": 14}', "unknown") for status in (404, 503)),
+        *((status, b'{"Result": "TECHNICAL_ERROR", "ResultCode": 36}', "unknown") for status in (400, 503)),
+        *((status, b'{"Result": "SUCCESS", "ResultCode": 1}', "unknown") for status in (400, 503)),
+        *((400, body, "unknown") for body in (b"", b"<html>", OWN[:20], b'{"Result": "R"}', b"[]")),
+        (429, b"<html>", "answered"),
+    ],
+)
+def test_a_refusal_proves_something_by_its_status_or_by_the_services_own_body(status, body, delivery):
+    assert refused(status, body).delivery == delivery
+
+
+def test_a_refusal_that_was_cut_proves_nothing():
+    reply = Reply(400, OWN, is_whole=False)
+    assert refusal(reply).delivery == "unknown"
+
+
+def test_what_proves_something_by_its_status_can_be_chosen():
+    assert refusal(Reply(503), unprocessed={503}).delivery == "answered"
+    assert refusal(Reply(429), unprocessed={503}).delivery == "unknown"
 
 
 def test_an_error_body_is_read_by_content():

@@ -10,6 +10,7 @@ from anyio import wait_all_tasks_blocked
 
 from sampling_async._gate import Lane, Permit
 from sampling_async._scheduler import JobStream, ReadAhead
+from sampling_async._stepwise import Stepwise
 
 pytestmark = pytest.mark.anyio
 
@@ -21,60 +22,87 @@ async def numbers(count: int, drawn: list[int] | None = None):
         yield number
 
 
-async def batches(count: int, drawn: list[int] | None = None, *, size: int = 1):
-    """Yield iterators of `size` numbers each."""
+class Number:
+    """A job: a number to be doubled."""
 
-    def each(start: int):
-        for number in range(start, min(start + size, count)):
-            if drawn is not None:
-                drawn.append(number)
-            yield number
-
-    for start in range(0, count, size):
-        yield each(start)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.result: int | None = None
 
 
-ONE_BY_ONE_AND_AT_ONCE = pytest.mark.parametrize("size", [1, 7, 1000])
+class Drawer:
+    """A source of numbers, out of an iterator or async generator."""
+
+    def __init__(self, numbers, drawn: list[int] | None = None) -> None:
+        self.job: Number | None = None
+        self._numbers = numbers if hasattr(numbers, "__anext__") else Stepwise(numbers)
+        self._drawn = [] if drawn is None else drawn
+
+    async def draw(self) -> Number | None:
+        assert self.job is None, "handed over before the next is drawn"
+        number = await anext(self._numbers, None)
+        if number is None:
+            return None
+        self._drawn.append(number)
+        self.job = Number(number)
+        return self.job
+
+    def handed_over(self) -> None:
+        self.job = None
+
+    async def aclose(self) -> None:
+        if hasattr(self._numbers, "aclose"):
+            await self._numbers.aclose()
 
 
-async def double(job: int, permit: Permit) -> int:
+async def double(job: Number, permit: Permit) -> None:
     await anyio.lowlevel.checkpoint()
-    return job * 2
+    job.result = job.number * 2
 
 
-async def test_the_rest_is_everything_not_taken_yet_and_the_window_does_not_stop_it():
-    async with JobStream(doubles.permits(doubles.gate()), batches(50), double, window=2) as stream:
-        first = await anext(stream)
+async def results_of(stream: JobStream[Number], into: list[int] | None = None) -> list[int]:
+    """Take all that comes, and release it."""
+    results = [] if into is None else into
+    while (job := await stream.next()) is not None:
+        results.append(job.result)
+        stream.release(job)
+    return results
+
+
+def stream_of(numbers, run=double, *, limit: int = 2, window: int = 2, shut=None, drawn=None):
+    shut = shut or doubles.gate(limit)
+    return JobStream(doubles.permits(shut), Drawer(numbers, drawn), run, window=window)
+
+
+async def test_all_done_waits_for_everything_and_the_window_does_not_stop_it():
+    async with stream_of(range(50)) as stream:
+        first = await stream.next()
+        stream.release(first)
         await wait_all_tasks_blocked()
-        assert stream.untaken  # the window is full
-        assert sorted([first, *await stream.remaining()]) == [2 * number for number in range(50)]
+        assert stream._done  # the window is full
+        assert [first.result, *(job.result for job in await stream.all_done())] == list(range(0, 100, 2))
 
 
-@ONE_BY_ONE_AND_AT_ONCE
-async def test_all_jobs_are_run(size):
-    async with JobStream(doubles.permits(doubles.gate()), batches(50, size=size), double, window=2) as stream:
-        results = [result async for result in stream]
-    assert sorted(results) == [2 * n for n in range(50)]
+async def test_all_jobs_are_run():
+    async with stream_of(range(50)) as stream:
+        assert sorted(await results_of(stream)) == [2 * n for n in range(50)]
+    assert not stream.open
 
 
-@ONE_BY_ONE_AND_AT_ONCE
-async def test_no_more_is_drawn_than_the_window_holds(size):
+async def test_no_more_is_drawn_than_the_window_holds():
     drawn: list[int] = []
-    async with JobStream(
-        doubles.permits(doubles.gate(2)), batches(100, drawn, size=size), double, window=3
-    ) as stream:
+    async with stream_of(range(100), window=3, drawn=drawn) as stream:
         for taken in range(1, 6):
-            await anext(stream)
+            await stream.next()
             await wait_all_tasks_blocked()
-            assert len(drawn) <= taken + 3 + 1  # what the window holds, and one in the hand
+            assert len(drawn) == taken + 3
 
 
-@ONE_BY_ONE_AND_AT_ONCE
-async def test_no_more_run_at_once_than_the_gate_lets_through(size):
+async def test_no_more_run_at_once_than_the_gate_permits():
     running = peak = 0
     all_three = anyio.Event()
 
-    async def run(job: int, permit: Permit) -> int:
+    async def run(job: Number, permit: Permit) -> None:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -82,95 +110,86 @@ async def test_no_more_run_at_once_than_the_gate_lets_through(size):
             all_three.set()
         await all_three.wait()
         running -= 1
-        return job
 
-    async with JobStream(doubles.permits(doubles.gate(3)), batches(30, size=size), run, window=10) as stream:
-        assert len([result async for result in stream]) == 30
+    async with stream_of(range(30), run, limit=3, window=10) as stream:
+        assert len(await results_of(stream)) == 30
     assert peak == 3
 
 
-@ONE_BY_ONE_AND_AT_ONCE
-async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn(size):
+async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn():
     drawn: list[int] = []
-    cut_off: list[int] = []
     shut = doubles.gate(2)
 
-    async def run(job: int, permit: Permit) -> int:
-        try:
-            if job > 3:
-                await anyio.sleep_forever()
-        except BaseException:
-            cut_off.append(job)
-            raise
-        return job
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number > 3:
+            await anyio.sleep_forever()
+        await double(job, permit)
 
-    async with JobStream(doubles.permits(shut), batches(100, drawn, size=size), run, window=4) as stream:
-        taken = [await anext(stream)]
+    async with stream_of(range(100), run, shut=shut, drawn=drawn, window=4) as stream:
+        taken = await stream.next()
+        stream.release(taken)
         await wait_all_tasks_blocked()
-    assert sorted(taken + cut_off + list(stream.untaken) + stream.unstarted) == drawn
+    assert [taken.number, *sorted(job.number for job in stream.open)] == drawn
     assert len(drawn) < 10
     assert (shut.running, shut.waiting) == (0, 0)
 
 
 async def test_a_job_that_fails_lets_its_siblings_finish_and_is_raised_bare():
-    async def run(job: int, permit: Permit) -> int:
-        if job == 1:
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number == 1:
             raise RuntimeError("job 1")
         await anyio.sleep(0.001)
-        return job
+        await double(job, permit)
 
-    results = []
-    async with JobStream(doubles.permits(doubles.gate(4)), batches(100), run, window=4) as stream:
+    results: list[int] = []
+    async with stream_of(range(100), run, limit=4, window=4) as stream:
         with pytest.raises(RuntimeError, match="job 1"):
-            async for result in stream:
-                results.append(result)
-        assert [result async for result in stream] == []
+            await results_of(stream, results)
+        assert await results_of(stream) == []
     assert 0 in results
-    assert 1 not in results
+    assert 2 not in results
     assert len(results) < 10
+    assert 1 in [job.number for job in stream.open]
 
 
 async def test_a_failing_job_ends_a_source_that_waits():
     async def source():
-        yield iter((1,))
+        yield 1
         await anyio.sleep_forever()
 
-    async def run(job: int, permit: Permit) -> int:
+    async def run(job: Number, permit: Permit) -> None:
         raise RuntimeError("job")
 
-    async with JobStream(doubles.permits(doubles.gate()), source(), run, window=1) as stream:
+    async with stream_of(source(), run, window=1) as stream:
         with pytest.raises(RuntimeError, match="job"):
-            await anext(stream)
+            await stream.next()
 
 
 async def test_a_source_that_fails_is_raised_after_the_results():
     async def source():
-        yield iter((1,))
-        yield iter((2,))
+        yield 1
+        yield 2
         raise LookupError("source")
 
-    results = []
-    async with JobStream(doubles.permits(doubles.gate(1)), source(), double, window=1) as stream:
-        with pytest.raises(LookupError, match="source"):
-            async for result in stream:
-                results.append(result)
-    assert results == [2, 4]
+    for limit in (1, 2, 3, 4):
+        results: list[int] = []
+        async with stream_of(source(), limit=limit, window=9) as stream:
+            with pytest.raises(LookupError, match="source"):
+                await results_of(stream, results)
+        assert sorted(results) == [2, 4]
 
 
 async def test_an_exception_of_the_block_leaves_it_bare():
     with pytest.raises(ZeroDivisionError):
-        async with JobStream(doubles.permits(doubles.gate()), batches(9), double, window=2):
+        async with stream_of(range(9)):
             raise ZeroDivisionError
 
 
-@ONE_BY_ONE_AND_AT_ONCE
-async def test_cancellation_passes_through(size):
+async def test_cancellation_passes_through():
     shut = doubles.gate(1)
     with anyio.move_on_after(0.005) as scope:
-        async with JobStream(
-            doubles.permits(shut), batches(9, size=size), lambda *_: anyio.sleep_forever(), window=2
-        ) as stream:
-            await anext(stream)
+        async with stream_of(range(9), lambda *_: anyio.sleep_forever(), shut=shut) as stream:
+            await stream.next()
     assert scope.cancelled_caught
     assert shut.running == 0
 
@@ -182,89 +201,48 @@ async def test_the_source_is_closed_in_its_own_task():
         started_in = anyio.get_current_task().id
         try:
             while True:
-                yield iter((1,))
+                yield 1
         finally:
             closed_in.append(anyio.get_current_task().id - started_in)
 
-    async with JobStream(doubles.permits(doubles.gate()), source(), double, window=2) as stream:
-        await anext(stream)
+    async with stream_of(source()) as stream:
+        await stream.next()
     assert closed_in == [0]
 
 
 async def test_a_consumer_that_needs_the_gate_itself_gets_through():
     """A result that waits to be taken holds no permit, so a call inside the loop cannot dead-lock."""
     shut = doubles.gate(1)
-    async with JobStream(doubles.permits(shut), batches(5), double, window=1) as stream:
-        async for _ in stream:
-            permit = Permit(shut, Lane())
+    async with stream_of(range(5), shut=shut, window=1) as stream:
+        while await stream.next() is not None:
+            permit = Permit(shut, Lane("work"))
             await permit.acquire()
             permit.release()
 
 
-async def test_a_task_that_has_ended_its_job_draws_the_next_one_itself():
+async def test_a_task_that_has_ended_its_job_is_given_the_next_one():
     tasks = set()
 
-    async def run(job: int, permit: Permit) -> int:
+    async def run(job: Number, permit: Permit) -> None:
         tasks.add(anyio.get_current_task().id)
         await anyio.lowlevel.checkpoint()
-        return job
 
-    async with JobStream(doubles.permits(doubles.gate(2)), batches(100, size=100), run, window=100) as stream:
-        assert len(await stream.remaining()) == 100
+    async with stream_of(range(100), run, window=100) as stream:
+        assert len(await stream.all_done()) == 100
     assert len(tasks) <= 2
-
-
-async def test_a_batch_that_fails_is_raised_after_the_results_whoever_draws_from_it():
-    def batch():
-        yield 1
-        yield 2
-        yield 3
-        raise LookupError("batch")
-
-    async def source():
-        yield batch()
-        await anyio.sleep_forever()
-
-    for limit in (1, 2, 3, 4):
-        results = []
-        async with JobStream(doubles.permits(doubles.gate(limit)), source(), double, window=9) as stream:
-            with pytest.raises(LookupError, match="batch"):
-                async for result in stream:
-                    results.append(result)
-        assert sorted(results) == [2, 4, 6]
-        assert stream.unstarted == []
-
-
-async def test_what_was_drawn_first_is_not_overtaken_for_ever():
-    """The drawer waits for room in the window with a job in its hand; a task that ends must not draw others."""
-    order: list[int] = []
-
-    async def run(job: int, permit: Permit) -> int:
-        order.append(job)
-        await anyio.lowlevel.checkpoint()
-        return job
-
-    async with JobStream(doubles.permits(doubles.gate(2)), batches(30, size=30), run, window=2) as stream:
-        async for _ in stream:
-            await wait_all_tasks_blocked()
-    assert all(abs(place - job) <= 2 for place, job in enumerate(order))
 
 
 async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:
     """Cancel a stream after so many ticks, beside another user of its gate, and account for every job."""
-    shut, cut_off, drawn, results = doubles.gate(limit), [], [], []
+    shut, drawn, results = doubles.gate(limit), [], []
 
-    async def run(job: int, permit: Permit) -> int:
-        try:
-            for _ in range(length):
-                await anyio.lowlevel.checkpoint()
-        except BaseException:
-            cut_off.append(job)
-            raise
-        return job
+    async def run(job: Number, permit: Permit) -> None:
+        for _ in range(length):
+            await anyio.lowlevel.checkpoint()
+        job.result = job.number
 
     async def other() -> None:
-        permit = Permit(shut, Lane())
+        permit = Permit(shut, Lane("work"))
         await permit.acquire()
         try:
             for _ in range(busy):
@@ -280,13 +258,12 @@ async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> Non
     with anyio.CancelScope() as scope:
         async with (
             anyio.create_task_group() as tasks,
-            JobStream(doubles.permits(shut), batches(9, drawn, size=ticks % 3 + 1), run, window=4) as stream,
+            stream_of(range(9), run, shut=shut, drawn=drawn, window=4) as stream,
         ):
             tasks.start_soon(other)
             tasks.start_soon(cancel, scope)
-            async for result in stream:
-                results.append(result)
-    assert sorted([*results, *cut_off, *stream.untaken, *stream.unstarted]) == drawn
+            await results_of(stream, results)
+    assert sorted([*results, *(job.number for job in stream.open)]) == drawn
     assert shut.running == 0
 
 
@@ -299,21 +276,20 @@ async def test_no_job_is_lost_or_counted_twice_whenever_it_is_cancelled(limit, b
 
 
 @pytest.mark.parametrize("failure", [SystemExit, KeyboardInterrupt])
-async def test_a_batch_that_ends_the_program_keeps_no_permit(failure):
+async def test_a_source_that_ends_the_program_keeps_no_permit(failure):
     shut = doubles.gate(1)
 
-    def batch():
+    def numbers():
         yield 1
         yield 2
         raise failure
 
-    async def source():
-        yield batch()
+    async def run() -> None:
+        async with stream_of(numbers(), shut=shut, window=9) as stream:
+            await results_of(stream)
 
     with pytest.raises(failure):
-        async with JobStream(doubles.permits(shut), source(), double, window=9) as stream:
-            async for _ in stream:
-                pass
+        await doubles.alone(run)
     assert shut.running == 0
 
 
@@ -381,11 +357,11 @@ async def test_a_refused_second_entry_does_no_harm():
 
 
 async def test_the_first_failure_is_the_one_told():
-    async def run(job: int, permit: Permit) -> int:
-        if job:
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number:
             await anyio.lowlevel.checkpoint()
-        raise RuntimeError(f"job {job}")
+        raise RuntimeError(f"job {job.number}")
 
-    async with JobStream(doubles.permits(doubles.gate(2)), batches(2), run, window=2) as stream:
+    async with stream_of(range(2), run) as stream:
         with pytest.raises(RuntimeError, match="job 0"):
-            await anext(stream)
+            await stream.next()

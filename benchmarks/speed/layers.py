@@ -45,7 +45,7 @@ class Layers(OurClient):
         self._peer: Any = self.runner.run(AiohttpClient(*address[:3], WIDTH).__aenter__())
         self._ids = range(1, REQUESTS * 100 + 1)
         self._calls = [self._call(start) for start in range(1, REQUESTS * 100, 100)]
-        self._lane = Lane()
+        self._lane = Lane("bulk_invite")
 
     def _call(self, start: int) -> Call[Any]:
         return bulk_invite(self._panel, self.member_code, tuple(range(start, start + 100)))
