@@ -10,6 +10,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CORE = [
     "answers",
+    "background",
     "bodies",
     "bulk",
     "calls",
@@ -26,6 +27,7 @@ CORE = [
     "gate",
     "inventory",
     "invites",
+    "job",
     "journal",
     "limit",
     "loops",

@@ -188,5 +188,5 @@ async def test_one_kind_at_its_limit_does_not_keep_another_waiting():
         await wait_all_tasks_blocked()
         with anyio.fail_after(1):
             assert await recontact.acquire()
-        assert [permit.is_held for permit in bulk] == [True, False, False]
+        assert sum(permit.is_held for permit in bulk) == 1
         tasks.cancel_scope.cancel()

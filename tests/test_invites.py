@@ -482,8 +482,9 @@ async def test_it_does_so_also_where_the_limit_was_lowered_meanwhile():
             client._gate.kind("bulk_invite").adaptive._limit = 1.0
             tasks.start_soon(client.get_settings)
             await settled()
+            assert slots.let_in.count("interactive") == 0  # all slots are taken
             await slots.answer_all(1)
-            assert slots.let_in[4:] == ["interactive"]
+            assert slots.let_in[4:].count("interactive") == 1
             tasks.cancel_scope.cancel()
 
 
@@ -564,8 +565,9 @@ async def test_an_endpoint_that_fails_does_not_hold_back_the_others():
             return doubles.bulk(request)
         return httpx.Response(503, headers={"Retry-After": "60"})
 
+    service = doubles.Service(answer)
     time = doubles.FakeTime()
-    async with doubles.client(answer, time, retry=ONCE) as client:
+    async with doubles.client(service, time, retry=ONCE) as client:
         for _ in range(3):
             client._gate.unhold()
             with contextlib.suppress(Exception):

@@ -33,7 +33,6 @@ from sampling_async import (
     InvalidRequestError,
     RetryPolicy,
     SamplingClient,
-    ServerError,
     Timeouts,
     TransportError,
     TransportTimeoutError,
@@ -316,12 +315,12 @@ async def test_a_gzip_body_of_several_members_is_read():
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip"])
 async def test_a_refusal_counts_whatever_its_body(encoding):
     with wire.serve(
-        wire.serve_each(lambda _: wire.answer(b"x", "503 No", f"Content-Encoding: {encoding}"))
+        wire.serve_each(lambda _: wire.answer(b"x", "429 No", f"Content-Encoding: {encoding}"))
     ) as url:
         async with client_of(url) as client:
-            with pytest.raises(ServerError) as caught:
+            with pytest.raises(UnexpectedStatusError) as caught:
                 await client.get_settings()
-    assert (caught.value.status, caught.value.delivery, caught.value.body_excerpt) == (503, "answered", "")
+    assert (caught.value.status, caught.value.delivery, caught.value.body_excerpt) == (429, "answered", "")
 
 
 async def test_a_refusal_counts_when_its_body_is_cut():
@@ -340,14 +339,14 @@ async def test_a_refusal_counts_when_its_body_drips(monkeypatch):
 
     def script(connection: wire.Connection) -> None:
         connection.read_request()
-        connection.send(wire.answer(b"x" * 50, "503 No")[:-20])
+        connection.send(wire.answer(b"x" * 50, "429 No")[:-20])
         connection.read_request()
 
     with wire.serve(script) as url:
         async with client_of(url) as client:
-            with pytest.raises(ServerError) as caught:
+            with pytest.raises(UnexpectedStatusError) as caught:
                 await client.get_settings()
-    assert (caught.value.status, caught.value.delivery) == (503, "answered")
+    assert (caught.value.status, caught.value.delivery) == (429, "answered")
 
 
 async def test_a_400_that_is_cut_proves_nothing():

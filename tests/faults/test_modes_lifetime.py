@@ -292,7 +292,7 @@ async def test_mode_30_a_client_works_before_its_block_and_closes_after_it():
 
 
 async def test_mode_30_a_fan_out_held_back_by_the_service_ends_when_the_client_closes():
-    service = doubles.Service(doubles.httpx.Response(503, headers={"Retry-After": "30"}))
+    service = doubles.Service(doubles.httpx.Response(429, headers={"Retry-After": "30"}))
     client = doubles.client(service, sleep=lambda _: anyio.sleep_forever(), retry=RetryPolicy())
     async with client.fan_out([InviteRequest("m1", range(1, 31))], chunk_size=10) as outcomes:
         await anyio.wait_all_tasks_blocked()

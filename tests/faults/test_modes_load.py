@@ -24,6 +24,7 @@ from sampling_async import (
     SamplingClient,
     SamplingError,
     ServerError,
+    UnexpectedStatusError,
     TransportError,
 )
 
@@ -115,7 +116,7 @@ async def test_mode_05_an_outage_is_not_met_with_a_multiple_of_the_load(outage):
 
 
 async def test_mode_05_a_fan_out_through_an_outage_ends_soon_and_says_what_may_be_sent_again():
-    service = doubles.Service(httpx.Response(503))
+    service = doubles.Service(httpx.Response(429))
     requests = [InviteRequest(f"m{n}", range(1, 101)) for n in range(200)]
     async with doubles.client(service) as client, client.fan_out(requests) as outcomes:
         assert {outcome.status async for outcome in outcomes} == {"not_sent"}
@@ -210,9 +211,9 @@ async def test_mode_15_a_wait_is_kept_to_the_second_and_nonsense_is_not(status, 
 @pytest.mark.parametrize("asked", ["61", "999999", format_datetime(DATE + timedelta(days=1), usegmt=True)])
 async def test_mode_15_a_wait_too_long_is_left_to_the_caller(asked):
     headers = {"Retry-After": asked, "Date": format_datetime(DATE, usegmt=True)}
-    service, time = doubles.Service(httpx.Response(503, headers=headers)), doubles.FakeTime()
+    service, time = doubles.Service(httpx.Response(429, headers=headers)), doubles.FakeTime()
     async with doubles.client(service, time) as client:
-        with pytest.raises(ServerError) as caught:
+        with pytest.raises(UnexpectedStatusError) as caught:
             await client.get_settings()
         result = await client.bulk_invite("m1", range(1, 1001))
     assert caught.value.retry_after > 60
