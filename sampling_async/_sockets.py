@@ -208,6 +208,8 @@ def _by_turns(addresses: Sequence[tuple[int, Address]]) -> list[tuple[int, Addre
 
 async def _race(addresses: Sequence[tuple[int, Address]]) -> socket.socket:
     """Return the first socket that connects; each address gets a head start on the next one."""
+    if len(addresses) == 1:
+        return await _connected(*addresses[0])
     winners: list[socket.socket] = []
     failures: list[OSError] = []
 
