@@ -16,6 +16,7 @@ from sampling_async._errors import (
     ServiceError,
     TransportTimeoutError,
 )
+from sampling_async._links import Links
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
 from sampling_async._replies import OK, disguised_refusal, refusal
 from sampling_async._session import BodyReader, Session, Track
@@ -71,6 +72,7 @@ class Caller:
         self._sleep = sleep
         self._random = random
         self._threads: anyio.CapacityLimiter | None = None
+        self.links = Links()
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
     async def run(
@@ -108,6 +110,16 @@ class Caller:
             raise answer
         finally:
             del answer, failures  # an error whose traceback holds itself lives until the next collection
+
+    def distrust(self, error: SamplingError, call: Call[Any], track: Track) -> None:
+        """Say on an error what is known of a call that was answered with what is not its answer.
+
+        The right answer may still be on its way, on a connection that must not carry another request then.
+        """
+        error.endpoint = call.endpoint
+        error.attempts = track.attempts
+        track.ambiguous = True
+        self._session.close_idle()
 
     def wall_limit(self, call: Call[Any]) -> float:
         """Return the seconds one attempt may take in all."""

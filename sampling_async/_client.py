@@ -28,7 +28,7 @@ from sampling_async._chunks import (
 )
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
-from sampling_async._errors import Endpoint, InvalidRequestError
+from sampling_async._errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
@@ -37,7 +37,7 @@ from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._quotas import SurveyStream, read_quotas
 from sampling_async._recontact import PageReader, RecontactStream
-from sampling_async._session import Session
+from sampling_async._session import Session, Track
 from sampling_async._snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -242,7 +242,14 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        return await self._caller.run(call, self._interactive(call.endpoint, deadline))
+        track = Track()
+        invite = await self._caller.run(call, self._interactive(call.endpoint, deadline), track)
+        try:
+            self._caller.links.hand(member_code, (invite.url,), "$.URL")
+        except DecodeError as exc:
+            self._caller.distrust(exc, call, track)
+            raise
+        return invite
 
     async def bulk_invite(
         self,

@@ -107,6 +107,10 @@ class Engine:
     def close(self) -> None:
         """Close the idle connections; one in use is closed by its request."""
         self._most_idle = 0
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the idle connections, and go on with new ones."""
         while self._idle:
             self._idle.pop().close()
 

@@ -11,6 +11,7 @@ from attrs import evolve
 from sampling_async._errors import (
     BadRequestError,
     ClientClosedError,
+    DecodeError,
     ForbiddenError,
     InvalidRequestError,
     SamplingError,
@@ -159,6 +160,11 @@ class Inviter:
     async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
         call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
         answer = await self._caller.run(call, permit, track)
+        try:
+            self._caller.links.hand(chunk.member_code, answer.links(), "$.Invites")
+        except DecodeError as exc:
+            self._caller.distrust(exc, call, track)
+            raise
         for error in answer.errors:
             error.attempts = track.attempts
         return Answered(chunk, _resent(answer) if track.ambiguous else answer)

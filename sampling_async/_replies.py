@@ -24,6 +24,7 @@ from sampling_async._errors import (
     ServiceError,
     UnexpectedStatusError,
 )
+from sampling_async._fastlane import WireItem
 from sampling_async._models import Invite, ResultCode, hidden
 from sampling_async._outcomes import Answer, InviteOutcome, made
 from sampling_async._policy import REFUSED_UNPROCESSED
@@ -31,7 +32,6 @@ from sampling_async._policy import REFUSED_UNPROCESSED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sampling_async._fastlane import WireItem
 
 OK: Final = 200
 _BAD_REQUEST: Final = 400
@@ -221,6 +221,12 @@ class BulkAnswer:
     answers: Mapping[int, Answer]
     unrequested: tuple[InviteOutcome, ...] = ()
     errors: tuple[SamplingError, ...] = ()
+
+    def links(self) -> list[str]:
+        """Return the links of the invites, those to quotas that nobody asked for included."""
+        links = [item.Invite.URL for item in self.answers.values() if type(item) is WireItem and item.Invite]
+        outcomes = (*(each for each in self.answers.values() if type(each) is InviteOutcome), *self.unrequested)
+        return [*links, *(outcome.invite.url for outcome in outcomes if outcome.invite)]
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Return an outcome for each quota ID."""

@@ -100,8 +100,9 @@ class Session:
         self.timeouts = timeouts
         self._limits = limits
         self._own_engine = transport is None
+        self._carrier = _Carrier(transport, base_url, api_key, idle=connections)
         self._http = _Client(
-            transport=_Carrier(transport, base_url, api_key, idle=connections),
+            transport=self._carrier,
             follow_redirects=False,
             trust_env=False,
         )
@@ -227,6 +228,10 @@ class Session:
 
     def _made_url(self, target: str) -> httpx.URL:
         return self._base_url.copy_with(raw_path=f"{self._base_path}{target}".encode())
+
+    def close_idle(self) -> None:
+        """Close the connections that carry nothing now."""
+        self._carrier.close_idle()
 
     def until_closed(self, seconds: float = inf) -> _UntilClosed:
         """Return the scope of a block that closing the session interrupts, or a number of seconds."""
@@ -359,6 +364,11 @@ class _Carrier(httpx.AsyncBaseTransport):
             raise exc.with_traceback(None)  # noqa: B904
         finally:
             del private
+
+    def close_idle(self) -> None:
+        """Close the connections that carry nothing now, if they are ours."""
+        if self._engine is not None:
+            self._engine.close_idle()
 
     def _is_home(self, url: httpx.URL) -> bool:
         if url is not self._home and _origin(url) == self._origin:

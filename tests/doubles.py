@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 import anyio
 import anyio.lowlevel
@@ -117,7 +118,11 @@ def invite(quota_id: int, **changes: Any) -> dict[str, Any]:
 
 def bulk(request: httpx.Request) -> dict[str, Any]:
     """Answer a bulk invite rightly: even quotas invite, odd ones are not live."""
-    return {"Invites": [item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked(request)]}
+    items = [item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked(request)]
+    for each in items:
+        if each["Invite"]:
+            each["Invite"]["URL"] += f"?of={quote(request.url.path.split('/')[-2], safe='')}"
+    return {"Invites": items}
 
 
 def page(*codes: str, more: bool = False) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from sampling_async import (
     Timeouts,
     TransportError,
     TransportTimeoutError,
+    UnexpectedStatusError,
 )
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Modes of being interrupted: all tasks cancelled at once, a handler that raises, a block left by the collector.
+"""Modes of interruption: all tasks cancelled at once, a handler that raises, a block left by the collector.
 
 In none of them may an ID be lost, or be called `not_sent` that the service processed.
 """
@@ -56,7 +56,7 @@ def account(taken: Taken, seen: list[InviteOutcome]) -> None:
 
 
 async def cancelled_all(server: FaultServer, client: SamplingClient, ticks: int, members: list[str]) -> bool:
-    """Cancel all tasks after so many ticks, as programs do at their end; returns whether it had ended before."""
+    """Cancel all tasks after so many ticks, as programs do at their end; returns whether it had ended."""
     taken, seen = Taken(members), []
     task = asyncio.ensure_future(read(client.fan_out(taken, chunk_size=10), seen))
     for _ in range(ticks):
@@ -119,7 +119,7 @@ def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_i
                     break
                 gc.collect()
                 async with asyncio.timeout(10):
-                    while client.snapshot().running:
+                    while client.snapshot().running:  # noqa: ASYNC110  there is nothing to wait for
                         await asyncio.sleep(0.001)
                     for _ in range(20):
                         await asyncio.sleep(0)

@@ -24,8 +24,8 @@ from sampling_async import (
     SamplingClient,
     SamplingError,
     ServerError,
-    UnexpectedStatusError,
     TransportError,
+    UnexpectedStatusError,
 )
 
 pytestmark = pytest.mark.anyio

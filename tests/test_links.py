@@ -1,0 +1,88 @@
+"""Whose links are: what is remembered, and for how long."""
+
+from __future__ import annotations
+
+import anyio
+import doubles
+import httpx
+import pytest
+
+from sampling_async import DecodeError, InviteRequest
+from sampling_async._links import Links
+
+
+def test_a_link_is_of_the_member_it_was_handed_to_first():
+    links = Links()
+    links.hand("m1", ["a", "b"], "$.Invites")
+    links.hand("m1", ["a"], "$.Invites")
+    for _ in range(2):  # also when it comes again
+        with pytest.raises(DecodeError, match="another one") as caught:
+            links.hand("m2", ["c", "b"], "$.Invites")
+        assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
+    links.hand("m1", ["b"], "$.Invites")
+
+
+def test_the_latest_links_are_remembered_and_no_more():
+    links = Links(most=100)
+    for member in range(1000):
+        links.hand(f"m{member}", [f"{member}/{quota_id}" for quota_id in range(10)], "$")
+        assert len(links._latest) + len(links._before) <= 2 * 110
+    for member in (999, 990):
+        with pytest.raises(DecodeError):
+            links.hand("other", [f"{member}/0"], "$")
+    links.hand("other", ["1/0"], "$")  # forgotten
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_over_any_transport_links_of_another_member_are_not_told():
+    """A transport that hands an answer to the wrong request: what can be known is known from the links."""
+    last: list[httpx.Response] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        response = httpx.Response(200, json=doubles.bulk(request))
+        last.append(response)
+        return last[0] if "/m2/" in request.url.path else response
+
+    async with doubles.client(answer) as client:
+        first = await client.bulk_invite("m1", [1, 2, 4])
+        second = await client.bulk_invite("m2", [1, 2, 4])
+        third = await client.bulk_invite("m3", [1, 2, 4])
+    assert [len(result.invited) for result in (first, second, third)] == [2, 0, 2]
+    assert [outcome.status for outcome in second] == ["unknown"] * 3
+    assert "another" in str(second[0].error)
+    assert (second[0].error.attempts, second[0].error.endpoint) == (1, "bulk_invite")
+
+
+async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
+    service = doubles.Service(doubles.invite(7))
+    async with doubles.client(service) as client:
+        assert (await client.generate_invite("m1", 7)).quota_id == 7
+        assert (await client.generate_invite("m1", 7)).quota_id == 7
+        with pytest.raises(DecodeError, match="another") as caught:
+            await client.generate_invite("m2", 7)
+    assert (caught.value.delivery, caught.value.endpoint, caught.value.attempts) == (
+        "unknown",
+        "generate_invite",
+        1,
+    )
+
+
+async def test_requests_in_flight_at_once_are_told_apart_too():
+    """The first two ask at the same time, and get the same answer."""
+    both = anyio.Event()
+    asked: list[httpx.Request] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 2:
+            both.set()
+        await both.wait()
+        return httpx.Response(200, json=doubles.bulk(asked[0]))
+
+    async with doubles.client(answer) as client:
+        async with client.fan_out([InviteRequest(member, [2, 4]) for member in ("m1", "m2")]) as outcomes:
+            told = {outcome.invite.url async for outcome in outcomes if outcome.invite}
+    assert len(told) == 2
+    assert len({url.rpartition("=")[2] for url in told}) == 1
