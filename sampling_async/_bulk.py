@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sampling_async._outcomes import BulkInviteResult
 from sampling_async._scheduler import JobStream
-from sampling_async._stepwise import Turns
+from sampling_async._stepwise import Turns, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,17 +96,22 @@ class OutcomeStream:
 
     async def result(self, request: InviteRequest) -> BulkInviteResult:
         """Return what became of all that was asked, where that is one request; this costs less than a loop."""
-        answers: dict[int, Answer] = {}
+        divisor = pieces(len(request.quota_ids))
+        answers: list[dict[int, Answer]] = [{} for _ in range(divisor)]
         in_order: list[Answer] = []
         for job in await self._jobs.all_done():
             answer = job.account().answer
             self.unrequested.extend(answer.unrequested)
-            answers.update(answer.answers)
+            if divisor == 1:
+                answers[0].update(answer.answers)
+            else:
+                for quota_id, each in answer.answers.items():
+                    answers[quota_id % divisor][quota_id] = each
             await self._turns.step(len(answer.answers))
         for start in range(0, len(request.quota_ids), _AT_ONCE):
-            in_order += map(answers.__getitem__, request.quota_ids[start : start + _AT_ONCE])
+            in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
             await self._turns.step(_AT_ONCE)
-        return BulkInviteResult(in_order, self.unrequested, member_code=request.member_code)
+        return BulkInviteResult(in_order, self.unrequested, request=request)
 
     async def __anext__(self) -> InviteOutcome:
         await self._turns.step()

@@ -9,7 +9,7 @@ What a journal knows of already is handed on as answered, without a request.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping
 from inspect import isasyncgen
 from itertools import islice
@@ -24,10 +24,10 @@ from sampling_async._job import Answered, Job, failed
 from sampling_async._limit import Line
 from sampling_async._protocol import CheckedIDs, Chunk, InviteRequest, cut, member_code_of, quota_id_of
 from sampling_async._replies import BulkAnswer
-from sampling_async._stepwise import Turns
+from sampling_async._stepwise import ENTRIES, Turns, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from sampling_async._journal import Journal
     from sampling_async._outcomes import InviteOutcome
@@ -271,7 +271,7 @@ class PanelSource:
         self._size = size
         self._size_of = size_of
         self._journal = journal
-        self._recalled: dict[int, InviteOutcome | None] = {}  # of the request that was taken last
+        self._recalled: list[dict[int, InviteOutcome | None]] = []  # of the request that was taken last
         self._plans: deque[Plan] = deque()
 
     async def draw(self) -> Job | None:
@@ -296,16 +296,18 @@ class PanelSource:
             raise InvalidRequestError(
                 f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
             )
-        places = await _counted(request.quota_ids)
-        if self._journal is None:
-            plans = [Plan(Chunk(request.member_code, places), self._size_for(places))]
-        else:
-            plans = await self._planned(request.member_code, places, self._journal)
-        self._plans, self._input.latest = deque(plans), Input.NOTHING
+        plans: deque[Plan] = deque()
+        self._recalled = []
+        for places in await _counted(request.quota_ids):
+            if self._journal is None:
+                plans.append(Plan(Chunk(request.member_code, places), self._size_for(places)))
+            else:
+                plans += await self._planned(request.member_code, places, self._journal)
+        self._plans, self._input.latest = plans, Input.NOTHING
 
     async def _planned(self, member_code: str, places: Mapping[int, int], journal: Journal) -> list[Plan]:
         """Divide what the journal knows, what it says to ask again, and the rest."""
-        self._recalled = {}
+        self._recalled.append({})
         answered: dict[int, int] = {}
         again: dict[int, int] = {}
         fresh: dict[int, int] = {}
@@ -334,7 +336,7 @@ class PanelSource:
             await journal.settled(member_code, quota_ids)
         finally:  # cancelled while it waits, it still finds out what to say of them
             known = await journal.recall(member_code, quota_ids)
-            self._recalled.update((quota_id, known.get(quota_id)) for quota_id in quota_ids)
+            self._recalled[-1].update((quota_id, known.get(quota_id)) for quota_id in quota_ids)
         return known
 
     def _size_for(self, quota_ids: Collection[int]) -> int:
@@ -363,7 +365,7 @@ class PanelSource:
             endpoint="bulk_invite",
             delivery="unknown",
         )
-        recalled = self._recalled
+        recalled = ChainMap(*self._recalled)
         for chunk in cut(whole, self._size):
             answers = {
                 **Job(chunk).account().answer.answers,
@@ -381,15 +383,21 @@ def _without(chunk: Chunk, quota_ids: Collection[int]) -> Chunk:
     return evolve(chunk, places={id_: times for id_, times in chunk.places.items() if id_ not in quota_ids})
 
 
-async def _counted(quota_ids: tuple[int, ...]) -> Mapping[int, int]:
-    """Return how often each quota ID is there."""
+async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
+    """Return how often each quota ID is there, in the order asked; of very many, in several pieces."""
     if len(quota_ids) <= _MANY:
-        return Counter(quota_ids)
-    counter, turns = Counter[int](), Turns()
+        return (Counter(quota_ids),)
+    counted: list[dict[int, int]] = [{}]
+    divisor, turns = pieces(len(quota_ids)), Turns()
+    piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]  # by the remainder of the ID
     for start in range(0, len(quota_ids), _MANY):
-        counter.update(quota_ids[start : start + _MANY])
+        if len(counted[-1]) > ENTRIES - _MANY:
+            counted.append({})
+        for quota_id in quota_ids[start : start + _MANY]:
+            piece = piece_of[quota_id % divisor].setdefault(quota_id, counted[-1])
+            piece[quota_id] = piece.get(quota_id, 0) + 1
         await turns.step(_MANY)
-    return counter
+    return counted
 
 
 def source_of(

@@ -6,19 +6,20 @@ handler that raises, is asked what is known of it, and answers from what was not
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from sampling_async._errors import SamplingError, ServiceError, delivered
-from sampling_async._outcomes import InviteOutcome, OutcomeStatus, made
+from sampling_async._outcomes import Failure, InviteOutcome, OutcomeStatus, made
 from sampling_async._protocol import Chunk
 from sampling_async._replies import BulkAnswer
 from sampling_async._session import Track
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from sampling_async._errors import Delivery
 
@@ -32,9 +33,12 @@ class Answered:
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Yield an outcome for each place, repeated IDs included."""
-        answers, places = self.answer.answers, self.chunk.places.items()
-        repeated = chain.from_iterable(repeat(answers[id_], times) for id_, times in places)
-        return made(self.chunk.member_code, repeated)
+        answers = map(self.answer.answers.__getitem__, self._places())
+        return made(self.chunk.member_code, self._places(), answers)
+
+    def _places(self) -> Iterator[int]:
+        places = self.chunk.places
+        return chain.from_iterable(map(repeat, places, places.values()))
 
 
 class Job:
@@ -97,11 +101,29 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     if chunk.asked_before and error.delivery != "unknown":
         error = delivered(error, "unknown")  # nothing that happens now takes an earlier request back
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
-    outcomes = {
-        quota_id: InviteOutcome(chunk.member_code, quota_id, status, None, code, result, error)
-        for quota_id in chunk.places
-    }
-    return Answered(chunk, BulkAnswer(chunk.member_code, outcomes))
+    alike = _Alike(chunk.places, Failure(status, code, result, error))
+    return Answered(chunk, BulkAnswer(chunk.member_code, alike))
+
+
+class _Alike(Mapping[int, Failure]):
+    """One failure for all IDs of a chunk. Of a million IDs, the garbage collector has nothing to visit then."""
+
+    __slots__ = ("_failure", "_quota_ids")
+
+    def __init__(self, quota_ids: Collection[int], failure: Failure) -> None:
+        self._quota_ids = quota_ids
+        self._failure = failure
+
+    def __getitem__(self, quota_id: int) -> Failure:
+        if quota_id in self._quota_ids:
+            return self._failure
+        raise KeyError(quota_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._quota_ids)
+
+    def __len__(self) -> int:
+        return len(self._quota_ids)
 
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:

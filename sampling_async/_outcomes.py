@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sampling_async._fastlane import WireItem
+    from sampling_async._protocol import InviteRequest
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
 """See `InviteOutcome.status`."""
@@ -52,19 +53,33 @@ class InviteOutcome:
     anomaly: str | None = None
 
 
-Answer: TypeAlias = "InviteOutcome | WireItem"
-"""What became of a quota ID: an outcome, or the item of a reply that says it without a doubt."""
+@frozen
+class Failure:
+    """Why quota IDs of a request have no answer: one for all of them, of which there may be a million."""
+
+    status: OutcomeStatus
+    result_code: int | None
+    result: str | None
+    error: SamplingError
+
+
+Answer: TypeAlias = "InviteOutcome | WireItem | Failure"
+"""What became of a quota ID: an outcome, the item of a reply that says it without a doubt, or a failure."""
 
 _Outcome: Final = draft_of(InviteOutcome)
 _Invite: Final = draft_of(Invite)
 
 
-def made(member_code: str, answers: Iterable[Answer]) -> Iterator[InviteOutcome]:
+def made(member_code: str, quota_ids: Iterable[int], answers: Iterable[Answer]) -> Iterator[InviteOutcome]:
     """Make outcomes of what became of a member's quota IDs."""
     new: Any = object.__new__
-    for answer in answers:
+    for quota_id, answer in zip(quota_ids, answers, strict=False):
         if isinstance(answer, InviteOutcome):
             yield answer
+            continue
+        if isinstance(answer, Failure):
+            code, result, error = answer.result_code, answer.result, answer.error
+            yield InviteOutcome(member_code, quota_id, answer.status, None, code, result, error)
             continue
         item = answer
         came = item.Invite
@@ -105,24 +120,26 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         unrequested: Answers of the service under quota IDs that nobody asked for; the latest 10,000.
     """
 
-    __slots__ = ("_answers", "_member_code", "unrequested")
+    __slots__ = ("_answers", "_member_code", "_quota_ids", "unrequested")
 
     def __init__(
         self,
         outcomes: Iterable[Answer],
         unrequested: Iterable[InviteOutcome] = (),
         *,
-        member_code: str = "",
+        request: InviteRequest | None = None,
     ) -> None:
         """Hold outcomes.
 
         Args:
-            outcomes: Outcomes, or the items of replies that say them; the client has those.
+            outcomes: Outcomes; of a request also the items of replies that say them, which the client has.
             unrequested: See above.
-            member_code: The member, where there are such items.
+            request: What was asked, where there are such items.
         """
-        self._member_code = member_code
         self._answers = tuple(outcomes)
+        self._member_code = "" if request is None else request.member_code
+        given = (outcome.quota_id for outcome in self._answers if isinstance(outcome, InviteOutcome))
+        self._quota_ids = tuple(given) if request is None else request.quota_ids
         self.unrequested = tuple(unrequested)
 
     def __repr__(self) -> str:
@@ -146,7 +163,7 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         return len(self._answers)
 
     def __iter__(self) -> Iterator[InviteOutcome]:
-        return made(self._member_code, self._answers)
+        return made(self._member_code, self._quota_ids, self._answers)
 
     @overload
     def __getitem__(self, index: int) -> InviteOutcome: ...
@@ -154,23 +171,24 @@ class BulkInviteResult(Sequence[InviteOutcome]):
     def __getitem__(self, index: slice) -> tuple[InviteOutcome, ...]: ...
     def __getitem__(self, index: int | slice) -> InviteOutcome | tuple[InviteOutcome, ...]:
         if isinstance(index, slice):
-            return tuple(made(self._member_code, self._answers[index]))
-        return next(made(self._member_code, (self._answers[index],)))
+            return tuple(made(self._member_code, self._quota_ids[index], self._answers[index]))
+        return next(made(self._member_code, (self._quota_ids[index],), (self._answers[index],)))
 
     def _having(self, status: OutcomeStatus) -> tuple[InviteOutcome, ...]:
-        return tuple(made(self._member_code, self._answers_having(status)))
+        having = tuple(self._answers_having(status))
+        return tuple(made(self._member_code, *zip(*having, strict=True))) if having else ()
 
     def _count(self, status: OutcomeStatus) -> int:
         return sum(1 for _ in self._answers_having(status))
 
-    def _answers_having(self, status: OutcomeStatus) -> Iterator[Answer]:
+    def _answers_having(self, status: OutcomeStatus) -> Iterator[tuple[int, Answer]]:
         as_items = {"invited": True, "rejected": False}.get(status)
-        for answer in self._answers:
-            if isinstance(answer, InviteOutcome):
+        for quota_id, answer in zip(self._quota_ids, self._answers, strict=True):
+            if isinstance(answer, InviteOutcome | Failure):
                 if answer.status == status:
-                    yield answer
+                    yield quota_id, answer
             elif (answer.Invite is not None) is as_items:
-                yield answer
+                yield quota_id, answer
 
     @property
     def invited(self) -> tuple[InviteOutcome, ...]:

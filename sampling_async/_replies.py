@@ -230,7 +230,7 @@ class BulkAnswer:
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Return an outcome for each quota ID."""
-        return made(self.member_code, self.answers.values())
+        return made(self.member_code, self.answers, self.answers.values())
 
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAnswer:
@@ -244,7 +244,9 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
         answers = {item.QuotaID: item for item in items}
         if len(answers) == len(items) and tuple(answers) == quota_ids:  # as is nearly always so
             return BulkAnswer(member_code, answers)
-        return _matched(member_code, quota_ids, tuple(made(member_code, items)))
+        return _matched(
+            member_code, quota_ids, tuple(made(member_code, (item.QuotaID for item in items), items))
+        )
     document = parse(body)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")

@@ -13,8 +13,16 @@ T = TypeVar("T")
 _LONG: Final = 0.004
 """Seconds of work after which others must have their turn."""
 
+ENTRIES: Final = 2**16
+"""What a dict may hold: one of a million takes 30 ms to grow, in which nothing else can run."""
+
 _EACH: Final = 16
 """How many steps go by between two looks at the clock, which takes as long as a small step."""
+
+
+def pieces(entries: int) -> int:
+    """Return into how many dicts to divide so many entries, so that none takes long to grow."""
+    return 1 + entries // ENTRIES
 
 
 class Stepwise(AsyncIterator[T]):
