@@ -128,3 +128,10 @@ def engines(session: nox.Session) -> None:
             env={"FAULT_KIT_ENGINE": engine},
             success_codes=[0, 1],
         )
+
+
+@nox.session
+def proxies(session: nox.Session) -> None:
+    """Put the client behind real proxies (nginx, Varnish: Debian packages); says which it could not find."""
+    install(session, "tests")
+    session.run("python", "-W", "error", "-m", "pytest", "tests/proxies", "-rs", *session.posargs)

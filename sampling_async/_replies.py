@@ -240,7 +240,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
         DecodeError: There is no list of items; a single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    if items is not None and _are_made_ready(items):
+    if items is not None and _are_made_ready(member_code, items):
         answers = {item.QuotaID: item for item in items}
         if len(answers) == len(items) and tuple(answers) == quota_ids:  # as is nearly always so
             return BulkAnswer(member_code, answers)
@@ -255,7 +255,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _are_made_ready(items: Sequence[WireItem]) -> bool:
+def _are_made_ready(member_code: str, items: Sequence[WireItem]) -> bool:
     """Put texts right; return whether no item contradicts itself, which is to be explained."""
     success = int(ResultCode.SUCCESS)
     fit: set[str | None] = {None}
@@ -267,7 +267,7 @@ def _are_made_ready(items: Sequence[WireItem]) -> bool:
         elif item.ResultCode != success or came.QuotaID != item.QuotaID:
             return False
         if item.Result not in fit:
-            item.Result = _text(item.Result)
+            item.Result = _result_of(member_code, item.Result)
             fit.add(item.Result)
     return True
 
@@ -293,6 +293,14 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     return BulkAnswer(member_code, asked, tuple(answers.values()), errors)
 
 
+def _result_of(member_code: str, value: Any) -> str | None:
+    """Return the name of a result, which shows in reprs, without the member code, if it repeats that."""
+    text = _text(value)
+    if text is None or (text.isidentifier() and member_code.lower() not in text.lower()):
+        return text
+    return _without((member_code,), text)
+
+
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
     """Read one item; None if it does not say which quota it is about."""
     quota_id = _code(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
@@ -300,7 +308,7 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
         return None
     code, raw_invite = _code(item.get("ResultCode")), item.get("Invite")
     outcome = InviteOutcome(
-        member_code, quota_id, "rejected", result_code=code, result=_text(item.get("Result"))
+        member_code, quota_id, "rejected", result_code=code, result=_result_of(member_code, item.get("Result"))
     )
     if code is None:
         return _unknown(outcome, f"{path}.ResultCode", "expected a whole number")

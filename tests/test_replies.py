@@ -314,3 +314,21 @@ def test_every_id_asked_has_one_outcome_whatever_comes(asked, items):
 def test_a_body_without_a_list_of_items_is_unreadable(body):
     with pytest.raises(DecodeError):
         read_bulk("m", [1], body)
+
+
+@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the second one is read with care
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ("QUOTA_NOT_LIVE", "QUOTA_NOT_LIVE"),
+        ("member m00007/ä is blocked", "member <hidden> is blocked"),
+        ("BLOCKED_M00007/Ä", "BLOCKED_<hidden>"),
+        ("m00007%2F%C3%A4", "<hidden>"),
+    ],
+)
+def test_a_result_that_repeats_the_member_code_does_not_show_it(result, shown, invite):
+    item = {"QuotaID": 1, "Invite": invite, "ResultCode": 9, "Result": result}
+    answer = read_bulk("m00007/ä", (1,), json.dumps({"Invites": [item]}).encode())
+    (outcome,) = answer.outcomes()
+    assert outcome.result == shown
+    assert "m00007" not in repr(outcome).lower()
