@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping
 from inspect import isasyncgen
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, TypeVar
 
@@ -39,6 +39,7 @@ Goal: TypeAlias = Literal["throughput", "first"]
 _IN_PROPORTION: Final = Line(0.0, 1.0)  # what the contract says of the time, until times are known
 _NEARLY: Final = 1.05
 _END: Final = object()
+_AT_ONCE: Final = 1_000
 
 
 def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> int:
@@ -137,10 +138,21 @@ class ChunkSource:
                     )
                 self._rest = plan_chunks(request, self._size_for(request.quota_ids))
                 if self._journal is not None:
-                    self._rest = self._planned(request, await self._journal.recall(request), self._journal)
+                    await self._recall(request, self._journal)
                 yield self._rest
         finally:
             await _close(source)
+
+    async def _recall(self, request: InviteRequest, journal: Journal) -> None:
+        """Plan a request by what is known of it, which is read also where the wait for more is cut off."""
+        asked = iter(dict.fromkeys(request.quota_ids))
+        known: dict[int, InviteOutcome] = {}
+        try:
+            await journal.settled(request.member_code, request.quota_ids)
+        finally:
+            while some := tuple(islice(asked, _AT_ONCE)):
+                known |= await journal.recall(request.member_code, some)
+            self._rest = self._planned(request, known, journal)
 
     async def _next(self, source: AsyncIterator[Any], items: object) -> Any:
         """Return the next of an input, or `_END`."""

@@ -68,5 +68,7 @@ def _caller() -> Callable[[Callable[[], object]], object]:
     if loop is not None:
         return loop.call_soon_threadsafe
     token: Any = anyio.lowlevel.current_token()
-    run_sync_soon: Callable[[Callable[[], object]], object] = getattr(token, "native_token", token).run_sync_soon
+    run_sync_soon: Callable[[Callable[[], object]], object] = getattr(
+        token, "native_token", token
+    ).run_sync_soon
     return run_sync_soon

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import sqlite3
 import stat
 import threading
 from collections import Counter
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,6 +24,9 @@ from sampling_async import (
     RetryPolicy,
     SamplingError,
 )
+from sampling_async._journal_file import JournalFile
+from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
+from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 PANEL = [InviteRequest(f"m{n}", range(1, 7)) for n in range(5)]
+
+
+OWNER = "https://service.example", doubles.PANEL
 
 
 class Ledger(doubles.Service):
@@ -94,19 +100,32 @@ async def test_more_input_than_last_time_is_sent_too(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-def killed(path: Path, *, answered: bool) -> None:
-    """Leave a journal as a process does that is killed in the middle."""
-    with sqlite3.connect(path) as database:
-        rows = database.execute("SELECT chunk FROM sent ORDER BY chunk").fetchall()
-        if not answered:
-            database.execute("DELETE FROM answered WHERE chunk = ?", rows[0])
-    database.close()
+def rows_of(path: Path) -> list[Note]:
+    with closing(sqlite3.connect(path)) as database:
+        database.text_factory = bytes
+        return [Note(*row) for row in database.execute("SELECT kind, chunk, member_code, content FROM rows")]
+
+
+def written_anew(path: Path, notes: list[Note]) -> None:
+    """Leave a journal as a process does that was killed when it had written this much."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    journal = JournalFile(path, OWNER)
+    journal.open()
+    for note in notes:
+        journal.note(*note)
+    journal.leave()
+
+
+def killed(path: Path, chunk: int | None = 1) -> None:
+    """Have a journal without the answers, or those of one chunk, as a kill in the middle leaves it."""
+    written_anew(path, [n for n in rows_of(path) if n.kind == SENT or chunk not in {None, n.chunk}])
 
 
 async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     outcomes = await run(service, tmp_path / "journal", PANEL[:1])
     unknown = [outcome for outcome in outcomes if outcome.status == "unknown"]
     assert [outcome.quota_id for outcome in unknown] == [1, 2, 3]
@@ -118,7 +137,7 @@ async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
 async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = {o.quota_id: o for o in await run(service, again, PANEL[:1])}
     assert [service.asked["m0", quota_id] for quota_id in range(1, 7)] == [2, 2, 2, 1, 1, 1]
@@ -131,7 +150,7 @@ async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
 async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(doubles.Service(failure), again, PANEL[:1], retry=ONCE)
     assert Counter(o.status for o in outcomes)["unknown"] == 3
@@ -141,9 +160,7 @@ async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
 
 async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
-    with sqlite3.connect(tmp_path / "journal") as database:
-        database.execute("DELETE FROM answered")
-    database.close()
+    killed(tmp_path / "journal", chunk=None)
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(doubles.Service(httpx.Response(403)), again, PANEL[:1], max_concurrency=1)
     assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
@@ -238,16 +255,10 @@ async def test_the_file_is_for_its_owner_only_and_holds_no_key(tmp_path):
 
 
 async def test_rows_are_only_ever_added(tmp_path):
-    def rows():
-        with sqlite3.connect(tmp_path / "journal") as database:
-            found = [database.execute(f"SELECT * FROM {name}").fetchall() for name in ("sent", "answered")]
-        database.close()
-        return found
-
     await run(Ledger(), tmp_path / "journal", PANEL[:2])
-    before = rows()
+    before = rows_of(tmp_path / "journal")
     await run(Ledger(), tmp_path / "journal", PANEL)
-    assert all(after[: len(earlier)] == earlier for earlier, after in zip(before, rows(), strict=True))
+    assert rows_of(tmp_path / "journal")[: len(before)] == before
 
 
 # --- What cannot be used
@@ -276,18 +287,18 @@ def of_something_else(path: Path) -> None:
     database.close()
 
 
-def of_a_later_form(path: Path) -> None:
-    anyio.run(run, Ledger(), path, PANEL[:1])
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    database.close()
+def of_an_earlier_form(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION}")
+        database.execute("PRAGMA user_version = 1")
+        database.execute("CREATE TABLE sent (chunk INTEGER PRIMARY KEY)")
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (of_something_else, "of something else"),
-        (of_a_later_form, "in form 2"),
+        (of_an_earlier_form, "in form 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
     ],
@@ -304,14 +315,17 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, make, rea
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+def full(*_: object) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
 
+
+async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
     service = Ledger()
     async with doubles.client(service) as client:
         stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
-        monkeypatch.setattr(Journal, "_insert", full)
+        monkeypatch.setattr(Rows, "append", full)
         with pytest.raises(JournalError, match="disk is full"):
             async with stream:
                 async for _ in stream:
@@ -321,15 +335,15 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
 
 
 async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monkeypatch):
-    insert, calls = Journal._insert, []
+    append, calls = Rows.append, []
 
-    def full(self, rows) -> None:
-        calls.append(rows)
+    def full_later(self, notes) -> None:
+        calls.append(notes)
         if len(calls) > 1:
-            raise sqlite3.OperationalError("database or disk is full")
-        insert(self, rows)
+            full()
+        append(self, notes)
 
-    monkeypatch.setattr(Journal, "_insert", full)
+    monkeypatch.setattr(Rows, "append", full_later)
     async with doubles.client(Ledger(), max_concurrency=1) as client:
         stream = client.fan_out(PANEL[:1], journal=tmp_path / "journal")
         seen = []
@@ -341,12 +355,9 @@ async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monke
 
 
 async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
     journal, service = Journal(tmp_path / "journal"), Ledger()
     with monkeypatch.context() as broken:
-        broken.setattr(Journal, "_insert", full)
+        broken.setattr(Rows, "append", full)
         with pytest.raises(JournalError):
             await run(service, journal)
     await run(service, journal, PANEL[:2])
@@ -388,32 +399,34 @@ async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
     assert told == {(i, "rejected" if i % 2 else "invited") for i in range(1, 7)}
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch):
-    check, let_go = Journal._check, Journal._let_go
-    checking, go_on, gone = threading.Event(), threading.Event(), threading.Event()
+@pytest.mark.parametrize("moment", ["load", "make"])
+async def test_a_run_that_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch, moment):
+    if moment == "load":
+        await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    work, working, go_on = getattr(Rows, moment), threading.Event(), threading.Event()
 
-    def slow(self, database) -> None:
-        checking.set()
+    def slow(self, *args) -> None:
+        working.set()
         go_on.wait(5)
-        check(self, database)
+        work(self, *args)
 
-    def noted(self) -> None:
-        let_go(self)
-        gone.set()
-
-    monkeypatch.setattr(Journal, "_check", slow)
-    monkeypatch.setattr(Journal, "_let_go", noted)
-    journal = Journal(tmp_path / "journal")
-    task = asyncio.ensure_future(run(Ledger(), journal))
-    await anyio.to_thread.run_sync(checking.wait, 5)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    monkeypatch.setattr(Rows, moment, slow)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, Ledger(), Journal(tmp_path / "journal"))
+        await in_thread(working.wait, 5)
+        tasks.cancel_scope.cancel()
+    with pytest.raises(JournalError, match="in use"):
+        await run(Ledger(), tmp_path / "journal")
     go_on.set()
-    monkeypatch.setattr(Journal, "_check", check)
-    assert await anyio.to_thread.run_sync(gone.wait, 5)
-    assert len(await run(Ledger(), tmp_path / "journal")) == 30
+    assert len(await opened_in_the_end(tmp_path / "journal")) == 30
+
+
+async def opened_in_the_end(path: Path) -> list[InviteOutcome]:
+    with anyio.fail_after(5):
+        while True:
+            with suppress(JournalError):
+                return await run(Ledger(), path)
+            await anyio.sleep(0.001)
 
 
 async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
