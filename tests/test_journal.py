@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import pickle
 import sqlite3
 import stat
@@ -14,9 +16,12 @@ import anyio
 import doubles
 import httpx
 import pytest
+from attrs import evolve
 
 from sampling_async import (
     ClientClosedError,
+    InvalidRequestError,
+    Invite,
     InviteOutcome,
     InviteRequest,
     Journal,
@@ -24,8 +29,10 @@ from sampling_async import (
     RetryPolicy,
     SamplingError,
 )
+from sampling_async._chunks import ChunkSource
 from sampling_async._journal_file import JournalFile
 from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
+from sampling_async._protocol import Chunk
 from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
@@ -438,3 +445,233 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
         assert set(service.asked.values()) == {1}
     with pytest.raises(JournalError, match="No such file"):
         await run(Ledger(), tmp_path / "locked" / "journal")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
+def test_a_path_that_can_be_none_is_refused_at_once(path):
+    with pytest.raises(InvalidRequestError, match="a journal's path is a str or PathLike"):
+        Journal(path)
+
+
+# --- What is under way
+
+
+async def opened(path: Path, **options) -> Journal:
+    journal = Journal(path, **options)
+    journal.claim(*OWNER)
+    await journal.open()
+    return journal
+
+
+def answers(member_code: str, quota_ids) -> list[InviteOutcome]:
+    error = SamplingError("lost", endpoint="bulk_invite", delivery="unknown")
+    invite = Invite(7, 8, 1, 1.5, "https://survey.example/1", 10, 30)
+    kinds = [
+        InviteOutcome(member_code, 1, "invited", invite, 1, "SUCCESS", anomaly="odd: \ud800"),
+        InviteOutcome(member_code, 2, "rejected", None, 9, "G\u00dcLTIG"),
+        InviteOutcome(member_code, 3, "unknown", None, 500, None, error),
+        InviteOutcome(member_code, 4, "not_sent"),
+    ]
+    return [evolve(kinds[quota_id % 4], quota_id=quota_id) for quota_id in quota_ids]
+
+
+@pytest.mark.parametrize("asked", [[1, 2, 3], range(1, 41), [0, 99]])
+async def test_outcomes_are_read_back_as_they_were(tmp_path, asked):
+    journal = await opened(tmp_path / "journal")
+    for start in (1, 21):
+        chunk = Chunk("m\u00fc", dict.fromkeys(range(start, start + 20), 1))
+        number = journal.note_sent(chunk)
+        journal.note_answered(number, answers(chunk.member_code, chunk.places))
+    known = await journal.recall("m\u00fc", asked)
+    expected = [each for each in answers("m\u00fc", asked) if each.quota_id < 41 and each.status != "not_sent"]
+    assert list(map(told, sorted(known.values(), key=lambda o: o.quota_id))) == list(
+        map(told, expected if 99 not in asked else [])
+    )
+    assert not await journal.recall("m", asked)
+    await journal.close()
+
+
+def told(outcome: InviteOutcome) -> tuple:
+    error = outcome.error and (str(outcome.error), outcome.error.delivery)
+    return evolve(outcome, error=None), error
+
+
+async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    chunk, same = Chunk("m0", {1: 1, 2: 1}), Chunk("m0", {1: 1, 2: 1})
+    await journal.settled("m0", [1, 2])
+    journal.take_up(chunk)
+    number = journal.note_sent(chunk)
+    journal.settle(same)  # of an equal one that was never taken up
+    assert {o.status for o in (await journal.recall("m0", [1, 2])).values()} == {"unknown"}
+    for quota_ids in ([2], range(1, 30_000), iter([1])):
+        with anyio.move_on_after(0.005) as scope:
+            await journal.settled("m0", quota_ids)
+        assert scope.cancelled_caught
+    await journal.settled("m0", [3])
+    await journal.settled("m1", [1])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(journal.settled, "m0", [1, 2])
+        await anyio.lowlevel.checkpoint()
+        journal.note_answered(number, answers("m0", [1, 2]))
+        journal.settle(same)
+        journal.settle(chunk)
+        journal.settle(chunk)
+    await journal.close()
+
+
+async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    journal.take_up(Chunk("m0", {1: 1}))
+    source = ChunkSource(3, journal=journal)
+    batches = source.of_panel([InviteRequest("m0", [1, 2])])
+    with anyio.move_on_after(0.005) as scope:
+        await anext(batches)
+    assert scope.cancelled_caught
+    assert [job.quota_ids for job in source.rest()] == [(1, 2)]
+    await journal.close()
+
+
+async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    costs = []
+    for chunks in (10, 1_000):
+        for number in range(chunks):  # of one member, interleaved
+            places = dict.fromkeys(range(number + 1, number + 100_001, 10_000), 1)
+            journal.note_answered(journal.note_sent(Chunk("m0", places)), answers("m0", places))
+        await journal.written()
+        steps = []
+        for database in (journal._file._rows._database, journal._file._rows._index):
+            database.set_progress_handler(lambda steps=steps: steps.append(1), 1)
+        assert len(await journal.recall("m0", [5, 10_005, 20_005])) == 3
+        costs.append(len(steps))
+        for database in (journal._file._rows._database, journal._file._rows._index):
+            database.set_progress_handler(None, 1)
+    assert costs[1] < 2 * costs[0]
+    await journal.close()
+
+
+async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    chunk = Chunk("m0", {1: 1})
+    journal.note_answered(journal.note_sent(chunk), answers("m0", [1]))
+    await journal.written()
+    rows = journal._file._rows._database
+    for statement in (
+        "UPDATE rows SET content = replace(content, 're', '\"')",
+        "DELETE FROM rows WHERE row = 2",
+    ):
+        rows.execute(statement)
+        with pytest.raises(JournalError, match="damaged since it was opened") as caught:
+            await journal.recall("m0", [1])
+        assert caught.value.__context__ is None or "survey" not in repr(caught.value.__context__)
+    await journal.close()
+
+
+async def test_a_journal_that_is_not_open_says_so(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    await journal.close()
+    with pytest.raises(JournalError, match="is not open"):
+        await journal.recall("m0", [1])
+    with pytest.raises(JournalError, match="is not open"):
+        journal.note_sent(Chunk("m0", {1: 1}))
+
+
+# --- Letting go
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("cancels", [1, 2, 3, 7])
+async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tmp_path, monkeypatch, cancels):
+    let_go, go_on = JournalFile._let_go, threading.Event()
+
+    def slow(self) -> None:
+        go_on.wait(5)
+        let_go(self)
+
+    journal = await opened(tmp_path / "journal")
+    journal.note_sent(Chunk("m0", {1: 1}))
+    monkeypatch.setattr(JournalFile, "_let_go", slow)
+    task = asyncio.ensure_future(journal.close())
+    for _ in range(cancels):
+        await asyncio.sleep(0.001)
+        task.cancel()
+    await asyncio.sleep(0.001)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    journal = await opened(tmp_path / "journal")
+    assert list(await journal.recall("m0", [1])) == [1]
+    await journal.close()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monkeypatch):
+    append, writing, go_on = Rows.append, threading.Event(), threading.Event()
+
+    def slow(self, notes) -> None:
+        writing.set()
+        go_on.wait(5)
+        append(self, notes)
+
+    journal = await opened(tmp_path / "journal")
+    monkeypatch.setattr(Rows, "append", slow)
+    journal.note_sent(Chunk("m0", {1: 1}))
+    task = asyncio.ensure_future(journal.written())
+    await in_thread(writing.wait, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    journal.note_sent(Chunk("m0", {2: 1}))
+    go_on.set()
+    await journal.written()
+    await journal.close()
+    assert [note.chunk for note in rows_of(tmp_path / "journal")] == [1, 2]
+
+
+# --- Copies
+
+
+async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
+    service, copy = Ledger(), tmp_path / "copy"
+    async with doubles.client(service) as client:
+        journal = Journal(tmp_path / "journal")
+        async with client.fan_out(PANEL, journal=journal, chunk_size=3) as stream:
+            first = [await anext(stream) for _ in range(7)]
+            for _ in range(2):  # the second takes the place of the first
+                await journal.backup(copy)
+    known = {(o.member_code, o.quota_id) for o in await run(Ledger(doubles.Service(403)), copy) if o.invite}
+    assert {(o.member_code, o.quota_id) for o in first if o.invite} <= known
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
+    service = Ledger()
+    first = await run(service, tmp_path / "journal")
+    await Journal(tmp_path / "journal").backup(str(tmp_path / "copy"))
+    assert facts(await run(service, tmp_path / "copy")) == facts(first)
+    assert set(service.asked.values()) == {1}
+
+
+async def test_what_cannot_be_copied_is_refused(tmp_path):
+    with pytest.raises(JournalError, match="is not there"):
+        await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    (tmp_path / "empty").touch()
+    with pytest.raises(JournalError, match="is empty"):
+        await Journal(tmp_path / "empty").backup(tmp_path / "copy")
+    journal = await opened(tmp_path / "journal")
+    (tmp_path / "letter").write_text("kept")
+    with pytest.raises(JournalError, match="letter is there already, and is no journal"):
+        await journal.backup(tmp_path / "letter")
+    assert (tmp_path / "letter").read_text() == "kept"
+    for taken, reason in [(journal.path, "in use"), (tmp_path / "none" / "copy", "No such file")]:
+        with pytest.raises(JournalError, match=reason):
+            await journal.backup(taken)
+    with pytest.raises(InvalidRequestError):
+        await journal.backup("a\0b")
+    with pytest.raises(JournalError, match="in use"):
+        await Journal(journal.path).backup(tmp_path / "copy")
+    await journal.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "journal", "journal-lock", "letter"]
