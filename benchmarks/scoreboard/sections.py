@@ -24,6 +24,7 @@ SECTIONS: Final = {
     "churn": "Churn: calls cut off in every phase, then calls with time enough",
     "leaks": "Clean-up after faults and cancellations",
     "kill": "Kill: the process dies in the middle of a journalled run",
+    "journal_lock": "Two processes on one journal, with every kind of second look",
     "bad_inputs": "Bad inputs: nothing but typed errors",
     "secrecy": "Secrecy: the key and member codes stay where they belong",
     "planted_bugs": "Planted bugs: what the tests notice",
