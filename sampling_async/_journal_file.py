@@ -79,6 +79,11 @@ class JournalFile:
         self._is_wanted = True
         _files.add(self)
 
+    def __del__(self) -> None:
+        """Let go of what was never left, since the event loop it was used in ended in the middle."""
+        with suppress(Exception):
+            self._let_go()
+
     @property
     def chunks(self) -> int:
         """The highest number of a chunk in it."""

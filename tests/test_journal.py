@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import sqlite3
@@ -628,6 +629,26 @@ async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monk
     await journal.written()
     await journal.close()
     assert [note.chunk for note in rows_of(tmp_path / "journal")] == [1, 2]
+
+
+def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    del file
+    gc.collect()
+    assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
+
+
+async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
+    monkeypatch.setattr(Rows, "append", full)
+    async with doubles.client(Ledger()) as client:
+        with pytest.raises(JournalError, match="disk is full") as caught:
+            async with client.fan_out(PANEL, journal=tmp_path / "journal"):
+                await anyio.sleep(0.005)
+                raise KeyError("of the block")
+    assert isinstance(caught.value.__context__, KeyError)
+    monkeypatch.undo()
+    assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
 # --- Copies
