@@ -323,7 +323,7 @@ def _forget_all() -> None:
         file.forget()
 
 
-if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+if hasattr(os, "register_at_fork"):  # pragma: no branch  there is no fork on Windows
     os.register_at_fork(after_in_child=_forget_all)
 
 

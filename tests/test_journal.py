@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import pickle
@@ -12,6 +13,7 @@ import threading
 from collections import Counter
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 import doubles
@@ -29,9 +31,12 @@ from sampling_async import (
     JournalError,
     RetryPolicy,
     SamplingError,
+    _journal_file,
+    _journal_lock,
 )
 from sampling_async._chunks import ChunkSource
 from sampling_async._journal_file import JournalFile
+from sampling_async._journal_lock import JournalLock
 from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
 from sampling_async._protocol import Chunk
 from sampling_async._threads import in_thread
@@ -651,6 +656,61 @@ async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
     assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
+def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.abandon()
+    file.open()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(JournalError, match="is not open"):
+        file.write()
+
+
+def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    file.note(SENT, 1, b"m0", b"[1]")
+    file.write()
+    files = [file, JournalFile(tmp_path / "other", OWNER)]
+    monkeypatch.setattr(_journal_file, "_files", WeakSet(files))
+    _journal_file._forget_all()  # as after a fork, see test_journal_faults
+    assert file.is_gone
+    file.leave()
+    assert (tmp_path / "journal-wal").exists()
+
+
+def test_a_lock_file_that_was_removed_as_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+    lock, removed = _journal_lock._lock, []
+
+    def late(file: int) -> None:
+        lock(file)
+        if not removed:
+            removed.append((tmp_path / "journal-lock").unlink())
+
+    monkeypatch.setattr(_journal_lock, "_lock", late)
+    taken = JournalLock(tmp_path / "journal")
+    taken.take()
+    with pytest.raises(JournalError, match="in use"):
+        JournalLock(tmp_path / "journal").take()
+    taken.release()
+    taken.release()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def fail(_file: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(_journal_lock, "_lock", fail)
+    with pytest.raises(JournalError, match="cannot be used: No locks available"):
+        JournalFile(tmp_path / "journal", OWNER).open()
+
+
+async def test_an_answer_about_nothing_is_not_written(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    journal.note_answered(1, [])
+    await journal.close()
+    assert not rows_of(tmp_path / "journal")
+
+
 # --- Copies
 
 
@@ -662,7 +722,7 @@ async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
             first = [await anext(stream) for _ in range(7)]
             for _ in range(2):  # the second takes the place of the first
                 await journal.backup(copy)
-    known = {(o.member_code, o.quota_id) for o in await run(Ledger(doubles.Service(403)), copy) if o.invite}
+    known = {(o.member_code, o.quota_id) for o in await run(Ledger(httpx.Response(403)), copy) if o.invite}
     assert {(o.member_code, o.quota_id) for o in first if o.invite} <= known
     for file in tmp_path.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600

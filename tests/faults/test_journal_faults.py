@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from sampling_async import Invite, InviteOutcome, Journal, JournalError
 from sampling_async._journal import _line
 from sampling_async._journal_file import JournalFile
-from sampling_async._journal_rows import ANSWERED, SENT
+from sampling_async._journal_lock import Damage
+from sampling_async._journal_rows import ANSWERED, SENT, Rows
 
 pytestmark = pytest.mark.anyio
 OWNER = "https://service.example", doubles.PANEL
@@ -195,24 +196,25 @@ def test_what_is_missing_is_named(killed, tmp_path, damage, text):
 
 
 @pytest.mark.parametrize(
-    ("statement", "text", "known"),
+    ("statement", "text"),
     [
-        ("DELETE FROM rows WHERE row = 7", "row 7 is missing", 20),
-        ("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8", "row 8 is not as it was written", 20),
-        ("UPDATE rows SET content = replace(content, 'invited', 'not_sent') WHERE row = 2", "row 2", 20),
-        ("UPDATE rows SET member_code = x'ff' WHERE row = 2", "row 2 is not", 20),
-        ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 is not", 20),
-        ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 is not", 0),
-        ("DELETE FROM rows", "of 23 rows the last 23 are missing", 0),
-        ("DELETE FROM rows WHERE row > 21", "of 23 rows the last 2 are missing", 0),
-        ("DELETE FROM owner", "whose it is cannot be read", 0),
-        ("DROP TABLE rows", "SQLite cannot read it", 0),
-        ("DROP TABLE rows; DROP TABLE owner", "nothing is in it, and 23 rows", 0),
-        ("PRAGMA application_id = 5", "its mark is not", 0),
-        ("PRAGMA user_version = 5", "the number of its form", 0),
+        ("DELETE FROM rows WHERE row = 7", "row 7 is missing"),
+        ("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8", "row 8 is not as it was written"),
+        ("UPDATE rows SET content = replace(content, 'invited', 'not_sent') WHERE row = 2", "row 2"),
+        ("UPDATE rows SET member_code = x'ff' WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET content = 7 WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 is not"),
+        ("DELETE FROM rows", "of 23 rows the last 23 are missing"),
+        ("DELETE FROM rows WHERE row > 21", "of 23 rows the last 2 are missing"),
+        ("DELETE FROM owner", "whose it is cannot be read"),
+        ("DROP TABLE rows", "SQLite cannot read it"),
+        ("DROP TABLE rows; DROP TABLE owner", "nothing is in it, and 23 rows"),
+        ("PRAGMA application_id = 5", "its mark is not"),
+        ("PRAGMA user_version = 5", "the number of its form"),
     ],
 )
-def test_what_was_changed_is_noticed(killed, tmp_path, statement, text, known):
+def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.executescript(statement)
@@ -255,6 +257,29 @@ def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
     other.leave()
     shutil.copy(tmp_path / "other-lock", tmp_path / "journal-lock")
     assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
+
+
+def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise Damage("row 1 is missing")
+
+    monkeypatch.setattr(Rows, "load", fail)
+    with pytest.raises(JournalError, match="is damaged: row 1 is missing"):
+        told(copy_of(killed, tmp_path), accept_damage=True)
+
+
+def test_a_transaction_that_sqlite_ended_is_not_ended_twice(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    rows = file._rows._database
+    rows.execute("CREATE TRIGGER full BEFORE INSERT ON rows BEGIN SELECT RAISE(ROLLBACK, 'member-7'); END")
+    note(file, 1, MEMBERS[0], range(1, 3))
+    with pytest.raises(JournalError, match="cannot be used: SQLite says SQLITE_CONSTRAINT") as caught:
+        file.write()
+    assert "member-7" not in str(caught.value)
+    rows.execute("DROP TRIGGER full")
+    file.leave()
+    assert len(told(tmp_path / "journal")) == 2
 
 
 # --- Second looks, from this process and others
