@@ -105,8 +105,8 @@ class JournalFile:
             except BaseException:
                 self._let_go()
                 raise
-            if not self._is_wanted:
-                self._let_go()
+        if not self._is_wanted:  # asked where others can have the file: who gives it up may have found it taken
+            self.abandon()
 
     def abandon(self) -> None:
         """Have the thread that opens it let go of it; nobody waits for that."""
@@ -197,13 +197,16 @@ class JournalFile:
             if had_rows:
                 raise Damage("the number of its form is not as it was written")
             raise JournalError(f"was written in form {form}, and this version reads {FORM}", path=self.path)
+        self._refuse_others(rows)
+        if header is None:
+            raise Damage(f"{self._lock.path.name}, the file beside it, is missing")
+        return header
+
+    def _refuse_others(self, rows: Rows) -> None:
         if self._owner is not None and rows.owner() != self._owner:
             raise JournalError(
                 "was written for another service or panel; give each a journal of its own", path=self.path
             )
-        if header is None:
-            raise Damage(f"{self._lock.path.name}, the file beside it, is missing")
-        return header
 
     # --- Going on with what can be read
 
@@ -237,6 +240,8 @@ class JournalFile:
         with suppress(sqlite3.DatabaseError):
             damaged = Rows(self._real)
             try:
+                with suppress(sqlite3.DatabaseError, Damage):
+                    self._refuse_others(damaged)
                 notes = _sound(damaged.salvaged(expected), doubtful)
                 while some := tuple(islice(notes, _AT_ONCE)):
                     mended.append(some)

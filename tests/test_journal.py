@@ -667,6 +667,21 @@ def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
         file.write()
 
 
+def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkeypatch):
+    file, opened = JournalFile(tmp_path / "journal", OWNER), JournalFile._open
+
+    def given_up(self) -> None:
+        opened(self)
+        self.abandon()  # from another thread, which finds the file taken
+
+    monkeypatch.setattr(JournalFile, "_open", given_up)
+    file.open()
+    monkeypatch.undo()
+    assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
+    with pytest.raises(JournalError, match="is not open"):
+        file.write()
+
+
 def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()

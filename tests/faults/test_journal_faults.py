@@ -259,6 +259,18 @@ def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
     assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
 
 
+def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_path):
+    path = copy_of(killed, tmp_path)
+    path.with_name("journal-lock").write_bytes(b"?")
+    before = path.read_bytes()
+    file = JournalFile(path, (OWNER[0], doubles.KEY), accept_damage=True)
+    with pytest.raises(JournalError, match="another service or panel"):
+        file.open()
+    assert not Path(f"{path}-damaged").exists()
+    assert path.read_bytes()[:20] == before[:20]
+    assert facts(told(path, accept_damage=True)) == EXPECTED
+
+
 def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise Damage("row 1 is missing")
