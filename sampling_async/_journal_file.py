@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from weakref import ref
 
 from sampling_async._errors import JournalError
 from sampling_async._journal_lock import Damage, Header, JournalLock, sync_folder
@@ -77,11 +77,12 @@ class JournalFile:
         self._rows: Rows | None = None
         self._alone = threading.Lock()
         self._is_wanted = True
-        _files.add(self)
+        _files[id(self)] = ref(self)
 
     def __del__(self) -> None:
         """Let go of what was never left, since the event loop it was used in ended in the middle."""
         with suppress(Exception):
+            _files.pop(id(self), None)
             self._let_go()
 
     @property
@@ -97,6 +98,7 @@ class JournalFile:
         Raises:
             JournalError: See `Journal.open`.
         """
+        self._wait_for_abandoned()  # having nothing, so that no two can wait for one another
         with self._alone, _typed(self.path):
             try:
                 if self._is_wanted:
@@ -105,8 +107,16 @@ class JournalFile:
             except BaseException:
                 self._let_go()
                 raise
-        if not self._is_wanted:  # asked where others can have the file: who gives it up may have found it taken
-            self.abandon()
+        if not self._is_wanted:  # asked again out here: who gave it up meanwhile found it taken
+            with self._alone:
+                self._let_go()
+
+    def _wait_for_abandoned(self) -> None:
+        """Wait for threads of this process that are about to let go of the same file."""
+        for other in _living():
+            if other._real == self._real and not other._is_wanted:  # noqa: SLF001  of the same class
+                with other._alone, suppress(sqlite3.Error, OSError):  # noqa: SLF001
+                    other._let_go()  # noqa: SLF001
 
     def abandon(self) -> None:
         """Have the thread that opens it let go of it; nobody waits for that."""
@@ -320,11 +330,15 @@ class JournalFile:
         self.is_gone = True
 
 
-_files: Final[WeakSet[JournalFile]] = WeakSet()
+_files: Final[dict[int, ref[JournalFile]]] = {}
+
+
+def _living() -> list[JournalFile]:
+    return [file for file in (each() for each in list(_files.values())) if file is not None]
 
 
 def _forget_all() -> None:
-    for file in list(_files):
+    for file in _living():
         file.forget()
 
 
