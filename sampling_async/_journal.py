@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LINES: Final = 100
 _AT_ONCE: Final = 10_000  # quota IDs looked at without a turn of the event loop
 
 
@@ -275,8 +276,9 @@ def _recalled(file: JournalFile, member_code: str, quota_ids: tuple[int, ...]) -
     lines = file.recall(member_code.encode(), quota_ids)
     known = [_in_flight(member_code, quota_id) for quota_id, line in lines.items() if line is None]
     try:
-        values = json.loads(b"[%b]" % b",".join(filter(None, lines.values())))
-        known += [_outcome(member_code, each) for each in values]
+        answered = filter(None, lines.values())
+        while values := json.loads(b"[%b]" % b",".join(islice(answered, _LINES))):  # few lists live at once
+            known += [_outcome(member_code, each) for each in values]
     except (ValueError, TypeError):
         values = None
     if values is None:  # raised out here, since those errors hold the line
