@@ -9,33 +9,30 @@ What a journal knows of already is handed on as answered, without a request.
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter, deque
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping
-from inspect import isasyncgen
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain, islice
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Self, SupportsIndex, TypeAlias, TypeVar
 
-import anyio
-from attrs import evolve
+from attrs import frozen
 
 from sampling_async._errors import InvalidRequestError, SamplingError
+from sampling_async._inputs import AnyIterable, Input
 from sampling_async._job import Answered, Job, failed
 from sampling_async._limit import Line
-from sampling_async._protocol import CheckedIDs, Chunk, InviteRequest, cut, member_code_of, quota_id_of
+from sampling_async._outcomes import InviteOutcome
+from sampling_async._protocol import CheckedIDs, Chunk, InviteRequest, member_code_of, quota_id_of
 from sampling_async._replies import BulkAnswer
 from sampling_async._stepwise import ENTRIES, Turns, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator
 
     from sampling_async._journal import Journal
-    from sampling_async._outcomes import InviteOutcome
 
 T = TypeVar("T")
-
-AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
-"""What can be given as input: iterable or async iterable."""
 
 Goal: TypeAlias = Literal["throughput", "first"]
 """What a bulk is cut for: as few requests as can be, or the last answer as early as can be."""
@@ -128,63 +125,6 @@ class Plan:
             yield self._job(rest)
 
 
-class Input(Generic[T]):
-    """Reads an input item by item, without keeping the event loop to itself.
-
-    Args:
-        items: Iterable or async iterable.
-        remaining: Where given, returns the seconds left of a deadline, after which nothing more is read.
-
-    Attributes:
-        latest: The item that was read last; its user puts `NOTHING` there when it has it.
-    """
-
-    NOTHING: Final = object()
-
-    def __init__(self, items: AnyIterable[T], remaining: Callable[[], float] | None) -> None:
-        self.latest: Any = Input.NOTHING
-        self._items = items
-        self._remaining = remaining
-        self._iterator: Iterator[T] | None = None
-        self._async_iterator: AsyncIterator[T] | None = None
-        self._turns = Turns()
-
-    async def read(self) -> bool:
-        """Read the next item into `latest`; False if there is none, or no time."""
-        await self._turns.step()
-        remaining = None if self._remaining is None else self._remaining()
-        if remaining is not None and remaining <= 0:
-            return False
-        if self._iterator is not None:
-            for self.latest in self._iterator:  # noqa: B020  one step takes it and stores it
-                return True
-            return False
-        if self._async_iterator is None:
-            self._open()
-            return await self.read()
-        await self._read_async(self._async_iterator, remaining)
-        return self.latest is not Input.NOTHING
-
-    def _open(self) -> None:
-        if isinstance(self._items, AsyncIterable):
-            self._async_iterator = aiter(self._items)
-        else:
-            self._iterator = iter(self._items)
-
-    async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> None:
-        if remaining is None:
-            self.latest = await anext(source, Input.NOTHING)
-            return
-        with anyio.move_on_after(remaining):
-            self.latest = await anext(source, Input.NOTHING)
-
-    async def aclose(self) -> None:
-        """Close an async generator: left to the garbage collector, it would end in another task."""
-        for source in (self._async_iterator, self._items):
-            if isasyncgen(source):
-                await source.aclose()
-
-
 class MemberSource:
     """Cuts one member's quota IDs into jobs, as they come; IDs repeated within a chunk are sent once.
 
@@ -271,7 +211,7 @@ class PanelSource:
         self._size = size
         self._size_of = size_of
         self._journal = journal
-        self._recalled: list[dict[int, InviteOutcome | None]] = []  # of the request that was taken last
+        self._recalling: _Recalling | None = None
         self._plans: deque[Plan] = deque()
 
     async def draw(self) -> Job | None:
@@ -285,9 +225,12 @@ class PanelSource:
                 if self._journal is not None and job.answered is None:
                     self._journal.take_up(job.chunk)
                 return job
-            if not await self._input.read():
+            if self._recalling is not None:
+                await self._recall(self._recalling)
+            elif await self._input.read():
+                await self._take(self._input.latest)
+            else:
                 return None
-            await self._take(self._input.latest)
 
     async def _take(self, request: object) -> None:
         """Plan what to do about a request."""
@@ -296,51 +239,28 @@ class PanelSource:
             raise InvalidRequestError(
                 f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
             )
-        plans: deque[Plan] = deque()
-        self._recalled = []
-        for places in await _counted(request.quota_ids):
-            if self._journal is None:
-                plans.append(Plan(Chunk(request.member_code, places), self._size_for(places)))
-            else:
-                plans += await self._planned(request.member_code, places, self._journal)
-        self._plans, self._input.latest = plans, Input.NOTHING
+        counted = await _counted(request.quota_ids)
+        if self._journal is None:
+            plans = deque(self._plan(Chunk(request.member_code, places)) for places in counted)
+            self._plans, self._input.latest = plans, Input.NOTHING
+        else:
+            recalling = _Recalling(request.member_code, counted, self._journal)
+            self._recalling, self._input.latest = recalling, Input.NOTHING
 
-    async def _planned(self, member_code: str, places: Mapping[int, int], journal: Journal) -> list[Plan]:
-        """Divide what the journal knows, what it says to ask again, and the rest."""
-        self._recalled.append({})
-        answered: dict[int, int] = {}
-        again: dict[int, int] = {}
-        fresh: dict[int, int] = {}
-        known: dict[int, InviteOutcome] = {}
-        ids, turns = iter(places), Turns()
-        while some := tuple(islice(ids, _RECALLED)):
-            known |= await self._recall(member_code, some, journal)
-            for quota_id in some:
-                outcome = known.get(quota_id)
-                asks_again = outcome is not None and journal.asks_again(outcome)
-                kind = fresh if outcome is None else again if asks_again else answered
-                kind[quota_id] = places[quota_id]
-            await turns.step(_RECALLED)
-        return [
-            Plan(Chunk(member_code, answered), self._size, known),
-            Plan(Chunk(member_code, again, asked_before=True), self._size_for(again)),
-            Plan(Chunk(member_code, fresh), self._size_for(fresh)),
-        ]
+    async def _recall(self, recalling: _Recalling) -> None:
+        """Plan what to do about the next part of a request, by what the journal knows of it."""
+        part = await recalling.next()
+        if part is None:
+            self._recalling = None
+            return
+        plans = deque(
+            (Plan(part.answered, self._size, part.known), self._plan(part.again), self._plan(part.fresh))
+        )
+        self._plans, recalling.part = plans, None
 
-    async def _recall(
-        self, member_code: str, quota_ids: tuple[int, ...], journal: Journal
-    ) -> Mapping[int, InviteOutcome]:
-        """Return what is known of some quota IDs, once nothing of this run is under way about them."""
-        known: Mapping[int, InviteOutcome] = {}
-        try:
-            await journal.settled(member_code, quota_ids)
-        finally:  # cancelled while it waits, it still finds out what to say of them
-            known = await journal.recall(member_code, quota_ids)
-            self._recalled[-1].update((quota_id, known.get(quota_id)) for quota_id in quota_ids)
-        return known
-
-    def _size_for(self, quota_ids: Collection[int]) -> int:
-        return self._size if self._size_of is None or not quota_ids else self._size_of(len(quota_ids))
+    def _plan(self, whole: Chunk) -> Plan:
+        size_of = self._size_of
+        return Plan(whole, self._size if size_of is None or not whole.places else size_of(len(whole.places)))
 
     def handed_over(self) -> None:
         """Learn that the job drawn last has another owner."""
@@ -350,37 +270,111 @@ class PanelSource:
         """Yield what was taken from the input and not handed over."""
         for plan in self._plans:
             yield from plan.left()
+        if self._recalling is not None:
+            yield from self._recalling.left()
         request = self._input.latest
         if isinstance(request, InviteRequest):
-            yield from self._left_of(request)
-
-    def _left_of(self, request: InviteRequest) -> Iterator[Job]:
-        """Yield what is known of a request that was taken and not planned."""
-        whole = Chunk(request.member_code, Counter(request.quota_ids))
-        if self._journal is None:
-            yield Job(whole)
-            return
-        unread = SamplingError(
-            "interrupted before the journal was read: a run before may have asked for this",
-            endpoint="bulk_invite",
-            delivery="unknown",
-        )
-        recalled = ChainMap(*self._recalled)
-        for chunk in cut(whole, self._size):
-            answers = {
-                **Job(chunk).account().answer.answers,
-                **{id_: outcome for id_, outcome in recalled.items() if outcome and id_ in chunk.places},
-                **failed(_without(chunk, recalled), unread).answer.answers,
-            }
-            yield Job(chunk, Answered(chunk, BulkAnswer(chunk.member_code, answers)))
+            whole = Chunk(request.member_code, Counter(request.quota_ids))
+            yield Job(whole, None if self._journal is None else _unread(whole))
 
     async def aclose(self) -> None:
         """Close the input."""
         await self._input.aclose()
 
 
-def _without(chunk: Chunk, quota_ids: Collection[int]) -> Chunk:
-    return evolve(chunk, places={id_: times for id_, times in chunk.places.items() if id_ not in quota_ids})
+class _Recalling:
+    """A request on its way through the journal, part by part.
+
+    Args:
+        member_code: The member.
+        counted: Its quota IDs, each with the number of places it was asked in.
+        journal: The journal.
+
+    Attributes:
+        part: What the journal knew of the part that was read last, until it is planned.
+    """
+
+    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: Journal) -> None:
+        self._member_code = member_code
+        self._counted = counted
+        self._items = self._places()
+        self._read = 0
+        self._journal = journal
+        self.part: _Part | None = None
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return chain.from_iterable(places.items() for places in self._counted)
+
+    async def next(self) -> _Part | None:
+        """Read on, once nothing of this run is under way about the next quota IDs; None after the last."""
+        places = dict(islice(self._items, _RECALLED))
+        if not places:
+            return None
+        try:
+            await self._journal.settled(self._member_code, places)
+        finally:  # cancelled while it waits, it still finds out what to say of them
+            known = await self._journal.recall(self._member_code, places)
+            again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
+            part = _Part.of(self._member_code, places, known, again)
+            self.part, self._read = part, self._read + len(places)
+        return part
+
+    def left(self) -> Iterator[Job]:
+        """Yield what was not planned; of what was not read, the journal may know more."""
+        if self.part is not None:
+            yield from Plan(self.part.answered, _RECALLED, self.part.known).left()
+            yield Job(self.part.again)
+            yield Job(self.part.fresh)
+        rest = Chunk(self._member_code, dict(islice(self._places(), self._read, None)))
+        yield Job(rest, _unread(rest))
+
+
+@frozen
+class _Part:
+    """Quota IDs of a request, by what a journal knows of them.
+
+    Attributes:
+        answered: Those that need not be asked.
+        again: Those that are to be asked again, though they may have an invite.
+        fresh: Those that nothing is known of.
+        known: What is known.
+    """
+
+    answered: Chunk
+    again: Chunk
+    fresh: Chunk
+    known: Mapping[int, InviteOutcome]
+
+    @classmethod
+    def of(
+        cls,
+        member_code: str,
+        places: Mapping[int, int],
+        known: Mapping[int, InviteOutcome],
+        again: AbstractSet[int],
+    ) -> Self:
+        """Divide quota IDs."""
+        kinds: tuple[dict[int, int], ...] = ({}, {}, {})
+        for quota_id, times in places.items():
+            kind = 2 if quota_id not in known else 1 if quota_id in again else 0
+            kinds[kind][quota_id] = times
+        answered, asked_again, fresh = kinds
+        return cls(
+            Chunk(member_code, answered),
+            Chunk(member_code, asked_again, asked_before=True),
+            Chunk(member_code, fresh),
+            known,
+        )
+
+
+def _unread(chunk: Chunk) -> Answered:
+    """Return what is known of IDs that the journal was not asked about."""
+    error = SamplingError(
+        "interrupted before the journal was read: a run before may have asked for this",
+        endpoint="bulk_invite",
+        delivery="unknown",
+    )
+    return failed(chunk, error)
 
 
 async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
@@ -427,17 +421,6 @@ def source_of(
 
 async def _checked(member_code: str, quota_ids: Iterable[SupportsIndex]) -> AsyncGenerator[InviteRequest, None]:
     yield await checked_request(member_code, quota_ids)
-
-
-def readable(items: AnyIterable[T], name: str) -> AnyIterable[T]:
-    """Return an input, if it can be one.
-
-    Raises:
-        InvalidRequestError: It is neither iterable nor async iterable.
-    """
-    if not isinstance(items, Iterable | AsyncIterable):
-        raise InvalidRequestError(f"{name} is an iterable or async iterable, not {type(items).__name__}")
-    return items
 
 
 ChunkSource: TypeAlias = MemberSource | PanelSource

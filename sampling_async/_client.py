@@ -17,12 +17,10 @@ from sampling_async._bodies import BodyLimits
 from sampling_async._bulk import OutcomeStream
 from sampling_async._calls import Caller
 from sampling_async._chunks import (
-    AnyIterable,
     ChunkSource,
     Goal,
     PanelSource,
     checked_request,
-    readable,
     source_of,
     spread,
 )
@@ -30,6 +28,7 @@ from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
 from sampling_async._errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
+from sampling_async._inputs import AnyIterable, readable
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
 from sampling_async._loops import current_time

@@ -224,7 +224,9 @@ class IncompleteBulkError(SamplingError):
 
 
 class JournalError(SamplingError):
-    """The journal of a fan-out cannot be opened, read or written.
+    """The journal of a fan-out is damaged, or cannot be opened, read or written.
+
+    The text shows no member code and no invite link.
 
     Attributes:
         path: The file.

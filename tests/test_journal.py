@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import os
 import pickle
 import sqlite3
 import stat
 import threading
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import anyio
 import doubles
 import httpx
 import pytest
+from attrs import evolve
 
 from sampling_async import (
     ClientClosedError,
+    InvalidRequestError,
+    Invite,
     InviteOutcome,
     InviteRequest,
     Journal,
     JournalError,
     RetryPolicy,
     SamplingError,
+    _journal_file,
+    _journal_lock,
 )
+from sampling_async._chunks import PanelSource
+from sampling_async._journal_file import JournalFile
+from sampling_async._journal_lock import JournalLock
+from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
+from sampling_async._protocol import Chunk
+from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +47,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 PANEL = [InviteRequest(f"m{n}", range(1, 7)) for n in range(5)]
+
+
+OWNER = "https://service.example", doubles.PANEL
 
 
 class Ledger(doubles.Service):
@@ -94,19 +113,32 @@ async def test_more_input_than_last_time_is_sent_too(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-def killed(path: Path, *, answered: bool) -> None:
-    """Leave a journal as a process does that is killed in the middle."""
-    with sqlite3.connect(path) as database:
-        rows = database.execute("SELECT chunk FROM sent ORDER BY chunk").fetchall()
-        if not answered:
-            database.execute("DELETE FROM answered WHERE chunk = ?", rows[0])
-    database.close()
+def rows_of(path: Path) -> list[Note]:
+    with closing(sqlite3.connect(path)) as database:
+        database.text_factory = bytes
+        return [Note(*row) for row in database.execute("SELECT kind, chunk, member_code, content FROM rows")]
+
+
+def written_anew(path: Path, notes: list[Note]) -> None:
+    """Leave a journal as a process does that was killed when it had written this much."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    journal = JournalFile(path, OWNER)
+    journal.open()
+    for note in notes:
+        journal.note(*note)
+    journal.leave()
+
+
+def killed(path: Path, chunk: int | None = 1) -> None:
+    """Have a journal without the answers, or those of one chunk, as a kill in the middle leaves it."""
+    written_anew(path, [n for n in rows_of(path) if n.kind == SENT or chunk not in {None, n.chunk}])
 
 
 async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     outcomes = await run(service, tmp_path / "journal", PANEL[:1])
     unknown = [outcome for outcome in outcomes if outcome.status == "unknown"]
     assert [outcome.quota_id for outcome in unknown] == [1, 2, 3]
@@ -118,7 +150,7 @@ async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
 async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = {o.quota_id: o for o in await run(service, again, PANEL[:1])}
     assert [service.asked["m0", quota_id] for quota_id in range(1, 7)] == [2, 2, 2, 1, 1, 1]
@@ -131,7 +163,7 @@ async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
 async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
-    killed(tmp_path / "journal", answered=False)
+    killed(tmp_path / "journal")
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(doubles.Service(failure), again, PANEL[:1], retry=ONCE)
     assert Counter(o.status for o in outcomes)["unknown"] == 3
@@ -141,9 +173,7 @@ async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
 
 async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
-    with sqlite3.connect(tmp_path / "journal") as database:
-        database.execute("DELETE FROM answered")
-    database.close()
+    killed(tmp_path / "journal", chunk=None)
     again = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(doubles.Service(httpx.Response(403)), again, PANEL[:1], max_concurrency=1)
     assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
@@ -238,16 +268,10 @@ async def test_the_file_is_for_its_owner_only_and_holds_no_key(tmp_path):
 
 
 async def test_rows_are_only_ever_added(tmp_path):
-    def rows():
-        with sqlite3.connect(tmp_path / "journal") as database:
-            found = [database.execute(f"SELECT * FROM {name}").fetchall() for name in ("sent", "answered")]
-        database.close()
-        return found
-
     await run(Ledger(), tmp_path / "journal", PANEL[:2])
-    before = rows()
+    before = rows_of(tmp_path / "journal")
     await run(Ledger(), tmp_path / "journal", PANEL)
-    assert all(after[: len(earlier)] == earlier for earlier, after in zip(before, rows(), strict=True))
+    assert rows_of(tmp_path / "journal")[: len(before)] == before
 
 
 # --- What cannot be used
@@ -276,18 +300,18 @@ def of_something_else(path: Path) -> None:
     database.close()
 
 
-def of_a_later_form(path: Path) -> None:
-    anyio.run(run, Ledger(), path, PANEL[:1])
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    database.close()
+def of_an_earlier_form(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION}")
+        database.execute("PRAGMA user_version = 1")
+        database.execute("CREATE TABLE sent (chunk INTEGER PRIMARY KEY)")
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (of_something_else, "of something else"),
-        (of_a_later_form, "in form 2"),
+        (of_an_earlier_form, "in form 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
     ],
@@ -304,14 +328,17 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, make, rea
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+def full(*_: object) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
 
+
+async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
     service = Ledger()
     async with doubles.client(service) as client:
         stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
-        monkeypatch.setattr(Journal, "_insert", full)
+        monkeypatch.setattr(Rows, "append", full)
         with pytest.raises(JournalError, match="disk is full"):
             async with stream:
                 async for _ in stream:
@@ -323,15 +350,15 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
 
 
 async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monkeypatch):
-    insert, calls = Journal._insert, []
+    append, calls = Rows.append, []
 
-    def full(self, rows) -> None:
-        calls.append(rows)
+    def full_later(self, notes) -> None:
+        calls.append(notes)
         if len(calls) > 1:
-            raise sqlite3.OperationalError("database or disk is full")
-        insert(self, rows)
+            full()
+        append(self, notes)
 
-    monkeypatch.setattr(Journal, "_insert", full)
+    monkeypatch.setattr(Rows, "append", full_later)
     async with doubles.client(Ledger(), max_concurrency=1) as client:
         stream = client.fan_out(PANEL[:1], journal=tmp_path / "journal")
         seen = []
@@ -343,12 +370,9 @@ async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monke
 
 
 async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
     journal, service = Journal(tmp_path / "journal"), Ledger()
     with monkeypatch.context() as broken:
-        broken.setattr(Journal, "_insert", full)
+        broken.setattr(Rows, "append", full)
         with pytest.raises(JournalError):
             await run(service, journal)
     await run(service, journal, PANEL[:2])
@@ -390,32 +414,31 @@ async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
     assert told == {(i, "rejected" if i % 2 else "invited") for i in range(1, 7)}
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_run_whose_task_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch):
-    check, let_go = Journal._check, Journal._let_go
-    checking, go_on, gone = threading.Event(), threading.Event(), threading.Event()
+@pytest.mark.parametrize("moment", ["load", "make"])
+async def test_a_run_that_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch, moment):
+    if moment == "load":
+        await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    work, working, go_on = getattr(Rows, moment), threading.Event(), threading.Event()
 
-    def slow(self, database) -> None:
-        checking.set()
+    def slow(self, *args) -> None:
+        working.set()
         go_on.wait(5)
-        check(self, database)
+        work(self, *args)
 
-    def noted(self) -> None:
-        let_go(self)
-        gone.set()
+    monkeypatch.setattr(Rows, moment, slow)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, Ledger(), Journal(tmp_path / "journal"))
+        await in_thread(working.wait, 5)
+        tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go_on_later, go_on)
+        monkeypatch.undo()
+        assert len(await run(Ledger(), tmp_path / "journal")) == 30  # waits for the thread that lets go
 
-    monkeypatch.setattr(Journal, "_check", slow)
-    monkeypatch.setattr(Journal, "_let_go", noted)
-    journal = Journal(tmp_path / "journal")
-    task = asyncio.ensure_future(run(Ledger(), journal))
-    await anyio.to_thread.run_sync(checking.wait, 5)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+
+async def go_on_later(go_on: threading.Event) -> None:
+    await anyio.sleep(0.01)
     go_on.set()
-    monkeypatch.setattr(Journal, "_check", check)
-    assert await anyio.to_thread.run_sync(gone.wait, 5)
-    assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
 async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
@@ -427,3 +450,325 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
         assert set(service.asked.values()) == {1}
     with pytest.raises(JournalError, match="No such file"):
         await run(Ledger(), tmp_path / "locked" / "journal")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
+def test_a_path_that_can_be_none_is_refused_at_once(path):
+    with pytest.raises(InvalidRequestError, match="a journal's path is a str or PathLike"):
+        Journal(path)
+
+
+# --- What is under way
+
+
+async def opened(path: Path, **options) -> Journal:
+    journal = Journal(path, **options)
+    journal.claim(*OWNER)
+    await journal.open()
+    return journal
+
+
+def answers(member_code: str, quota_ids) -> list[InviteOutcome]:
+    error = SamplingError("lost", endpoint="bulk_invite", delivery="unknown")
+    invite = Invite(7, 8, 1, 1.5, "https://survey.example/1", 10, 30)
+    kinds = [
+        InviteOutcome(member_code, 1, "invited", invite, 1, "SUCCESS", anomaly="odd: \ud800"),
+        InviteOutcome(member_code, 2, "rejected", None, 9, "G\u00dcLTIG"),
+        InviteOutcome(member_code, 3, "unknown", None, 500, None, error),
+        InviteOutcome(member_code, 4, "not_sent"),
+    ]
+    return [evolve(kinds[quota_id % 4], quota_id=quota_id) for quota_id in quota_ids]
+
+
+@pytest.mark.parametrize("asked", [[1, 2, 3], range(1, 41), [0, 99]])
+async def test_outcomes_are_read_back_as_they_were(tmp_path, asked):
+    journal = await opened(tmp_path / "journal")
+    for start in (1, 21):
+        chunk = Chunk("m\u00fc", dict.fromkeys(range(start, start + 20), 1))
+        number = journal.note_sent(chunk)
+        journal.note_answered(number, answers(chunk.member_code, chunk.places))
+    known = await journal.recall("m\u00fc", asked)
+    expected = [each for each in answers("m\u00fc", asked) if each.quota_id < 41 and each.status != "not_sent"]
+    assert list(map(told, sorted(known.values(), key=lambda o: o.quota_id))) == list(
+        map(told, expected if 99 not in asked else [])
+    )
+    assert not await journal.recall("m", asked)
+    await journal.close()
+
+
+def told(outcome: InviteOutcome) -> tuple:
+    error = outcome.error and (str(outcome.error), outcome.error.delivery)
+    return evolve(outcome, error=None), error
+
+
+async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    chunk, same = Chunk("m0", {1: 1, 2: 1}), Chunk("m0", {1: 1, 2: 1})
+    await journal.settled("m0", [1, 2])
+    journal.take_up(chunk)
+    number = journal.note_sent(chunk)
+    journal.settle(same)  # of an equal one that was never taken up
+    assert {o.status for o in (await journal.recall("m0", [1, 2])).values()} == {"unknown"}
+    for quota_ids in ([2], range(1, 30_000), iter([1])):
+        with anyio.move_on_after(0.005) as scope:
+            await journal.settled("m0", quota_ids)
+        assert scope.cancelled_caught
+    await journal.settled("m0", [3])
+    await journal.settled("m1", [1])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(journal.settled, "m0", [1, 2])
+        await anyio.lowlevel.checkpoint()
+        journal.note_answered(number, answers("m0", [1, 2]))
+        journal.settle(same)
+        journal.settle(chunk)
+        journal.settle(chunk)
+    await journal.close()
+
+
+async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    journal.take_up(Chunk("m0", {1: 1}))
+    source = PanelSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
+    with anyio.move_on_after(0.005) as scope:
+        await source.draw()
+    assert scope.cancelled_caught
+    left = {outcome.quota_id: outcome.status for job in source.left() for outcome in job.left()}
+    assert left == {1: "not_sent", 2: "not_sent"}
+    await journal.close()
+
+
+async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    costs = []
+    for chunks in (10, 1_000):
+        for number in range(chunks):  # of one member, interleaved
+            places = dict.fromkeys(range(number + 1, number + 100_001, 10_000), 1)
+            journal.note_answered(journal.note_sent(Chunk("m0", places)), answers("m0", places))
+        await journal.written()
+        steps = []
+        for database in (journal._file._rows._database, journal._file._rows._index):
+            database.set_progress_handler(lambda steps=steps: steps.append(1), 1)
+        assert len(await journal.recall("m0", [5, 10_005, 20_005])) == 3
+        costs.append(len(steps))
+        for database in (journal._file._rows._database, journal._file._rows._index):
+            database.set_progress_handler(None, 1)
+    assert costs[1] < 2 * costs[0]
+    await journal.close()
+
+
+async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    chunk = Chunk("m0", {1: 1})
+    journal.note_answered(journal.note_sent(chunk), answers("m0", [1]))
+    await journal.written()
+    rows = journal._file._rows._database
+    for statement in (
+        "UPDATE rows SET content = replace(content, 're', '\"')",
+        "DELETE FROM rows WHERE row = 2",
+    ):
+        rows.execute(statement)
+        with pytest.raises(JournalError, match="damaged since it was opened") as caught:
+            await journal.recall("m0", [1])
+        assert caught.value.__context__ is None or "survey" not in repr(caught.value.__context__)
+    await journal.close()
+
+
+async def test_a_journal_that_is_not_open_says_so(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    await journal.close()
+    with pytest.raises(JournalError, match="is not open"):
+        await journal.recall("m0", [1])
+    with pytest.raises(JournalError, match="is not open"):
+        journal.note_sent(Chunk("m0", {1: 1}))
+
+
+# --- Letting go
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("cancels", [1, 2, 3, 7])
+async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tmp_path, monkeypatch, cancels):
+    let_go, go_on = JournalFile._let_go, threading.Event()
+
+    def slow(self) -> None:
+        if self is file:  # others of earlier tests may be collected now
+            go_on.wait(5)
+        let_go(self)
+
+    journal = await opened(tmp_path / "journal")
+    file = journal._file
+    journal.note_sent(Chunk("m0", {1: 1}))
+    monkeypatch.setattr(JournalFile, "_let_go", slow)
+    task = asyncio.ensure_future(journal.close())
+    for _ in range(cancels):
+        await asyncio.sleep(0.001)
+        task.cancel()
+    await asyncio.sleep(0.001)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    journal = await opened(tmp_path / "journal")
+    assert list(await journal.recall("m0", [1])) == [1]
+    await journal.close()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monkeypatch):
+    append, writing, go_on = Rows.append, threading.Event(), threading.Event()
+
+    def slow(self, notes) -> None:
+        writing.set()
+        go_on.wait(5)
+        append(self, notes)
+
+    journal = await opened(tmp_path / "journal")
+    monkeypatch.setattr(Rows, "append", slow)
+    journal.note_sent(Chunk("m0", {1: 1}))
+    task = asyncio.ensure_future(journal.written())
+    await in_thread(writing.wait, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    journal.note_sent(Chunk("m0", {2: 1}))
+    go_on.set()
+    await journal.written()
+    await journal.close()
+    assert [note.chunk for note in rows_of(tmp_path / "journal")] == [1, 2]
+
+
+def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    del file
+    gc.collect()
+    assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
+
+
+async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
+    monkeypatch.setattr(Rows, "append", full)
+    async with doubles.client(Ledger()) as client:
+        with pytest.raises(JournalError, match="disk is full") as caught:
+            async with client.fan_out(PANEL, journal=tmp_path / "journal"):
+                await anyio.sleep(0.005)
+                raise KeyError("of the block")
+    assert isinstance(caught.value.__context__, KeyError)
+    monkeypatch.undo()
+    assert len(await run(Ledger(), tmp_path / "journal")) == 30
+
+
+def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.abandon()
+    file.open()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(JournalError, match="is not open"):
+        file.write()
+
+
+def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkeypatch):
+    file, opened = JournalFile(tmp_path / "journal", OWNER), JournalFile._open
+
+    def given_up(self) -> None:
+        opened(self)
+        self.abandon()  # from another thread, which finds the file taken
+
+    monkeypatch.setattr(JournalFile, "_open", given_up)
+    file.open()
+    monkeypatch.undo()
+    assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
+    with pytest.raises(JournalError, match="is not open"):
+        file.write()
+
+
+def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    file.note(SENT, 1, b"m0", b"[1]")
+    file.write()
+    files = [file, JournalFile(tmp_path / "other", OWNER)]
+    monkeypatch.setattr(_journal_file, "_files", {id(file): ref(file) for file in files})
+    _journal_file._forget_all()  # as after a fork, see test_journal_faults
+    assert file.is_gone
+    file.leave()
+    assert (tmp_path / "journal-wal").exists()
+
+
+def test_a_lock_file_that_was_removed_as_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+    lock, removed = _journal_lock._lock, []
+
+    def late(file: int) -> None:
+        lock(file)
+        if not removed:
+            removed.append((tmp_path / "journal-lock").unlink())
+
+    monkeypatch.setattr(_journal_lock, "_lock", late)
+    taken = JournalLock(tmp_path / "journal")
+    taken.take()
+    with pytest.raises(JournalError, match="in use"):
+        JournalLock(tmp_path / "journal").take()
+    taken.release()
+    taken.release()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def fail(_file: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(_journal_lock, "_lock", fail)
+    with pytest.raises(JournalError, match="cannot be used: No locks available"):
+        JournalFile(tmp_path / "journal", OWNER).open()
+
+
+async def test_an_answer_about_nothing_is_not_written(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    journal.note_answered(1, [])
+    await journal.close()
+    assert not rows_of(tmp_path / "journal")
+
+
+# --- Copies
+
+
+async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
+    service, copy = Ledger(), tmp_path / "copy"
+    async with doubles.client(service) as client:
+        journal = Journal(tmp_path / "journal")
+        async with client.fan_out(PANEL, journal=journal, chunk_size=3) as stream:
+            first = [await anext(stream) for _ in range(7)]
+            for _ in range(2):  # the second takes the place of the first
+                await journal.backup(copy)
+    known = {(o.member_code, o.quota_id) for o in await run(Ledger(httpx.Response(403)), copy) if o.invite}
+    assert {(o.member_code, o.quota_id) for o in first if o.invite} <= known
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
+    service = Ledger()
+    first = await run(service, tmp_path / "journal")
+    await Journal(tmp_path / "journal").backup(str(tmp_path / "copy"))
+    assert facts(await run(service, tmp_path / "copy")) == facts(first)
+    assert set(service.asked.values()) == {1}
+
+
+async def test_what_cannot_be_copied_is_refused(tmp_path):
+    with pytest.raises(JournalError, match="is not there"):
+        await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    (tmp_path / "empty").touch()
+    with pytest.raises(JournalError, match="is empty"):
+        await Journal(tmp_path / "empty").backup(tmp_path / "copy")
+    journal = await opened(tmp_path / "journal")
+    (tmp_path / "letter").write_text("kept")
+    with pytest.raises(JournalError, match="letter is there already, and is no journal"):
+        await journal.backup(tmp_path / "letter")
+    assert (tmp_path / "letter").read_text() == "kept"
+    for taken, reason in [(journal.path, "in use"), (tmp_path / "none" / "copy", "No such file")]:
+        with pytest.raises(JournalError, match=reason):
+            await journal.backup(taken)
+    with pytest.raises(InvalidRequestError):
+        await journal.backup("a\0b")
+    with pytest.raises(JournalError, match="in use"):
+        await Journal(journal.path).backup(tmp_path / "copy")
+    await journal.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "journal", "journal-lock", "letter"]

@@ -25,6 +25,7 @@ SECTIONS: Final = {
     "leaks": "Clean-up after faults and cancellations",
     "kill": "Kill: the process dies in the middle of a journalled run",
     "stalls": "Stalls: inputs that never fill a request, or hold a million IDs",
+    "journal_lock": "Two processes on one journal, with every kind of second look",
     "bad_inputs": "Bad inputs: nothing but typed errors",
     "secrecy": "Secrecy: the key and member codes stay where they belong",
     "planted_bugs": "Planted bugs: what the tests notice",

@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import IO
 
 _NGINX = """
 daemon off;
@@ -101,11 +102,11 @@ def _running(command: list[str], port: int) -> Iterator[None]:
                 process.wait()
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int, log: object) -> None:
+def _wait_for(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     until = time.monotonic() + 30
     while time.monotonic() < until and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.02)
-    log.seek(0)  # type: ignore[attr-defined]
-    pytest.fail(f"{process.args[0]} did not start: {log.read().decode(errors='replace')}")  # type: ignore
+    log.seek(0)
+    pytest.fail(f"{process.args[0]} did not start: {log.read().decode(errors='replace')}")

@@ -1,0 +1,331 @@
+"""The rows of a journal: an SQLite table that is only ever added to, each row chained to the one before.
+
+A row holds a digest of its content and of the digest before, so that nothing in the middle can change or be
+missing without being noticed. What was asked of whom is found by an index, which is made of the rows when a
+journal is opened and thrown away at the end: it cannot be damaged, and it names no member.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sampling_async._errors import JournalError
+from sampling_async._journal_lock import Damage, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from pathlib import Path
+
+APPLICATION: Final = 0x5A3971  # what `file` and SQLite tell this database by
+FORM: Final = 2
+SENT: Final = b"sent"
+ANSWERED: Final = b"answered"
+DIGEST: Final = 16
+
+_TABLES: Final = f"""
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORM};
+CREATE TABLE owner (base_url TEXT NOT NULL, panel_guid TEXT NOT NULL, seed BLOB NOT NULL);
+CREATE TABLE rows (
+    row INTEGER PRIMARY KEY, kind TEXT NOT NULL, chunk INTEGER NOT NULL, member_code BLOB NOT NULL,
+    content BLOB NOT NULL, digest BLOB NOT NULL
+);
+"""
+_ROWS: Final = "SELECT row, kind, chunk, member_code, content, digest FROM rows WHERE row >= ? ORDER BY row"
+_INSERT: Final = "INSERT INTO rows VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?)"
+_TYPES: Final = [int, bytes, int, bytes, bytes, bytes]
+_INDEX: Final = """
+PRAGMA journal_mode = MEMORY;
+PRAGMA synchronous = OFF;
+PRAGMA cache_size = -16000;
+CREATE TABLE member (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE pair (
+    member INTEGER NOT NULL, quota_id INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (member, quota_id)
+) WITHOUT ROWID;
+CREATE TABLE answer (chunk INTEGER PRIMARY KEY, row INTEGER NOT NULL);
+"""
+_FIND: Final = """
+SELECT quota_id, row FROM pair LEFT JOIN answer USING (chunk)
+WHERE member = (SELECT id FROM member WHERE digest = ?) AND quota_id IN (SELECT value FROM json_each(?))
+"""
+_FEW: Final = 5  # lines of a row that are found sooner one by one
+
+
+class Note(NamedTuple):
+    """What a row is to say.
+
+    Attributes:
+        kind: `SENT` or `ANSWERED`.
+        chunk: The number of the chunk.
+        member_code: The member, in UTF-8.
+        content: For `SENT`, the quota IDs as a JSON list. For `ANSWERED`, a line for each outcome: a line feed
+            and a JSON list that begins with the quota ID.
+    """
+
+    kind: bytes
+    chunk: int
+    member_code: bytes
+    content: bytes
+
+
+class Rows:
+    """The rows in one file.
+
+    Args:
+        path: The file, which is there.
+
+    Attributes:
+        header: How many rows there are, and the last digest.
+        chunks: The highest number of a chunk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.header = Header(0, b"")
+        self.chunks = 0
+        self._path = path
+        self._database = _connected(str(path))
+        self._index = _connected("")  # a file without a name, where it is too large for memory
+        self._index.executescript(_INDEX)
+        self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+
+    def forget(self) -> None:
+        """Never close the files: in a child they are the parent's, and to close them would write them."""
+        import ctypes  # noqa: PLC0415
+
+        for database in (self._database, self._index):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._index.close()
+        self._database.close()
+
+    # --- Whose they are
+
+    def has_none(self) -> bool:
+        """Return whether this is an empty database."""
+        return not self._one("SELECT count(*) FROM sqlite_master")[0]
+
+    def is_foreign(self) -> bool:
+        """Return whether this is a database of something else."""
+        return bool(self._one("PRAGMA application_id")[0] != APPLICATION)
+
+    def form(self) -> int:
+        """Return the form that the rows are written in."""
+        form: int = self._one("PRAGMA user_version")[0]
+        return form
+
+    def make(self, owner: tuple[str, str], seed: bytes) -> None:
+        """Make the tables."""
+        with _transaction(self._database):
+            for statement in filter(str.strip, _TABLES.split(";")):
+                self._database.execute(statement)
+            self._database.execute("INSERT INTO owner VALUES (?, ?, ?)", (*owner, seed))
+        self.header = Header(0, seed)
+        self._be_ready()
+
+    def owner(self) -> tuple[str, str]:
+        """Return whose they are: the address of the service, and the panel."""
+        base_url, panel_guid, _ = self._owner()
+        return base_url.decode("utf-8", "replace"), panel_guid.decode("utf-8", "replace")
+
+    def _owner(self) -> tuple[bytes, bytes, bytes]:
+        found = self._database.execute("SELECT base_url, panel_guid, seed FROM owner").fetchone()
+        if found is None or set(map(type, found)) != {bytes}:
+            raise Damage("whose it is cannot be read")
+        owner: tuple[bytes, bytes, bytes] = found
+        return owner
+
+    def _one(self, statement: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._database.execute(statement).fetchone()
+        return found
+
+    def _be_ready(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+
+    # --- Reading
+
+    def load(self, header: Header, is_wanted: Callable[[], bool]) -> None:
+        """Check every row, and make the index.
+
+        Args:
+            header: What was written down of the rows elsewhere. They may be more by now.
+            is_wanted: Asked now and then; where it says no, this ends early.
+
+        Raises:
+            Damage: They are not as they were written.
+            JournalError: It is not wanted any more.
+        """
+        self._be_ready()
+        if self._one("PRAGMA quick_check(1)")[0] != b"ok":
+            raise Damage("SQLite finds its pages in disorder")
+        self.header = at_header = Header(0, self._owner()[2])
+        with _transaction(self._index):
+            for note in self._verified():
+                self._add(self.header.rows, note)
+                if self.header.rows == header.rows:
+                    at_header = self.header
+                if not is_wanted():
+                    raise JournalError("is not wanted any more", path=self._path)
+        if self.header.rows < header.rows:
+            raise Damage(f"of {header.rows} rows the last {header.rows - self.header.rows} are missing")
+        if at_header != header:
+            raise Damage("it is not the one that the file beside it was written for")
+
+    def _verified(self) -> Iterator[Note]:
+        """Yield the rows, and keep count of them."""
+        for found in self._found(1):
+            row = self.header.rows + 1
+            if found[0] != row:
+                raise Damage(f"row {row} is missing")
+            digest = _chained(self.header.digest, found)
+            if not digest or digest != found[5]:
+                raise Damage(f"row {row} is not as it was written")
+            self.header = Header(row, found[5])
+            yield Note(*found[1:5])
+
+    def _found(self, row: int) -> Iterator[tuple[Any, ...]]:
+        """Yield rows as they stand there.
+
+        Raises:
+            Damage: One cannot be read.
+        """
+        rows = self._database.execute(_ROWS, (row,))
+        while True:
+            try:
+                found = next(rows, None)
+            except sqlite3.DatabaseError:
+                found = ()
+            if found is None:
+                return
+            if not found:
+                raise Damage(f"row {row} cannot be read")
+            row = found[0] + 1
+            yield found
+
+    def salvaged(self, expected: int) -> Iterator[tuple[Note, bool]]:
+        """Yield all rows that can be read, and whether each is surely as it was written.
+
+        Args:
+            expected: How many rows there were; after these, nothing is read beyond what cannot be.
+        """
+        row, digest = 1, self._seed()
+        while True:
+            try:
+                for found in self._found(row):
+                    chained = digest and found[0] == row and _chained(digest, found)
+                    sound = bool(chained) and chained == found[5]
+                    row, digest = found[0] + 1, found[5] if type(found[5]) is bytes else None
+                    if list(map(type, found)) == _TYPES:
+                        yield Note(*found[1:5]), sound
+            except (sqlite3.DatabaseError, Damage):
+                row, digest = row + 1, None
+                if row <= expected:
+                    continue
+            return
+
+    def _seed(self) -> bytes | None:
+        try:
+            return self._owner()[2]
+        except (sqlite3.DatabaseError, Damage):
+            return None
+
+    def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, bytes | None]:
+        """Return the latest line about each of a member's quotas that was sent; None for no answer."""
+        key = blake2b(member_code, digest_size=DIGEST).digest()
+        known: dict[int, bytes | None] = {}
+        by_row: dict[int, list[int]] = {}
+        for quota_id, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
+            known[quota_id] = None
+            if row is not None:
+                by_row.setdefault(row, []).append(quota_id)
+        for row, ids in by_row.items():
+            known.update(_lines(self._content(row), ids))
+        return known
+
+    def _content(self, row: int) -> bytes:
+        found = self._database.execute("SELECT content FROM rows WHERE row = ?", (row,)).fetchone()
+        if found is None or type(found[0]) is not bytes:
+            raise JournalError(f"has been damaged since it was opened: row {row} is missing", path=self._path)
+        content: bytes = found[0]
+        return content
+
+    # --- Writing
+
+    def append(self, notes: Iterable[Note]) -> None:
+        """Add rows; they are on disk when this returns."""
+        header = self.header
+        # The index first: what it knows too much of has no row, and what it does not know is sent again.
+        with _transaction(self._database), _transaction(self._index):
+            for note in notes:
+                row = header.rows + 1
+                header = Header(row, _chained(header.digest, (row, *note)))
+                self._database.execute(_INSERT, (row, *note, header.digest))
+                self._add(row, note)
+        self.header = header
+
+    def _add(self, row: int, note: Note) -> None:
+        """Add a row to the index."""
+        if note.kind == ANSWERED:
+            self._index.execute("INSERT OR REPLACE INTO answer VALUES (?, ?)", (note.chunk, row))
+            return
+        key = (blake2b(note.member_code, digest_size=DIGEST).digest(),)
+        self._index.execute("INSERT OR IGNORE INTO member (digest) VALUES (?)", key)
+        member = self._index.execute("SELECT id FROM member WHERE digest = ?", key).fetchone()[0]
+        self._index.execute(
+            "INSERT OR REPLACE INTO pair SELECT ?, value, ? FROM json_each(?)",
+            (member, note.chunk, note.content.decode("ascii")),
+        )
+        self.chunks = max(self.chunks, note.chunk)
+
+    def copy(self, path: Path) -> None:
+        """Copy all rows into a file, which is there and empty."""
+        target = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._database.backup(target)
+        finally:
+            target.close()
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    database.text_factory = bytes  # text that is damaged is no UTF-8, and SQLite's error would show it
+    return database
+
+
+def _chained(digest: bytes, row: tuple[Any, ...]) -> bytes:
+    """Return the digest of a row that comes after one with a digest; empty for what no row can be."""
+    number, kind, chunk, member_code, content = row[:5]
+    if list(map(type, row[:5])) != _TYPES[:5]:
+        return b""
+    head = b"%b %d %b %d %d " % (digest, number, kind, chunk, len(member_code))
+    return blake2b(b"".join((head, member_code, content)), digest_size=DIGEST).digest()
+
+
+def _lines(content: bytes, quota_ids: list[int]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the line about each of some quotas."""
+    if len(quota_ids) < _FEW:
+        for quota_id in quota_ids:
+            start = content.find(b"\n[%d," % quota_id)
+            yield quota_id, content[start + 1 :].split(b"\n", 1)[0] if start >= 0 else None
+        return
+    by_id = {line[1 : line.find(b",")]: line for line in content.split(b"\n")}
+    for quota_id in quota_ids:
+        yield quota_id, by_id.get(b"%d" % quota_id)
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Generator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite may have ended it by itself
+            database.execute("ROLLBACK")
+        raise

@@ -1,0 +1,447 @@
+"""Journals that are damaged, copied while they run, forked, killed and looked at by others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import anyio
+import doubles
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sampling_async import Invite, InviteOutcome, Journal, JournalError
+from sampling_async._journal import _line
+from sampling_async._journal_file import JournalFile
+from sampling_async._journal_lock import Damage
+from sampling_async._journal_rows import ANSWERED, SENT, Rows
+
+pytestmark = pytest.mark.anyio
+OWNER = "https://service.example", doubles.PANEL
+MEMBERS = [f"member-{number}" for number in range(4)]
+QUOTAS = range(1, 61)
+SECRETS = ("member-", "survey.example")
+
+
+def outcome(member_code: str, quota_id: int) -> InviteOutcome:
+    if quota_id % 3:
+        return InviteOutcome(member_code, quota_id, "rejected", None, 9, "QUOTA_NOT_LIVE")
+    invite = Invite(7, 8, quota_id, 1.5, f"https://survey.example/{quota_id}", 10, 30, 0.5)
+    return InviteOutcome(member_code, quota_id, "invited", invite, 1, "SUCCESS")
+
+
+def note(file: JournalFile, chunk: int, member_code: str, quota_ids: range, *, answered: bool = True) -> None:
+    code = member_code.encode()
+    file.note(SENT, chunk, code, json.dumps(list(quota_ids)).encode())
+    if answered:
+        lines = (_line(outcome(member_code, quota_id)) for quota_id in quota_ids)
+        file.note(ANSWERED, chunk, code, b"".join(lines))
+
+
+def fill(path: Path, *, and_go: bool) -> JournalFile:
+    """Write a journal whose last rows are in the file beside it, with the last chunk in flight."""
+    for half in (0, 2):
+        file = JournalFile(path, OWNER)
+        file.open()
+        for member_code in MEMBERS[half : half + 2]:
+            for start in QUOTAS[::20]:
+                is_last = (member_code, start) == (MEMBERS[-1], QUOTAS[::20][-1])
+                note(file, file.chunks + 1, member_code, range(start, start + 20), answered=not is_last)
+                file.write()
+        if and_go or not half:
+            file.leave()
+    return file
+
+
+@pytest.fixture(scope="module")
+def killed():
+    """Give a folder with a journal, as a process leaves it that is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = fill(Path(folder) / "running", and_go=False)
+        shutil.copytree(folder, Path(folder) / "killed")
+        file.leave()
+        kept = Path(folder) / "killed"
+        for each in list(kept.iterdir()):
+            each.rename(kept / each.name.replace("running", "journal"))
+        yield kept
+
+
+def told(path: Path, **options) -> dict[tuple[str, int], InviteOutcome]:
+    """Return what a journal knows, as a run is told."""
+
+    async def main() -> dict[tuple[str, int], InviteOutcome]:
+        journal = Journal(path, **options)
+        journal.claim(*OWNER)
+        await journal.open()
+        try:
+            known = [(await journal.recall(member_code, QUOTAS)).values() for member_code in MEMBERS]
+            return {(each.member_code, each.quota_id): each for some in known for each in some}
+        finally:
+            await journal.close()
+
+    return anyio.run(main)
+
+
+def facts(known: dict[tuple[str, int], InviteOutcome]) -> dict[tuple[str, int], tuple]:
+    return {pair: (o.status, o.invite, o.result_code, o.result, o.anomaly) for pair, o in known.items()}
+
+
+EXPECTED = {
+    (member_code, quota_id): ("unknown", None, None, None, None)
+    if (member_code, quota_id > 40) == (MEMBERS[-1], True)
+    else (o.status, o.invite, o.result_code, o.result, None)
+    for member_code in MEMBERS
+    for quota_id in QUOTAS
+    if (o := outcome(member_code, quota_id))
+}
+
+
+def copy_of(killed: Path, folder: str) -> Path:
+    shutil.copytree(killed, folder, dirs_exist_ok=True)
+    return Path(folder) / "journal"
+
+
+def test_a_journal_of_a_killed_process_is_whole(killed, tmp_path):
+    assert (killed / "journal-wal").stat().st_size > 0
+    assert facts(told(copy_of(killed, tmp_path))) == EXPECTED
+
+
+def refusal(path: Path) -> str:
+    """Return what the error says that a journal is refused with; empty where it is not."""
+    text = ""
+    try:
+        known = facts(told(path))
+    except JournalError as exc:
+        text = str(exc)
+    else:
+        assert known == EXPECTED
+    assert not any(secret in text for secret in SECRETS)
+    return text
+
+
+def is_noticed(path: Path) -> str:
+    """Return what the error says; it gives nothing away, and nothing is changed for the next look."""
+    text = refusal(path)
+    assert text
+    assert refusal(path) == text
+    return text
+
+
+def doubted(path: Path) -> None:
+    """Go on with what can be read: what is told is as it was, or unknown."""
+    known = facts(told(path, accept_damage=True))
+    assert all(fact in {EXPECTED[pair], ("unknown", None, None, None, None)} for pair, fact in known.items())
+    assert facts(told(path)) == known  # it is whole from now on
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_flipped_byte_is_noticed_or_does_no_harm(killed, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = copy_of(killed, folder)
+        file = path.with_name(data.draw(st.sampled_from(["journal", "journal-wal", "journal-lock"])))
+        content = bytearray(file.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(content)
+        text = refusal(path)
+        if "is damaged" in text:
+            doubted(path)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(["journal", "journal-wal", "journal-lock"]), st.floats(0.0, 1.0, exclude_max=True))
+def test_a_cut_file_is_noticed_or_does_no_harm(killed, name, kept):
+    with tempfile.TemporaryDirectory() as folder:
+        path = copy_of(killed, folder)
+        os.truncate(path.with_name(name), int(path.with_name(name).stat().st_size * kept))
+        if refusal(path):
+            doubted(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.unlink(), "missing, and 23 rows had been written"),
+        (lambda path: path.write_bytes(b""), "empty, and 23 rows had been written"),
+        (lambda path: path.with_name("journal-wal").unlink(), "of 23 rows the last 11 are missing"),
+        (lambda path: path.with_name("journal-wal").write_bytes(b""), "of 23 rows the last 11 are missing"),
+        (lambda path: path.with_name("journal-lock").unlink(), "journal-lock, the file beside it, is missing"),
+        (
+            lambda path: path.with_name("journal-lock").write_bytes(b"?" * 99),
+            "journal-lock, the file beside it",
+        ),
+        (lambda path: path.write_bytes(b"?" * 9999), "SQLite cannot read it"),
+        (
+            lambda path: (path.unlink(), path.with_name("journal-lock").unlink()),
+            "journal-wal, which belongs to",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(killed, tmp_path, damage, text):
+    path = copy_of(killed, tmp_path)
+    damage(path)
+    said = is_noticed(path)
+    assert text in said
+    assert "accept_damage=True" in said
+    doubted(path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("DELETE FROM rows WHERE row = 7", "row 7 is missing"),
+        ("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8", "row 8 is not as it was written"),
+        ("UPDATE rows SET content = replace(content, 'invited', 'not_sent') WHERE row = 2", "row 2"),
+        ("UPDATE rows SET member_code = x'ff' WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET content = 7 WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 is not"),
+        ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 is not"),
+        ("DELETE FROM rows", "of 23 rows the last 23 are missing"),
+        ("DELETE FROM rows WHERE row > 21", "of 23 rows the last 2 are missing"),
+        ("DELETE FROM owner", "whose it is cannot be read"),
+        ("DROP TABLE rows", "SQLite cannot read it"),
+        ("DROP TABLE rows; DROP TABLE owner", "nothing is in it, and 23 rows"),
+        ("PRAGMA application_id = 5", "its mark is not"),
+        ("PRAGMA user_version = 5", "the number of its form"),
+    ],
+)
+def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
+    path = copy_of(killed, tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statement)
+    assert text in is_noticed(path)
+    doubted(path)
+    assert Path(f"{path}-damaged").exists()
+
+
+def test_what_is_doubtful_is_unknown_and_not_asked_again(killed, tmp_path):
+    path = copy_of(killed, tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # an answer
+        database.execute("UPDATE rows SET chunk = 99 WHERE row = 3")  # what was sent, with its answer there
+        database.execute(
+            "UPDATE rows SET digest = x'00' WHERE row IN (9, 10)"
+        )  # both, and the next cannot be sure
+        database.execute("UPDATE rows SET chunk = 98 WHERE row = 23")  # what was in flight
+        database.commit()
+    known = facts(told(path, accept_damage=True))
+    unknown = {pair for pair in EXPECTED if known[pair] != EXPECTED[pair]}
+    assert unknown == {(MEMBERS[1], quota_id) for quota_id in range(1, 41)}
+    assert {known[pair][0] for pair in unknown} == {"unknown"}
+
+
+def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
+    """After a loss of power the header may be older than the rows."""
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    older = (tmp_path / "journal-lock").read_bytes()
+    note(file, 1, MEMBERS[0], range(1, 21))
+    file.leave()
+    (tmp_path / "journal-lock").write_bytes(older)
+    assert len(told(tmp_path / "journal")) == 20
+    assert (tmp_path / "journal-lock").read_bytes() != older
+    (tmp_path / "journal-lock").write_bytes((killed / "journal-lock").read_bytes())
+    assert "of 23 rows the last 21 are missing" in is_noticed(tmp_path / "journal")
+    other = JournalFile(tmp_path / "other", OWNER)
+    other.open()
+    note(other, 1, MEMBERS[0], range(1, 21), answered=False)
+    other.leave()
+    shutil.copy(tmp_path / "other-lock", tmp_path / "journal-lock")
+    assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
+
+
+def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_path):
+    path = copy_of(killed, tmp_path)
+    path.with_name("journal-lock").write_bytes(b"?")
+    before = path.read_bytes()
+    file = JournalFile(path, (OWNER[0], doubles.KEY), accept_damage=True)
+    with pytest.raises(JournalError, match="another service or panel"):
+        file.open()
+    assert not Path(f"{path}-damaged").exists()
+    assert path.read_bytes()[:20] == before[:20]
+    assert facts(told(path, accept_damage=True)) == EXPECTED
+
+
+def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise Damage("row 1 is missing")
+
+    monkeypatch.setattr(Rows, "load", fail)
+    with pytest.raises(JournalError, match="is damaged: row 1 is missing"):
+        told(copy_of(killed, tmp_path), accept_damage=True)
+
+
+def test_a_transaction_that_sqlite_ended_is_not_ended_twice(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    rows = file._rows._database
+    rows.execute("CREATE TRIGGER full BEFORE INSERT ON rows BEGIN SELECT RAISE(ROLLBACK, 'member-7'); END")
+    note(file, 1, MEMBERS[0], range(1, 3))
+    with pytest.raises(JournalError, match="cannot be used: SQLite says SQLITE_CONSTRAINT") as caught:
+        file.write()
+    assert "member-7" not in str(caught.value)
+    rows.execute("DROP TRIGGER full")
+    file.leave()
+    assert len(told(tmp_path / "journal")) == 2
+
+
+# --- Second looks, from this process and others
+
+TRY: str = """
+import sys
+from pathlib import Path
+from sampling_async import JournalError
+from sampling_async._journal_file import JournalFile
+try:
+    JournalFile(Path(sys.argv[1]), ("https://service.example", sys.argv[2])).open()
+except JournalError as exc:
+    sys.exit(str(exc))
+"""
+
+
+def refused(path: Path) -> bool:
+    """Return whether another process is kept out of a journal."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRY, str(path), doubles.PANEL], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or "in use" in done.stderr, done.stderr
+    return done.returncode != 0
+
+
+def second_fan_out(path: Path) -> None:
+    with pytest.raises(JournalError, match="in use"):
+        JournalFile(path, OWNER).open()
+
+
+def through_a_link(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    second_fan_out(link)
+
+
+def by_another_name(path: Path) -> None:
+    other = path.with_name("other")
+    os.link(path, other)
+    with pytest.raises(JournalError, match="hard link"):
+        JournalFile(other, OWNER).open()
+    other.unlink()
+
+
+def by_sqlite(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, timeout=0)) as database:
+        with contextlib.suppress(sqlite3.OperationalError):
+            database.execute("SELECT count(*) FROM rows").fetchall()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda path: shutil.copy(path, path.with_name("copy")),
+        lambda path: path.read_bytes(),
+        second_fan_out,
+        through_a_link,
+        by_another_name,
+        by_sqlite,
+    ],
+)
+def test_a_second_look_lets_nobody_in(tmp_path, look):
+    path = tmp_path / "journal"
+    file = JournalFile(path, OWNER)
+    file.open()
+    note(file, 1, MEMBERS[0], range(1, 21))
+    file.write()
+    look(path)
+    assert refused(path)
+    note(file, 2, MEMBERS[1], range(1, 21))
+    file.leave()
+    assert len(told(path)) == 40
+    assert not refused(path)
+
+
+FORK = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path[:0] = ["tests", "tests/faults"]
+from test_journal_faults import MEMBERS, OWNER, JournalError, JournalFile, note
+file = JournalFile(Path(sys.argv[1]), OWNER)
+file.open()
+note(file, 1, MEMBERS[0], range(1, 21))
+file.write()
+child = os.fork()
+if not child:
+    try:
+        file.write()
+    except JournalError:
+        if sys.argv[2] == "exits":
+            file.leave()
+            sys.exit(3)
+        os.close(1)
+        os.close(2)
+        time.sleep(60)
+    os._exit(4)
+if sys.argv[2] == "exits":
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+note(file, 2, MEMBERS[1], range(1, 21))
+file.write()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("child", ["exits", "stays"])
+def test_a_forked_child_leaves_file_and_lock_to_its_parent(tmp_path, child):
+    path = tmp_path / "journal"
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, str(path), child], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    try:
+        assert len(told(path)) == 40
+    finally:
+        if child == "stays":
+            os.kill(int(done.stdout), signal.SIGKILL)
+
+
+EXIT = """
+import asyncio, os, signal, sys, threading
+sys.path[:0] = ["tests"]
+import doubles, httpx
+from sampling_async import InviteRequest
+from sampling_async._journal_rows import Rows
+
+append = Rows.append
+def slow(self, notes):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+def end(*_):
+    raise SystemExit(7)
+
+async def main():
+    signal.signal(signal.SIGTERM, end)
+    Rows.append = slow
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.fan_out([InviteRequest("m1", [1])], journal=sys.argv[1]) as stream:
+            async for _ in stream:
+                pass
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+"""
+
+
+def test_a_process_ends_though_its_journal_hangs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, str(tmp_path / "journal")], capture_output=True, check=False, timeout=15
+    )
+    assert done.returncode == 7, done.stderr
