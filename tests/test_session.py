@@ -679,6 +679,7 @@ def test_a_client_belongs_to_one_event_loop():
     anyio.run(client.get_settings)
     with pytest.raises(InvalidRequestError, match="another event loop"):
         anyio.run(client.get_settings)
+    anyio.run(client.aclose)
 
 
 def test_a_transport_of_another_event_loop_is_left_alone():

@@ -1,0 +1,157 @@
+"""Failure modes of interruption: signal handlers that raise, between any two lines of an attempt.
+
+A handler runs wherever the interpreter happens to be, and what it raises comes out there. Whatever is said of the
+request then must be true all the same: not_sent only where the service did not get it, and nothing sent twice.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from itertools import count
+
+import anyio
+import doubles
+import pytest
+from fault_server import FaultServer
+from kit import client_of
+from raising import Raising
+
+from sampling_async import SamplingError
+from sampling_async._protocol import bulk_invite
+from sampling_async._session import Track
+
+SENDING = {
+    "_answers.py",
+    "_calls.py",
+    "_cancellation.py",
+    "_engine.py",
+    "_failures.py",
+    "_lookups.py",
+    "_session.py",
+    "_sockets.py",
+}
+EVERY = 7
+"""Of all lines a test tries one in so many, each test others; a sweep of all takes minutes."""
+
+
+class Alarm(Exception):  # noqa: N818  what an application calls it
+    """What a handler of SIGALRM raises."""
+
+
+def in_a_timer_of_the_loop(raising: Raising) -> bool:
+    """Return whether asyncio called what was struck, and logs what it raises instead of letting it out."""
+    return raising.struck is not None and raising.struck.endswith(("in _tell", "in _time_out"))
+
+
+class Struck:
+    """A call that is struck by an exception before a line of it, and what came of it.
+
+    Attributes:
+        raising: What struck, and where.
+        track: What the client knows.
+        caught: What came out of the call, if anything did.
+    """
+
+    def __init__(self, server: FaultServer, raising: Raising, *, backend: str, warm: bool) -> None:
+        self.raising, self.track = raising, Track()
+        self.caught: BaseException | None = None
+        self._member, self._ledger = f"m{raising.at}", server.ledger
+        client = client_of(server.url)
+
+        async def main() -> None:
+            if warm:
+                await client.get_settings()
+            call = bulk_invite(doubles.PANEL, self._member, (2, 3))
+            permit = client._interactive(None)
+            gc.disable()  # or the lines of finalizers would count, now and then
+            try:
+                with raising:
+                    await client._caller.run(call, permit, self.track)
+            except Exception as exc:
+                self.caught = exc
+            finally:
+                gc.enable()
+
+        try:
+            anyio.run(main, backend=backend)
+        except BaseException as exc:
+            self.caught = exc
+        without_frames(self.caught)
+        anyio.run(client.aclose)
+        self._settle(server)
+
+    @property
+    def processed(self) -> int:
+        """How many times the service made the invite, until now."""
+        return self._ledger.invites[self._member, 2]
+
+    @staticmethod
+    def _settle(server: FaultServer) -> None:
+        """Wait until the service has read what lay in its sockets, which our end has closed."""
+        time.sleep(0.0005)
+        for attempt in range(1000):
+            if not server._open:
+                return
+            if attempt == 10:
+                gc.collect()  # what was struck before it closed its connection is closed with it
+            time.sleep(0.0005)
+        raise AssertionError("a connection was left open")
+
+    @property
+    def lie(self) -> str | None:
+        """What is wrong with what is said, if anything is."""
+        said = {self.track.delivery}
+        if isinstance(self.caught, SamplingError):
+            said = {self.caught.delivery}
+        if self.processed > 1 or (self.processed and "not_sent" in said):
+            return f"{self.raising.struck}: {said}, and {self.processed} times processed"
+        return None
+
+
+def swept(server: FaultServer, exception: type[BaseException], first: int, **options) -> list[Struck]:
+    """Strike a call before one in `EVERY` of its lines."""
+    trials: list[Struck] = []
+    for at in count(first, EVERY):
+        raising = Raising(exception("struck"), at, where=lambda file, _: file.rpartition("/")[2] in SENDING)
+        trials.append(Struck(server, raising, **options))
+        if raising.struck is None:
+            return trials
+    raise AssertionError
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck in the middle
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("exception", [Alarm, KeyboardInterrupt, SystemExit, TimeoutError])
+def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(exception, backend, warm, caplog):
+    caplog.set_level(logging.CRITICAL)
+    first = [Alarm, KeyboardInterrupt, SystemExit, TimeoutError].index(exception)
+    with FaultServer() as server:
+        trials = swept(server, exception, first, backend=backend, warm=warm)
+    assert [trial.lie for trial in trials if trial.lie] == []
+    assert {trial.processed for trial in trials} == {0, 1}
+    unheard = [
+        f"{trial.raising.struck}: {trial.caught!r}"
+        for trial in trials[:-1]
+        if not holds(trial.caught, exception) and not in_a_timer_of_the_loop(trial.raising)
+    ]
+    assert unheard == []
+
+
+def without_frames(exc: BaseException | None) -> None:
+    """Let go of the frames that an exception came through, which hold connections."""
+    if exc is not None:
+        exc.__traceback__ = None
+        for other in (exc.__context__, exc.__cause__, *getattr(exc, "exceptions", ())):
+            without_frames(other)
+
+
+def holds(caught: BaseException | None, exception: type[BaseException]) -> bool:
+    """Return whether something came out; event loops may complain of what was cut short, or put it into groups."""
+    while caught is not None and not isinstance(caught, exception):
+        in_group = isinstance(caught, BaseExceptionGroup)
+        caught = caught.exceptions[0] if in_group else caught.__context__
+    return caught is not None
