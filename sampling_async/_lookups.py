@@ -30,13 +30,15 @@ class Lookups:
         """
         try:
             return _found(host, port, socket.AI_NUMERICHOST)
-        except OSError:  # it is a name
+        except socket.gaierror:  # it is a name
             pass
         run = self._run(host, port)
         await run.over.wait()  # its thread goes on when this is cancelled: others may wait for it
         found = run.result()
         if isinstance(found, OSError):
-            raise OSError(*found.args)  # a new one: each waiter's traceback would grow in one that is shared
+            raise type(found)(
+                *found.args
+            )  # a new one: each waiter's traceback would grow in one that is shared
         return found
 
     def _run(self, host: str, port: int) -> Run[Addresses | OSError]:

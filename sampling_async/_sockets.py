@@ -194,7 +194,9 @@ class Wire:
             # Below TLS too, which keeps nothing back: what lies there, a record or the end, was not asked for.
             socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except OSError as exc:
-            return isinstance(exc, BlockingIOError)
+            if is_of_the_system(exc):
+                return isinstance(exc, BlockingIOError)
+            raise
         return False
 
     def is_silent(self) -> bool:
@@ -208,7 +210,9 @@ class Wire:
             if self._tls is not None:
                 self._tls.recv(1)
         except OSError as exc:
-            return isinstance(exc, ssl.SSLWantReadError)
+            if is_of_the_system(exc):
+                return isinstance(exc, ssl.SSLWantReadError)
+            raise
         return False
 
 
@@ -326,6 +330,8 @@ def _by_turns(addresses: Addresses) -> Addresses:
 
 async def _race(addresses: Addresses) -> socket.socket:
     """Return the first socket that connects; each address gets a head start on the next one."""
+    if len(addresses) == 1:
+        return await _connected(*addresses[0])
     winners: list[socket.socket] = []
     failures: list[Exception] = []
 

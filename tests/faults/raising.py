@@ -4,10 +4,10 @@
         anyio.run(call)
     raising.struck                          where it struck; None: there were fewer than 17, `raising.passed`
 
-Counted are those that this thread runs in the files of the package while the block does. The exception is raised
-as the one numbered `at` is about to run, and once only; `at=None` counts and raises nothing. With
-`instructions=True` it strikes between any two instructions of the interpreter, which is where signal handlers run:
-behind a call, too, before what it returned is kept.
+Counted are those that this thread runs in the files of the package while the block does. The exception is
+raised as the one numbered `at` is about to run, and once only; `at=None` counts and raises nothing. With
+`instructions=True` it strikes between any two instructions of the interpreter, which is where signal handlers
+run: behind a call, too, before what it returned is kept.
 
 A debugger or a measurement of coverage that was at work goes on after the block.
 """
