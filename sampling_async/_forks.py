@@ -7,6 +7,7 @@ anew belongs to one alone.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 
 class _Forks:
@@ -23,5 +24,5 @@ class _Forks:
 
 forks = _Forks()
 
-if hasattr(os, "register_at_fork"):
+with suppress(AttributeError):  # Windows knows no forks
     os.register_at_fork(after_in_child=forks.note)

@@ -11,8 +11,9 @@ HTTP/1.1 does not say which request an answer belongs to. What a socket can tell
   was sent after a part of it had arrived, and acknowledges that part (`receive`; on Linux). That covers all
   that is sooner than the round trip, so what the kernel measured of that adds nothing.
 
-What remains: bytes that a server sends unasked after a part of the next request has reached its kernel, or, on
-systems other than Linux, after it was sent. Of these a socket says nothing; what is in them must.
+What remains: bytes that a server sends unasked after a part of the next request has reached its kernel; on
+systems other than Linux, those that arrive after the request was sent; and under TLS, of a record that came in
+part before the first request of a connection, the rest. Of these a socket says nothing; what is in them must.
 """
 
 from __future__ import annotations
@@ -312,12 +313,13 @@ async def connect(addresses: Addresses, host: str, tls: ssl.SSLContext | None) -
 
 def _under_tls(sock: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
     try:
-        # An end that TLS does not vouch for may be anybody's: it must not look like the end of an answer.
-        return tls.wrap_socket(
-            sock, server_hostname=host, do_handshake_on_connect=False, suppress_ragged_eofs=False
-        )
-    except ValueError as exc:
+        host.encode("idna")  # as ssl does, which loses the socket where that fails
+    except UnicodeError as exc:
         raise OSError(errno.EINVAL, "the name of the host cannot be that of a certificate") from exc
+    # An end that TLS does not vouch for may be anybody's: it must not look like the end of an answer.
+    return tls.wrap_socket(
+        sock, server_hostname=host, do_handshake_on_connect=False, suppress_ragged_eofs=False
+    )
 
 
 def _by_turns(addresses: Addresses) -> Addresses:

@@ -674,6 +674,14 @@ async def test_closing_ends_a_backoff(failure, delivery):
         await client.aclose()
 
 
+async def test_what_begins_when_the_client_is_closed_is_interrupted_at_once():
+    client = doubles.client(doubles.Service([]))
+    await client.aclose()
+    with client._session.until_closed(60) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+
+
 def test_a_client_belongs_to_one_event_loop():
     client = doubles.client(doubles.Service([]))
     anyio.run(client.get_settings)

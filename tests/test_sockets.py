@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 
 import anyio
 import pytest
 
 from sampling_async import _sockets
+from sampling_async._forks import forks
 from sampling_async._sockets import Wire, connect
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +57,7 @@ async def test_what_lies_unread_or_the_end_is_noticed_without_reading_it():
     with pair() as (ours, theirs):
         line = Wire(ours)
         assert line.is_quiet()
+        await line.send(b"a", lambda _: None)
         theirs.send(b"x")
         assert not line.is_quiet()
         assert await line.receive() == b"x"
@@ -186,7 +190,7 @@ async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
 
 
 async def test_a_winner_is_closed_when_the_race_is_cancelled(addresses, monkeypatch):
-    opened = addresses({"a::1": "works"})
+    opened = addresses({"a::1": "works", "1.1.1.1": "never"})
     connected = _sockets._connected
     with anyio.CancelScope() as scope:
 
@@ -211,3 +215,92 @@ async def test_a_failed_handshake_closes_the_socket(addresses):
     with pytest.raises(ssl.SSLError):
         await connect(addresses.found, "host", Refusing())
     assert opened[0].fileno() == -1
+
+
+# --- What a signal handler raises, and what is collected or forked in the middle
+
+
+class Struck(Scripted):
+    """A socket during whose calls a signal handler raises something."""
+
+    def recv(self, *_: object) -> bytes:
+        raise TimeoutError("alarm")
+
+
+async def test_what_a_signal_handler_raises_is_no_news_of_the_connection(monkeypatch):
+    wire = Wire(Struck())
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="alarm"):
+        patch.setattr(socket.socket, "recv", Struck.recv)
+        wire.is_quiet()
+    monkeypatch.setattr(Wire, "is_quiet", lambda _: False)
+    wire._tls = wire._sock
+    with pytest.raises(TimeoutError, match="alarm"):
+        wire.is_silent()
+
+
+async def test_what_a_signal_handler_raises_while_addresses_race_comes_out(addresses):
+    opened = addresses({"a::1": TimeoutError("alarm"), "1.1.1.1": "works"})
+    with pytest.raises(TimeoutError, match="alarm"):
+        await connect(addresses.found, "host", None)
+    assert [sock.fileno() for sock in opened] in ([], [-1])
+
+
+async def test_a_peer_that_is_gone_is_not_quiet():
+    with pair() as (ours, theirs):
+        wire = Wire(ours)
+        ours.close()
+        assert not wire.is_quiet()
+        theirs.close()
+        with pytest.raises(OSError, match="descriptor"):
+            await wire.send(b"x", lambda _: None)
+
+
+async def test_a_name_that_no_certificate_can_have_is_an_error_of_the_system(addresses):
+    addresses({"1.1.1.1": "works"})
+    context = ssl.create_default_context()
+    with pytest.raises(OSError, match="cannot be that of a certificate"):
+        await connect(addresses.found, ".example", context)
+
+
+async def test_what_was_opened_before_a_fork_is_not_used_after_it(monkeypatch):
+    with pair() as (ours, theirs):
+        wire = Wire(ours)
+        theirs.send(b"x")
+        assert await wire.receive() == b"x"
+        theirs.send(b"y")
+        monkeypatch.setattr(forks, "count", forks.count)
+        forks.note()
+        assert not wire.is_quiet()
+        with pytest.raises(OSError, match="forked from"):
+            await wire.receive()
+        told: list[bool] = []
+        with pytest.raises(OSError, match="forked from"):
+            await wire.send(b"z", told.append)
+        assert told == []
+        wire.close()
+        assert ours.fileno() == -1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_socket_closed_elsewhere_is_closed_by_its_loop_or_there_if_that_has_ended(monkeypatch):
+    loop = asyncio.get_running_loop()
+    for ended in (False, True):
+        with pair() as (ours, theirs):
+            wire = Wire(ours)
+            theirs.send(b"x")
+            await wire.receive()
+            if ended:
+
+                def refuse(_: object) -> None:
+                    raise RuntimeError("Event loop is closed")
+
+                monkeypatch.setattr(loop, "call_soon_threadsafe", refuse)
+            thread = threading.Thread(target=wire.close)
+            thread.start()
+            thread.join()
+            assert (ours.fileno() == -1) is ended
+            monkeypatch.undo()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert ours.fileno() == -1
+            loop.remove_reader(wire._waits._fd)

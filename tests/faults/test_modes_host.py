@@ -34,7 +34,7 @@ TIMED = 5
 
 
 class Deaf:
-    """Steps after which a connection's kernel drops what comes, or takes it again; it can send all the while."""
+    """Steps after which a connection's kernel drops what comes, or takes it again; it can send meanwhile."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
