@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 import httpx
-from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _HEAD_BYTES: Final = 100 * 1024
 _SWITCHING: Final = 101
 _FINAL: Final = 200
+
+
+class _NotHttp(Exception):  # noqa: N818  heard by the parser only, which raises an error of its own for it
+    """What the parser takes for a head is none that we go by."""
 
 
 class Answer:
@@ -55,7 +59,10 @@ class Answer:
             return
         try:
             self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade):
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            struck = exc.__context__
+            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _NotHttp | None):
+                raise struck from None  # by a signal handler, while the parser called us
             if not self.is_whole:  # else what is wrong comes after the answer
                 raise _not_http() from None
             self._is_surplus = True
@@ -97,14 +104,14 @@ class Answer:
         if self.is_whole:
             return
         if status == _SWITCHING:
-            raise ValueError(status)
+            raise _NotHttp
         if status < _FINAL:
             self.headers.clear()
             return
         names = {name.lower() for name, _ in self.headers}
         codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]) or not self._parser.get_http_version().startswith("1."):
-            raise ValueError(codings)
+            raise _NotHttp
         self._is_framed = bool(codings) or b"content-length" in names or status in {204, 304}
         self.status = status
 

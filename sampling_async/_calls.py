@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
-import anyio.to_thread
 
 from sampling_async._errors import (
     BadRequestError,
@@ -20,6 +19,7 @@ from sampling_async._links import Links
 from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
 from sampling_async._replies import OK, disguised_refusal, refusal
 from sampling_async._session import BodyReader, Session, Track
+from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -144,6 +144,10 @@ class Caller:
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> T | SamplingError:
         if not permit.is_held or permit.remaining <= 0:
+            try:
+                self._session.check_usable()  # before the queue, where another event loop would never wake it
+            except SamplingError as exc:
+                return exc
             with self._session.until_closed():
                 if not await permit.acquire():
                     late = TransportTimeoutError("the deadline passes before this could be sent")
@@ -160,11 +164,9 @@ class Caller:
         if len(answer.body) < _THREADED_BYTES:
             return self._decoded(call, answer)
         with anyio.move_on_after(permit.remaining):
-            # Threads of our own: those of the host application may all be busy.
             self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
-            return await anyio.to_thread.run_sync(
-                self._decoded, call, answer, abandon_on_cancel=True, limiter=self._threads
-            )
+            async with self._threads:
+                return await in_thread(self._decoded, call, answer)
         return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
 
     async def _attempt(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -19,7 +18,8 @@ import httpx
 
 from sampling_async._answers import Answer
 from sampling_async._bodies import RequestBody
-from sampling_async._sockets import TooSlow, Wire, connect
+from sampling_async._lookups import Lookups
+from sampling_async._sockets import TooSlow, Wire, connect, is_of_the_system
 
 if TYPE_CHECKING:
     import ssl
@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, *, idle: int) -> None:
         self._idle: deque[_Connection] = deque()
         self._most_idle = idle
+        self._lookups = Lookups()
         self._tls: ssl.SSLContext | None = None  # loaded when the first connection needs it
 
     @property
@@ -53,12 +54,18 @@ class Engine:
         method = httpcore.AsyncConnectionPool.handle_async_request
         return getattr(method, "__module__", "").split(".")[0] != "httpcore"
 
+    @staticmethod
+    def may_have_raised(exc: BaseException) -> bool:
+        """Return whether an error says that a request failed; else a signal handler of the host raised it."""
+        return isinstance(exc, httpx.HTTPError) or is_of_the_system(exc)
+
     async def exchange(self, request: httpx.Request, private: Mapping[str, str]) -> httpx.Response:
         """Send a request and return its answer, whose body is still to be read.
 
         Args:
             request: What to send. Two of its extensions count: `timeout`, as httpx fills it, and `sent`, a
-                function to be told False while it is certain that no byte has left, and True from then on.
+                function that is told False where it is certain that no byte has left, and True before that may
+                change.
             private: Headers that only the wire gets to see.
         """
         limits: Limits = request.extensions["timeout"]
@@ -92,7 +99,12 @@ class Engine:
             anyio.move_on_after(limits["connect"]) as scope,
             _told_as(httpx.ConnectError, httpx.ConnectTimeout),
         ):
-            return _Connection(await connect(url.raw_host.decode("ascii"), port, tls))
+            host = url.raw_host.decode("ascii")
+            connection = _Connection(await connect(await self._lookups.addresses(host, port), host, tls))
+            if connection.is_silent():
+                return connection
+            connection.close()  # what it says is not about a request that it has not got
+            raise httpx.ConnectError("the server closed, or spoke, before it was asked")
         assert scope.cancelled_caught
         raise httpx.ConnectTimeout("no connection in time")
 
@@ -141,10 +153,14 @@ class _Connection:
         """Return whether a request may be sent: it is young, open, and holds nothing that was not asked for."""
         return self.is_young() and self._wire.is_quiet()
 
+    def is_silent(self) -> bool:
+        """Return whether it is open, and nothing came that was not asked for, right after it was opened."""
+        return self._wire.is_silent()
+
     async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
         """Send a request whole."""
         with _told_as(httpx.WriteError, httpx.WriteTimeout):
-            await self._wire.send(message, partial(sent, True), seconds)
+            await self._wire.send(message, sent, seconds)
 
     async def read_head(self, seconds: float) -> Answer:
         """Return the answer, once its head is there."""
@@ -218,7 +234,7 @@ class _told_as:  # noqa: N801  a context manager; one made by contextlib costs m
         pass
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        if isinstance(exc, OSError):
+        if isinstance(exc, OSError) and is_of_the_system(exc):
             raise self._failure(exc.strerror or type(exc).__name__) from exc
         if isinstance(exc, TooSlow):
             raise self._timeout(type(exc).__name__) from exc

@@ -36,6 +36,16 @@ def running_loop() -> object:
     return asyncio_loop() or anyio.lowlevel.current_token()
 
 
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether an asyncio loop runs in this thread, now."""
+    import asyncio  # noqa: PLC0415  it is loaded: there is a loop
+
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 def current_time() -> float:
     """Return the seconds of the event loop's clock."""
     loop = asyncio_loop()

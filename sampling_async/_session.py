@@ -8,7 +8,7 @@ whether anything was sent.
 from __future__ import annotations
 
 import logging
-import ssl
+import warnings
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -27,9 +27,9 @@ from sampling_async._errors import (
     Delivery,
     InvalidRequestError,
     SamplingError,
-    TransportError,
     TransportTimeoutError,
 )
+from sampling_async._failures import translated, was_never_sent
 from sampling_async._loops import cancel_scope, running_loop
 from sampling_async._replies import OK, Reply
 from sampling_async._version import __version__
@@ -82,7 +82,13 @@ class Session:
         limits: Bounds of a body.
         connections: How many unused connections are kept open; how many are used, the scheduler bounds.
         transport: Something of httpx that carries requests, in place of our engine.
+
+    Attributes:
+        closed: Whether it was closed, or is being.
     """
+
+    closed = False
+    _loop: object = None  # that of the first attempt
 
     def __init__(
         self,
@@ -101,17 +107,12 @@ class Session:
         self._limits = limits
         self._own_engine = transport is None
         self._carrier = _Carrier(transport, base_url, api_key, idle=connections)
-        self._http = _Client(
-            transport=self._carrier,
-            follow_redirects=False,
-            trust_env=False,
-        )
+        self._http = _Client(transport=self._carrier, follow_redirects=False, trust_env=False)
         # httpx takes longer for a URL, and for headers, than for the whole request.
         self._url = lru_cache(maxsize=64)(self._made_url)
         self._headers_for = lru_cache(maxsize=256)(self._made_headers)
         self._scopes: set[anyio.CancelScope] = set()
         self._idle: anyio.Event | None = None
-        self._loop: object = None
         self._headers = httpx.Headers(
             {
                 "Host": base_url.netloc.decode(),
@@ -120,7 +121,6 @@ class Session:
                 "User-Agent": f"sampling-async/{__version__}",
             }
         )
-        self.closed = False
         logging.getLogger("httpx").addFilter(_not_ours)
 
     def private(self) -> tuple[str, ...]:
@@ -149,9 +149,10 @@ class Session:
             TransportError: The connection failed.
             DecodeError: The body is beyond the limits or its content encoding is broken.
             InvalidRequestError: The client belongs to another event loop.
+            Exception: What a signal handler of the application raised.
         """
-        track.sent = False
-        self._check_open()
+        track.sent = False  # what came of earlier attempts has been noted
+        self.check_usable()
         track.attempts += 1
         wall = min(within, self.timeouts.wall_limit(call.endpoint, call.quota_ids))
         return await self.guarded(partial(self._exchange, call, track, within, read), track, wall)
@@ -166,9 +167,11 @@ class Session:
                 failure = exc.with_traceback(None)  # whose frames may hold a body
             except BaseException as exc:
                 # A transport may raise anything, a cancellation of its own making too; none of it may get out.
-                if not (isinstance(exc, Exception) or is_stray(exc)):
+                if not (self._carrier.may_have_raised(exc) or is_stray(exc)):
                     raise
-                failure = _translated(exc, track)
+                if not self._carrier.knows_what_was_sent and was_never_sent(exc):
+                    track.sent = False
+                failure = translated(exc, track.delivery, sent=track.sent)
         if scope.cancelled_caught:
             failure = self._interrupted(seconds, track)
         assert failure is not None
@@ -249,7 +252,8 @@ class Session:
         if self._idle is not None and not self._scopes:
             self._idle.set()
 
-    def _check_open(self) -> None:
+    def check_usable(self) -> None:
+        """Refuse what is asked of a closed session, or from another event loop than before."""
         if self.closed:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()
@@ -261,8 +265,12 @@ class Session:
             )
 
     async def aclose(self) -> None:
-        """End what runs with `ClientClosedError`, wait for it, and close the connections."""
+        """End what runs with `ClientClosedError`, wait for it, and close the connections.
+
+        Interrupted, it has closed the unused ones of our engine; called again, it does the rest.
+        """
         self.closed = True
+        self._carrier.close()
         at_home = self._loop in (None, running_loop())
         with anyio.CancelScope(shield=True):
             if self._scopes and at_home:
@@ -273,7 +281,12 @@ class Session:
                     await self._idle.wait()
             if at_home or self._own_engine:  # connections of another engine ended with their event loop
                 with anyio.move_on_after(_CLOSING_SECONDS):
-                    await self._http.aclose()
+                    await self._carrier.aclose()
+
+    def __del__(self) -> None:
+        if self._loop is not None and not self.closed:
+            text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
 
 class _UntilClosed:
@@ -293,8 +306,11 @@ class _UntilClosed:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self._session.leave(self._scope)
-        return self._scope.__exit__(exc_type, exc, traceback)
+        try:
+            self._session.leave(self._scope)
+        finally:
+            left = self._scope.__exit__(exc_type, exc, traceback)
+        return left
 
 
 class _NoCookies(httpx.Cookies):
@@ -339,6 +355,17 @@ class _Carrier(httpx.AsyncBaseTransport):
         self._home: httpx.URL | None = None  # one of that origin, the latest
         self._key = key
 
+    @property
+    def knows_what_was_sent(self) -> bool:
+        """Whether requests are carried by our engine, which says so exactly."""
+        return self._engine is not None and not self._engine.is_bypassed
+
+    def may_have_raised(self, exc: BaseException) -> bool:
+        """Return whether an error may be of who carries requests; else it is of the application."""
+        if self._engine is not None and self.knows_what_was_sent:
+            return self._engine.may_have_raised(exc)
+        return isinstance(exc, Exception)
+
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.url) else {}
         try:
@@ -365,11 +392,6 @@ class _Carrier(httpx.AsyncBaseTransport):
         finally:
             del private
 
-    def close_idle(self) -> None:
-        """Close the connections that carry nothing now, if they are ours."""
-        if self._engine is not None:
-            self._engine.close_idle()
-
     def _is_home(self, url: httpx.URL) -> bool:
         if url is not self._home and _origin(url) == self._origin:
             self._home = url
@@ -381,9 +403,18 @@ class _Carrier(httpx.AsyncBaseTransport):
         self._stock = self._stock or httpx.AsyncHTTPTransport(trust_env=False)
         return self._stock
 
-    async def aclose(self) -> None:
+    def close_idle(self) -> None:
+        """Close what our engine keeps open, and let it go on."""
+        if self._engine is not None:
+            self._engine.close_idle()
+
+    def close(self) -> None:
+        """Close what our engine keeps open, now: nothing can come between."""
         if self._engine is not None:
             self._engine.close()
+
+    async def aclose(self) -> None:
+        """Close what else carried requests."""
         for transport in (self._transport, self._stock):
             if transport is not None:
                 await transport.aclose()
@@ -416,42 +447,3 @@ _ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)
 def _not_ours(_record: logging.LogRecord) -> bool:
     """Keep httpx's lines about our requests, which spell out URLs with member codes, out of its log."""
     return not _ours.get()
-
-
-_KNOWING: Final = frozenset({"httpcore", "builtins", "socket", "ssl"})
-_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
-
-
-def _translated(exc: BaseException, track: Track) -> TransportError:
-    """Return our error for one of a transport, without its text where that may quote the wire."""
-    track.sent = track.sent and not _was_never_sent(exc)
-    name = type(exc).__name__
-    if isinstance(exc, httpx.TimeoutException):
-        return TransportTimeoutError(f"a time limit passed ({name})", delivery=track.delivery)
-    refused = _certificate_refusal(exc)
-    if refused is not None:
-        return TransportError(
-            f"the TLS certificate was refused: {refused.verify_message}",
-            delivery=track.delivery,
-            permanent=True,
-        )
-    # What the system says quotes nothing of ours; the text of somebody's transport may.
-    reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
-    detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
-    what = "the connection was lost after the request was sent" if track.sent else "no connection"
-    return TransportError(f"{what} ({name}{detail})", delivery=track.delivery)
-
-
-def _was_never_sent(exc: BaseException) -> bool:
-    """Return whether an error says that no connection came about, and comes from who knows.
-
-    Adapters of other libraries give these names also to connections that are lost after the request.
-    """
-    knows = exc.__cause__ is None or type(exc.__cause__).__module__.split(".")[0] in _KNOWING
-    return knows and isinstance(exc, _NEVER_SENT)
-
-
-def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    while exc is not None and not isinstance(exc, ssl.SSLCertVerificationError):
-        exc = exc.__cause__ or exc.__context__
-    return exc

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_CallSoon: TypeAlias = "Callable[[Callable[[], object]], object]"
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
@@ -27,14 +28,24 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
     Cancelled, this returns at once; the function goes on to its end, and what comes of it is dropped.
     """
-    run = _Run(function, args, event())
-    threading.Thread(target=run.through, args=(_caller(),), name="sampling_async", daemon=True).start()
+    run = begun(function, *args)
     await run.over.wait()
     return run.result()
 
 
-class _Run(Generic[T]):
-    """One call of a function, and what comes of it."""
+def begun(function: Callable[..., T], *args: Any) -> Run[T]:
+    """Begin to call a function in a thread."""
+    run = Run(function, args, event())
+    threading.Thread(target=run.through, args=(_caller(),), name="sampling_async", daemon=True).start()
+    return run
+
+
+class Run(Generic[T]):
+    """One call of a function, and what comes of it.
+
+    Attributes:
+        over: Set in the event loop that began it, when it has ended.
+    """
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], over: anyio.Event) -> None:
         self.over = over
@@ -43,7 +54,8 @@ class _Run(Generic[T]):
         self._result: T
         self._failure: BaseException | None = None
 
-    def through(self, call_soon: Callable[[Callable[[], object]], object]) -> None:
+    def through(self, call_soon: _CallSoon) -> None:
+        """Call the function, in the thread that runs this, and have `over` set in that of the event loop."""
         try:
             self._result = self._function(*self._args)
         except BaseException as exc:  # noqa: BLE001  raised where it is waited for
@@ -52,7 +64,7 @@ class _Run(Generic[T]):
             call_soon(self.over.set)
 
     def result(self) -> T:
-        """Return what the function returned, or raise what it raised."""
+        """Return what the function returned, or raise what it raised, which can be had once."""
         failure, self._failure = self._failure, None
         if failure is None:
             return self._result
@@ -62,11 +74,11 @@ class _Run(Generic[T]):
             del failure  # an error whose traceback holds itself lives until the next collection
 
 
-def _caller() -> Callable[[Callable[[], object]], object]:
+def _caller() -> _CallSoon:
     """Return what calls a function in the thread of the event loop that runs this."""
     loop = asyncio_loop()
     if loop is not None:
         return loop.call_soon_threadsafe
     token: Any = anyio.lowlevel.current_token()
-    call_soon: Callable[[Callable[[], object]], object] = getattr(token, "native_token", token).run_sync_soon
-    return call_soon
+    run_sync_soon: _CallSoon = getattr(token, "native_token", token).run_sync_soon
+    return run_sync_soon

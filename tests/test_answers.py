@@ -306,3 +306,15 @@ def test_any_bytes_are_an_answer_or_refused(data, ends):
     seen = told([*parts, *([b""] if ends else [])])
     assert seen == told([*bytewise(data), *([b""] if ends else [])])
     assert seen == "refused" or not seen[3] or seen[0] >= 200
+
+
+@pytest.mark.parametrize("struck", [SystemExit, KeyboardInterrupt, LookupError])
+def test_what_a_signal_handler_raises_while_an_answer_is_parsed_comes_out(struck, monkeypatch):
+    def strike(*_: object) -> None:
+        raise struck("told to end")
+
+    for callback in ("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Answer, callback, strike)
+            with pytest.raises(struck, match="told to end"):
+                Answer().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")

@@ -528,6 +528,7 @@ def test_a_stream_can_be_made_before_there_is_an_event_loop():
             return len([outcome async for outcome in outcomes])
 
     assert anyio.run(use) == 2
+    anyio.run(client.aclose)
 
 
 def test_a_recontact_stream_can_be_made_before_there_is_an_event_loop():
@@ -539,6 +540,7 @@ def test_a_recontact_stream_can_be_made_before_there_is_an_event_loop():
             return [code async for code in codes]
 
     assert anyio.run(use) == ["a", "b"]
+    anyio.run(client.aclose)
 
 
 async def test_the_wrong_kind_of_input_is_named():
@@ -645,6 +647,7 @@ def test_a_fan_out_on_another_event_loop_is_the_callers_error():
     assert len(anyio.run(invite)) == 30
     with pytest.raises(InvalidRequestError, match="another event loop"):
         anyio.run(invite)
+    anyio.run(client.aclose)
 
 
 async def test_a_bug_in_the_client_is_raised_bare_and_its_ids_are_accounted_for(monkeypatch):

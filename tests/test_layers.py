@@ -19,7 +19,9 @@ LAYERS = {
     "_settings": {"_errors", "_models"},
     "_outcomes": {"_drafts", "_errors", "_fastlane", "_models", "_protocol"},  # the last for a type only
     "_loops": set(),
+    "_forks": set(),
     "_threads": {"_loops"},
+    "_lookups": {"_forks", "_threads"},
     "_drafts": set(),
     "_coercions": set(),
     "_fastlane": {"_coercions", "_drafts", "_models", "_settings"},
@@ -39,15 +41,17 @@ LAYERS = {
     "_configuration": {"_errors"},
     "_stepwise": set(),
     "_bodies": {"_errors", "_stepwise"},
-    "_sockets": {"_loops", "_threads"},
+    "_sockets": {"_forks", "_lookups", "_loops"},
     "_answers": set(),
-    "_engine": {"_answers", "_bodies", "_sockets"},
+    "_engine": {"_answers", "_bodies", "_lookups", "_sockets"},
+    "_failures": {"_errors"},
     "_session": {
         "_bodies",
         "_cancellation",
         "_configuration",
         "_engine",
         "_errors",
+        "_failures",
         "_loops",
         "_policy",
         "_protocol",
@@ -55,7 +59,7 @@ LAYERS = {
         "_version",
     },
     "_links": {"_errors"},
-    "_calls": {"_errors", "_gate", "_links", "_policy", "_protocol", "_replies", "_session"},
+    "_calls": {"_errors", "_gate", "_links", "_policy", "_protocol", "_replies", "_session", "_threads"},
     "_journal_lock": {"_errors"},
     "_journal_rows": {"_errors", "_journal_lock"},
     "_journal_file": {"_errors", "_journal_lock", "_journal_rows"},
@@ -134,7 +138,7 @@ LAYERS = {
 }
 TOOLS = {"_cli", "_demo", "matching", "simulator"}
 THIRD_PARTY = {
-    "httpx": {"_session", "_bodies", "_configuration", "_engine", "_answers"},
+    "httpx": {"_session", "_failures", "_bodies", "_configuration", "_engine", "_answers"},
     "httptools": {"_answers"},
     "httpcore": set(),
     "msgspec": {"_codec", "_fastlane"},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import doubles
 import httpx
 import pytest
+import wire
 
-from sampling_async import DecodeError, InviteRequest
+from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._links import Links
 
 
@@ -86,3 +89,40 @@ async def test_requests_in_flight_at_once_are_told_apart_too():
             told = {outcome.invite.url async for outcome in outcomes if outcome.invite}
     assert len(told) == 2
     assert len({url.rpartition("=")[2] for url in told}) == 1
+
+
+async def test_a_connection_that_gave_another_members_answer_is_not_used_again():
+    """The right answer is still on its way there, and would be the next member's."""
+
+    def script(connection: wire.Connection) -> None:
+        first = connection.read_request()
+        if first is None:
+            return
+        connection.send(reply(first))
+        if (second := connection.read_request()) is not None:
+            connection.send(reply(first))  # again, late; the answer to the second one comes later still
+            connection.sock.settimeout(5)
+            if connection.read_request() is not None:
+                connection.send(reply(second))
+
+    def reply(request: bytes) -> bytes:
+        target = request.split(b" ")[1].decode()
+        ids = json.loads(request.partition(b"\r\n\r\n")[2])["QuotaIDs"]
+        return wire.answer(
+            json.dumps(
+                doubles.bulk(httpx.Request("POST", f"http://x{target}", json={"QuotaIDs": ids}))
+            ).encode()
+        )
+
+    with wire.serve(script) as url:
+        async with SamplingClient(
+            url, panel_guid=doubles.PANEL, api_key=doubles.KEY, max_concurrency=1
+        ) as client:
+            told = [await client.bulk_invite(member, [2, 4]) for member in ("m1", "m2", "m3", "m4")]
+    assert [[outcome.status for outcome in result] for result in told] == [
+        ["invited"] * 2,
+        ["unknown"] * 2,
+        ["invited"] * 2,
+        ["unknown"] * 2,
+    ]
+    assert [result[0].invite.url.rpartition("=")[2] for result in told if result.invited] == ["m1", "m3"]

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from sampling_async import _loops
+from sampling_async._forks import forks
 from sampling_async._loops import asyncio_loop, cancel_scope, current_time, event, running_loop
 from sampling_async._sockets import TooSlow, Wire, _Reader, _time_out
 
@@ -188,7 +189,7 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
         reader._tell()
         _time_out(future)
         await waiting
-        reader.end()
+        reader.close(ours, is_forked=False)
 
     asyncio.run(main())
 
@@ -217,7 +218,7 @@ async def test_what_tls_has_decrypted_already_is_not_waited_for(anyio_backend, m
 
     wire = Wire.__new__(Wire)
     wire._sock = wire._tls = Pending()
-    wire._waits = None
+    wire._waits, wire._asked, wire._forks = None, 0, forks.count
     assert await wire.receive() == b"a"
 
 
@@ -228,4 +229,4 @@ async def test_a_peer_that_takes_nothing_is_waited_for_up_to_the_limit(anyio_bac
         while True:
             ours.send(b"x" * 65536)
     with pytest.raises(TooSlow):
-        await Wire(ours).send(b"x", lambda: None, 0.001)
+        await Wire(ours).send(b"x", lambda _: None, 0.001)

@@ -674,11 +674,20 @@ async def test_closing_ends_a_backoff(failure, delivery):
         await client.aclose()
 
 
+async def test_what_begins_when_the_client_is_closed_is_interrupted_at_once():
+    client = doubles.client(doubles.Service([]))
+    await client.aclose()
+    with client._session.until_closed(60) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+
+
 def test_a_client_belongs_to_one_event_loop():
     client = doubles.client(doubles.Service([]))
     anyio.run(client.get_settings)
     with pytest.raises(InvalidRequestError, match="another event loop"):
         anyio.run(client.get_settings)
+    anyio.run(client.aclose)
 
 
 def test_a_transport_of_another_event_loop_is_left_alone():

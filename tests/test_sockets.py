@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 
 import anyio
 import pytest
 
 from sampling_async import _sockets
+from sampling_async._forks import forks
 from sampling_async._sockets import Wire, connect
 
 pytestmark = pytest.mark.anyio
@@ -34,9 +37,9 @@ async def test_a_large_message_is_sent_whole_and_told_of():
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, read)
-            await Wire(ours).send(b"x" * 2_000_000, lambda: told.append(len(received)))
+            await Wire(ours).send(b"x" * 2_000_000, told.append)
     assert len(received) == 2_000_000
-    assert told[0] == 0
+    assert set(told) == {True}
 
 
 async def test_nothing_has_left_while_the_peer_takes_nothing():
@@ -46,14 +49,15 @@ async def test_nothing_has_left_while_the_peer_takes_nothing():
             while True:
                 ours.send(b"x" * 65536)
         with anyio.move_on_after(0.005):
-            await Wire(ours).send(b"x", lambda: told.append(True))
-    assert told == []
+            await Wire(ours).send(b"x", told.append)
+    assert told == [True, False]
 
 
 async def test_what_lies_unread_or_the_end_is_noticed_without_reading_it():
     with pair() as (ours, theirs):
         line = Wire(ours)
         assert line.is_quiet()
+        await line.send(b"a", lambda _: None)
         theirs.send(b"x")
         assert not line.is_quiet()
         assert await line.receive() == b"x"
@@ -77,6 +81,10 @@ class Scripted:
         return step
 
     send = recv = do_handshake = _step
+    family = socket.AF_UNIX
+
+    def close(self) -> None:
+        pass
 
     def fileno(self) -> int:
         return -1
@@ -105,7 +113,7 @@ WANTS = (ssl.SSLWantReadError(), ssl.SSLWantWriteError())
 
 async def test_tls_may_want_to_read_to_write_and_the_other_way_round(waits):
     sending = Scripted(*WANTS, 1)
-    await Wire(sending).send(b"x", lambda: None)
+    await Wire(sending).send(b"x", lambda _: None)
     receiving = Scripted(*WANTS, b"x")
     assert await Wire(receiving).receive() == b"x"
     await _sockets._handshake(Scripted(*WANTS, None))
@@ -114,32 +122,29 @@ async def test_tls_may_want_to_read_to_write_and_the_other_way_round(waits):
 
 async def test_a_refused_connection_says_so():
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+        address = closed.getsockname()
     with pytest.raises(ConnectionRefusedError):
-        await connect("127.0.0.1", port, None)
+        await connect([(socket.AF_INET, address)], "127.0.0.1", None)
 
 
 @pytest.fixture
 def addresses(monkeypatch):
-    """Let a host have these addresses, and connecting to each go as told."""
+    """Let connecting to each of these addresses go as told."""
 
     def use(ways: dict[str, object]) -> list[socket.socket]:
         opened: list[socket.socket] = []
-
-        async def found(*_: object, **__: object):
-            return [(socket.AF_INET6 if ":" in name else socket.AF_INET, 1, 6, "", (name, 1)) for name in ways]
+        use.found = [(socket.AF_INET6 if ":" in name else socket.AF_INET, (name, 1)) for name in ways]
 
         async def connected(_family: int, address: tuple[str, int]) -> socket.socket:
             tried.append(address[0])
             way = ways[address[0]]
-            if isinstance(way, OSError):
+            if isinstance(way, Exception):
                 raise way
             if way == "never":
                 await anyio.sleep_forever()
             opened.append(socket.socket())
             return opened[-1]
 
-        monkeypatch.setattr(anyio, "getaddrinfo", found)
         monkeypatch.setattr(_sockets, "_connected", connected)
         monkeypatch.setattr(_sockets, "_HEAD_START", 0.002)
         return opened
@@ -151,16 +156,16 @@ def addresses(monkeypatch):
 
 async def test_a_dead_address_costs_a_head_start_and_families_take_turns(addresses):
     opened = addresses({"a::1": "never", "a::2": "never", "1.1.1.1": "works", "1.1.1.2": "works"})
-    (await connect("host", 1, None)).close()
+    (await connect(addresses.found, "host", None)).close()
     assert addresses.tried == ["a::1", "1.1.1.1"]
     assert len(opened) == 1
 
 
 async def test_a_refusal_moves_on_at_once_and_the_last_one_is_told(addresses, monkeypatch):
-    addresses({"a::1": OSError("first"), "1.1.1.1": OSError("last")})
+    addresses({"a::1": OSError(1, "first"), "1.1.1.1": OSError(1, "last")})
     monkeypatch.setattr(_sockets, "_HEAD_START", 60)
     with anyio.fail_after(5), pytest.raises(OSError, match="last"):
-        await connect("host", 1, None)
+        await connect(addresses.found, "host", None)
 
 
 async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
@@ -178,14 +183,14 @@ async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
         return sock
 
     monkeypatch.setattr(_sockets, "_connected", together)
-    winner = await connect("host", 1, None)
+    winner = await connect(addresses.found, "host", None)
     assert len(opened) == 2
     assert sorted(sock.fileno() >= 0 for sock in opened) == [False, True]
     winner.close()
 
 
 async def test_a_winner_is_closed_when_the_race_is_cancelled(addresses, monkeypatch):
-    opened = addresses({"a::1": "works"})
+    opened = addresses({"a::1": "works", "1.1.1.1": "never"})
     connected = _sockets._connected
     with anyio.CancelScope() as scope:
 
@@ -195,7 +200,7 @@ async def test_a_winner_is_closed_when_the_race_is_cancelled(addresses, monkeypa
             return sock
 
         monkeypatch.setattr(_sockets, "_connected", late)
-        await connect("host", 1, None)
+        await connect(addresses.found, "host", None)
         pytest.fail("was not cancelled")
     assert [sock.fileno() for sock in opened] == [-1]
 
@@ -208,5 +213,94 @@ async def test_a_failed_handshake_closes_the_socket(addresses):
             raise ssl.SSLError("no")
 
     with pytest.raises(ssl.SSLError):
-        await connect("host", 1, Refusing())
+        await connect(addresses.found, "host", Refusing())
     assert opened[0].fileno() == -1
+
+
+# --- What a signal handler raises, and what is collected or forked in the middle
+
+
+class Struck(Scripted):
+    """A socket during whose calls a signal handler raises something."""
+
+    def recv(self, *_: object) -> bytes:
+        raise TimeoutError("alarm")
+
+
+async def test_what_a_signal_handler_raises_is_no_news_of_the_connection(monkeypatch):
+    wire = Wire(Struck())
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="alarm"):
+        patch.setattr(socket.socket, "recv", Struck.recv)
+        wire.is_quiet()
+    monkeypatch.setattr(Wire, "is_quiet", lambda _: False)
+    wire._tls = wire._sock
+    with pytest.raises(TimeoutError, match="alarm"):
+        wire.is_silent()
+
+
+async def test_what_a_signal_handler_raises_while_addresses_race_comes_out(addresses):
+    opened = addresses({"a::1": TimeoutError("alarm"), "1.1.1.1": "works"})
+    with pytest.raises(TimeoutError, match="alarm"):
+        await connect(addresses.found, "host", None)
+    assert [sock.fileno() for sock in opened] in ([], [-1])
+
+
+async def test_a_peer_that_is_gone_is_not_quiet():
+    with pair() as (ours, theirs):
+        wire = Wire(ours)
+        ours.close()
+        assert not wire.is_quiet()
+        theirs.close()
+        with pytest.raises(OSError, match="descriptor"):
+            await wire.send(b"x", lambda _: None)
+
+
+async def test_a_name_that_no_certificate_can_have_is_an_error_of_the_system(addresses):
+    addresses({"1.1.1.1": "works"})
+    context = ssl.create_default_context()
+    with pytest.raises(OSError, match="cannot be that of a certificate"):
+        await connect(addresses.found, ".example", context)
+
+
+async def test_what_was_opened_before_a_fork_is_not_used_after_it(monkeypatch):
+    with pair() as (ours, theirs):
+        wire = Wire(ours)
+        theirs.send(b"x")
+        assert await wire.receive() == b"x"
+        theirs.send(b"y")
+        monkeypatch.setattr(forks, "count", forks.count)
+        forks.note()
+        assert not wire.is_quiet()
+        with pytest.raises(OSError, match="forked from"):
+            await wire.receive()
+        told: list[bool] = []
+        with pytest.raises(OSError, match="forked from"):
+            await wire.send(b"z", told.append)
+        assert told == []
+        wire.close()
+        assert ours.fileno() == -1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_socket_closed_elsewhere_is_closed_by_its_loop_or_there_if_that_has_ended(monkeypatch):
+    loop = asyncio.get_running_loop()
+    for ended in (False, True):
+        with pair() as (ours, theirs):
+            wire = Wire(ours)
+            theirs.send(b"x")
+            await wire.receive()
+            if ended:
+
+                def refuse(_: object) -> None:
+                    raise RuntimeError("Event loop is closed")
+
+                monkeypatch.setattr(loop, "call_soon_threadsafe", refuse)
+            thread = threading.Thread(target=wire.close)
+            thread.start()
+            thread.join()
+            assert (ours.fileno() == -1) is ended
+            monkeypatch.undo()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert ours.fileno() == -1
+            loop.remove_reader(wire._waits._fd)

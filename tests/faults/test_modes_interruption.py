@@ -1,128 +1,177 @@
-"""Modes of interruption: all tasks cancelled at once, a handler that raises, a block left by the collector.
+"""Failure modes of interruption: signal handlers that raise, between any two lines of an attempt.
 
-In none of them may an ID be lost, or be called `not_sent` that the service processed.
+A handler runs wherever the interpreter happens to be, and what it raises comes out there. Whatever is said of
+the request then must be true all the same: not_sent only where the service did not get it, and nothing is sent
+twice.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
+import logging
+import time
 from itertools import count
-from typing import TYPE_CHECKING
 
+import anyio
+import doubles
 import pytest
-from fault_server import PROCESSED, FaultServer, answer, wait
+from fault_server import FaultServer
 from kit import client_of
+from raising import Raising
 
-from sampling_async import InviteRequest
+from sampling_async import SamplingError
+from sampling_async._protocol import bulk_invite
+from sampling_async._session import Track
 
-if TYPE_CHECKING:
-    from sampling_async import InviteOutcome, OutcomeStream, SamplingClient
-
-SLOW = [*PROCESSED, wait(0.0001), answer()]
-IDS = range(1, 31)
-
-
-class Taken:
-    """Requests, and the pairs in them that were taken."""
-
-    def __init__(self, members: list[str]) -> None:
-        self.pairs: list[tuple[str, int]] = []
-        self._members = members
-
-    def __iter__(self):
-        for member in self._members:
-            request = InviteRequest(member, IDS)
-            self.pairs += [(member, quota_id) for quota_id in IDS]
-            yield request
+SENDING = {
+    "_answers.py",
+    "_calls.py",
+    "_cancellation.py",
+    "_engine.py",
+    "_failures.py",
+    "_lookups.py",
+    "_session.py",
+    "_sockets.py",
+}
+EVERY = 7
+"""Of all lines a test tries one in so many, each test others; a sweep of all takes minutes."""
 
 
-async def read(outcomes: OutcomeStream, seen: list[InviteOutcome]) -> None:
-    """Read a stream to its end; `seen` has all of it afterwards, whatever ends this."""
-    try:
-        async with outcomes:
-            async for outcome in outcomes:
-                seen.append(outcome)
-    finally:
-        seen += outcomes.left_over
+class Alarm(Exception):  # noqa: N818  what an application calls it
+    """What a handler of SIGALRM raises."""
 
 
-def account(taken: Taken, seen: list[InviteOutcome]) -> None:
-    """Check that there is one outcome for each pair that was taken."""
-    assert sorted((outcome.member_code, outcome.quota_id) for outcome in seen) == sorted(taken.pairs)
+def in_a_timer_of_the_loop(raising: Raising) -> bool:
+    """Return whether asyncio called what was struck, and logs what it raises instead of letting it out."""
+    return raising.struck is not None and raising.struck.endswith(("in _tell", "in _time_out"))
 
 
-# --- Everything cancelled at once
+class Struck:
+    """A call that is struck by an exception before a line of it, and what came of it.
+
+    Attributes:
+        raising: What struck, and where.
+        track: What the client knows.
+        caught: What came out of the call, if anything did.
+    """
+
+    def __init__(self, server: FaultServer, raising: Raising, *, backend: str, warm: bool) -> None:
+        self.raising, self.track = raising, Track()
+        self.caught: BaseException | None = None
+        self._member, self._ledger = f"m{raising.at}", server.ledger
+        client = client_of(server.url)
+
+        async def main() -> None:
+            if warm:
+                await client.get_settings()
+            call = bulk_invite(doubles.PANEL, self._member, (2, 3))
+            permit = client._interactive("bulk_invite", None)
+            gc.disable()  # or the lines of finalizers would count, now and then
+            try:
+                with raising:
+                    await client._caller.run(call, permit, self.track)
+            except Exception as exc:  # noqa: BLE001  looked at below
+                self.caught = exc
+            finally:
+                gc.enable()
+
+        try:
+            anyio.run(main, backend=backend)
+        except BaseException as exc:  # noqa: BLE001
+            self.caught = exc
+        without_frames(self.caught)
+        anyio.run(client.aclose)
+        self._settle(server)
+
+    @property
+    def processed(self) -> int:
+        """How many times the service made the invite, until now."""
+        return self._ledger.invites[self._member, 2]
+
+    @staticmethod
+    def _settle(server: FaultServer) -> None:
+        """Wait until the service has read what lay in its sockets, which our end has closed."""
+        time.sleep(0.0005)
+        for attempt in range(1000):
+            if not server._open:
+                return
+            if attempt == 10:
+                gc.collect()  # what was struck before it closed its connection is closed with it
+            time.sleep(0.0005)
+        raise AssertionError("a connection was left open")
+
+    @property
+    def lie(self) -> str | None:
+        """What is wrong with what is said, if anything is."""
+        said = {self.track.delivery}
+        if isinstance(self.caught, SamplingError):
+            said = {self.caught.delivery}
+        if self.processed > 1 or (self.processed and "not_sent" in said):
+            return f"{self.raising.struck}: {said}, and {self.processed} times processed"
+        return None
 
 
-async def cancelled_all(server: FaultServer, client: SamplingClient, ticks: int, members: list[str]) -> bool:
-    """Cancel all tasks after so many ticks, as programs do at their end; returns whether it had ended."""
-    taken, seen = Taken(members), []
-    task = asyncio.ensure_future(read(client.fan_out(taken, chunk_size=10), seen))
-    for _ in range(ticks):
-        await asyncio.sleep(0)
-    finished = task.done()
-    for each in asyncio.all_tasks() - {asyncio.current_task()}:
-        each.cancel()
-    await asyncio.wait([task], timeout=10)
-    assert task.done(), f"hangs when all tasks are cancelled after {ticks} ticks"
-    account(taken, seen)
-    assert server.ledger.lies(seen) == [], ticks
-    shot = client.snapshot()
-    assert (shot.running, shot.waiting) == (0, 0), ticks
-    return finished
-
-
-async def cancel_all_sweep() -> int:
-    """Cancel all tasks at each tick of a fan-out; returns the number of ticks."""
-    with FaultServer(then=SLOW) as server:
-        async with client_of(server.url, max_concurrency=4) as client:
-            for ticks in count():
-                if await cancelled_all(server, client, ticks, [f"a{ticks}", f"b{ticks}"]):
-                    return ticks
-                async with asyncio.timeout(10):
-                    assert len(await client.get_settings()) == 2, ticks
+def swept(server: FaultServer, exception: type[BaseException], first: int, **options) -> list[Struck]:
+    """Strike a call before one in `EVERY` of its lines."""
+    trials: list[Struck] = []
+    for at in count(first, EVERY):
+        raising = Raising(exception("struck"), at, where=lambda file, _: file.rpartition("/")[2] in SENDING)
+        trials.append(Struck(server, raising, **options))
+        if raising.struck is None:
+            return trials
     raise AssertionError
 
 
-def test_mode_39_every_id_is_accounted_for_whenever_all_tasks_are_cancelled():
-    assert asyncio.run(cancel_all_sweep()) >= 10
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::RuntimeWarning"
+)  # of what was struck in the middle
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("exception", [Alarm, KeyboardInterrupt, SystemExit, TimeoutError])
+def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(exception, backend, warm, caplog):
+    caplog.set_level(logging.CRITICAL)
+    first = [Alarm, KeyboardInterrupt, SystemExit, TimeoutError].index(exception)
+    with FaultServer() as server:
+        trials = swept(server, exception, first, backend=backend, warm=warm)
+    assert [trial.lie for trial in trials if trial.lie] == []
+    assert {trial.processed for trial in trials} == {0, 1}
+    unheard = [
+        f"{trial.raising.struck}: {trial.caught!r}"
+        for trial in trials[:-1]
+        if not holds(trial.caught, exception) and not in_a_timer_of_the_loop(trial.raising)
+    ]
+    assert unheard == [], unheard
 
 
-@pytest.mark.parametrize("ticks", range(6))
-def test_mode_39_no_coroutine_is_left_behind_when_tasks_are_cancelled_before_their_first_step(ticks, recwarn):
-    async def main() -> None:
-        with FaultServer(then=SLOW) as server:
-            async with client_of(server.url, max_concurrency=8) as client:
-                await cancelled_all(server, client, ticks, ["m"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("exception", [Alarm, BrokenPipeError])
+def test_mode_39_nor_does_it_look_unsent_when_what_send_returned_is_lost(exception, backend):
+    """A handler that writes to a broken pipe raises what a broken connection does."""
 
-    asyncio.run(main())
-    gc.collect()
-    assert [str(warning.message) for warning in recwarn] == []
+    def send(file: str, function: str) -> bool:
+        return file.endswith("_sockets.py") and function == "send"
+
+    with FaultServer() as server:
+        trials: list[Struck] = []
+        while not trials or trials[-1].raising.struck:
+            raising = Raising(exception(32, "of a log"), len(trials), instructions=True, where=send)
+            trials.append(Struck(server, raising, backend=backend, warm=True))
+    assert [trial.lie for trial in trials if trial.lie] == []
+    assert {trial.processed for trial in trials} == {0, 1}
 
 
-# --- A block left by the garbage collector
+def without_frames(exc: BaseException | None) -> None:
+    """Let go of the frames that an exception came through, which hold connections."""
+    if exc is not None:
+        exc.__traceback__ = None
+        for other in (exc.__context__, exc.__cause__, *getattr(exc, "exceptions", ())):
+            without_frames(other)
 
 
-def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_its_host():
-    """PEP 789: the loop ends the generator in a task of its own, some time after the host has left it."""
-
-    async def outcomes(client: SamplingClient):
-        async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
-            async for outcome in stream:
-                yield outcome
-
-    async def main() -> None:
-        with FaultServer(then=SLOW) as server:
-            async with client_of(server.url, max_concurrency=4) as client:
-                async for _ in outcomes(client):
-                    break
-                gc.collect()
-                async with asyncio.timeout(10):
-                    while client.snapshot().running:  # noqa: ASYNC110  there is nothing to wait for
-                        await asyncio.sleep(0.001)
-                    for _ in range(20):
-                        await asyncio.sleep(0)
-                    assert len(await client.get_settings()) == 2
-
-    asyncio.run(main())
+def holds(caught: BaseException | None, exception: type[BaseException]) -> bool:
+    """Return whether something came out; event loops complain of what was cut short, or put it into groups."""
+    while caught is not None and not isinstance(caught, exception):
+        in_group = isinstance(caught, BaseExceptionGroup)
+        caught = caught.exceptions[0] if in_group else caught.__context__
+    return caught is not None

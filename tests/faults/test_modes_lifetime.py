@@ -278,6 +278,7 @@ def test_mode_30_a_second_event_loop_is_refused(first, second):
         assert len(anyio.run(client.get_settings, backend=first)) == 2
         with pytest.raises(InvalidRequestError, match="another event loop"):
             anyio.run(client.get_settings, backend=second)
+        anyio.run(client.aclose)
     assert len(server.ledger.received) == 1
 
 

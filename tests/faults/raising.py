@@ -1,0 +1,86 @@
+"""An exception at any line or instruction of the package, as a signal handler of the application raises one.
+
+    with Raising(LookupError("alarm"), at=17) as raising:
+        anyio.run(call)
+    raising.struck                          where it struck; None: there were fewer than 17, `raising.passed`
+
+Counted are those that this thread runs in the files of the package while the block does. The exception is
+raised as the one numbered `at` is about to run, and once only; `at=None` counts and raises nothing. With
+`instructions=True` it strikes between any two instructions of the interpreter, which is where signal handlers
+run: behind a call, too, before what it returned is kept.
+
+A debugger or a measurement of coverage that was at work goes on after the block.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import sampling_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_PACKAGE = str(Path(sampling_async.__file__).parent)
+
+
+class Raising:
+    """See the module.
+
+    Args:
+        exception: What to raise.
+        at: Before which line, from 0.
+        instructions: Whether instructions are counted in place of lines.
+        where: Says of a file's name and a function's whether it counts; default, all of the package does.
+
+    Attributes:
+        at: As given.
+        passed: How many ran.
+        struck: The file, function and line that it struck.
+    """
+
+    def __init__(
+        self,
+        exception: BaseException,
+        at: int | None,
+        *,
+        instructions: bool = False,
+        where: Callable[[str, str], bool] = lambda _file, _function: True,
+    ) -> None:
+        self.passed = 0
+        self.struck: str | None = None
+        self._exception = exception
+        self.at = at
+        self._instructions = instructions
+        self._event = "opcode" if instructions else "line"
+        self._where = where
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter_frame(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        code = frame.f_code
+        if code.co_name == "__del__" or not code.co_filename.startswith(_PACKAGE):
+            return None  # what is raised in a finalizer is printed, and goes nowhere
+        if not self._where(code.co_filename, code.co_name):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = self._instructions, not self._instructions
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == self._event and self.struck is None:
+            if self.passed == self.at:
+                code = frame.f_code
+                self.struck = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+                raise self._exception
+            self.passed += 1
+        return self._step

@@ -1,0 +1,362 @@
+"""Failure modes of the host: its threads, its forks, its signal handlers, and clients that it drops."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+import wire as wires
+from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, surplus, tls_server, wait
+from kit import ONCE, call, client_of
+
+from sampling_async import InvalidRequestError, TransportError, _engine
+from sampling_async._lookups import Lookups
+
+pytestmark = pytest.mark.anyio
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
+FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
+TIMED = 5
+
+
+# --- 40: an answer to another request
+
+
+class Deaf:
+    """Steps after which a connection's kernel drops what comes, or takes it again; it can send meanwhile."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def begin(self, exchange) -> None:
+        drop_all = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # BPF: return 0 bytes of each packet
+        program = (1).to_bytes(8, sys.byteorder) + ctypes.addressof(drop_all).to_bytes(8, sys.byteorder)
+        sock = exchange.connection.sock
+        sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or what it sends would wait for our word
+
+    def until_told(self, _exchange) -> None:
+        self.go_on.wait(TIMED)
+
+    def end(self, exchange) -> None:
+        exchange.connection.sock.setsockopt(socket.SOL_SOCKET, 27, 0)  # SO_DETACH_FILTER
+
+
+@LINUX
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+async def test_mode_40_what_comes_before_the_request_arrived_is_no_answer(tls, monkeypatch):
+    """A second answer to the request before, late enough to meet the next one on its way."""
+    deaf = Deaf()
+    late = [read(), deaf.begin, answer(), deaf.until_told, surplus(), deaf.end]
+    with tls_server("none" if tls else "plain_text", late) as (server, https, authorities):
+        monkeypatch.setenv("SSL_CERT_FILE", authorities)
+        async with client_of(https if tls else server.url, retry=ONCE) as client:
+            await client.bulk_invite("m1", [2])
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_tell_after, deaf.go_on, 0.05)
+                result = await client.bulk_invite("m2", [2])
+    assert result[0].status == "unknown"
+    assert isinstance(result[0].error, TransportError)
+
+
+async def _tell_after(event: threading.Event, seconds: float) -> None:
+    await anyio.sleep(seconds)
+    event.set()
+
+
+@LINUX
+async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
+    """The first packets are lost on the way; what arrives at last is acknowledged together with the answer."""
+    deaf = Deaf()
+    lossy = [read(), deaf.begin, answer(), deaf.until_told, deaf.end]
+    with FaultServer(lossy) as server:
+        async with client_of(server.url, retry=ONCE) as client:
+            await client.bulk_invite("m1", [2])
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_tell_after, deaf.go_on, 0.02)
+                result = await client.bulk_invite("m2", [2])
+        assert result[0].status == "invited"
+        assert server.opened == 1
+
+
+@pytest.mark.parametrize("said", ["an answer", "the end"])
+async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, monkeypatch):
+    async def connect(*args):
+        wire = await _connect(*args)
+        await anyio.sleep(0.02)  # what a server says at once is there by now
+        return wire
+
+    def script(connection) -> None:
+        if said == "an answer":
+            connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"Invites":[]}')
+            received.append(connection.read_request())
+
+    _connect = _engine.connect
+    monkeypatch.setattr("sampling_async._engine.connect", connect)
+    received: list[bytes | None] = []
+    with wires.serve(script) as url:
+        async with client_of(url, retry=ONCE) as client:
+            result = await client.bulk_invite("m1", [2])
+    assert result[0].status == "not_sent"
+    assert [request for request in received if request] == []
+
+
+async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
+    async def connect(*args):
+        wire = await _connect(*args)
+        await anyio.sleep(0.02)
+        return wire
+
+    _connect = _engine.connect
+    monkeypatch.setattr("sampling_async._engine.connect", connect)
+    with tls_server("none") as (_, https, authorities):
+        monkeypatch.setenv("SSL_CERT_FILE", authorities)
+        async with client_of(https, retry=ONCE) as client:
+            assert len(await client.get_settings()) == 2
+
+
+# --- 41: an end that nobody vouches for
+
+
+@pytest.mark.parametrize("vouched", [False, True], ids=["cut", "ended"])
+async def test_mode_41_an_end_that_tls_does_not_vouch_for_is_not_that_of_the_answer(vouched, monkeypatch):
+    def end(exchange) -> None:
+        exchange.send(exchange.right("close"))
+        if vouched:
+            with suppress(OSError):  # who has heard of the end need not say so
+                exchange.connection.sock.unwrap()
+        exchange.connection.sock.close()
+        exchange.over = True
+
+    with tls_server("none", [*PROCESSED, end]) as (_, https, authorities):
+        monkeypatch.setenv("SSL_CERT_FILE", authorities)
+        async with client_of(https, retry=ONCE) as client:
+            result = await client.bulk_invite("m1", [2])
+    assert result[0].status == ("invited" if vouched else "unknown")
+
+
+# --- 42: threads of the host
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(host):
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as pool, FaultServer() as server:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(pool)
+        busy = loop.run_in_executor(None, release.wait, TIMED)
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 1
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, release.wait, TIMED)
+                await anyio.sleep(0.005)
+                with anyio.fail_after(2):
+                    async with client_of(server.url.replace("127.0.0.1", host)) as client:
+                        assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
+                release.set()
+        finally:
+            release.set()
+            limiter.total_tokens = 40
+            await busy
+
+
+async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monkeypatch):
+    go_on, asked = threading.Event(), []
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, port, **options):
+        if options["flags"]:
+            return real(host, port, **options)
+        asked.append(host)
+        go_on.wait(TIMED)
+        if host == b"nowhere.example":
+            raise socket.gaierror(-2, "Name or service not known")
+        return real("127.0.0.1", port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    lookups, found = Lookups(), []
+
+    async def look_up(host: str) -> None:
+        try:
+            found.append(await lookups.addresses(host, 80))
+        except OSError as exc:
+            found.append(exc.errno)
+
+    async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as first:
+            first.start_soon(look_up, "service.example")
+            await anyio.wait_all_tasks_blocked()
+            for host in ("service.example", "service.example", "nowhere.example", "nowhere.example"):
+                tasks.start_soon(look_up, host)
+            await anyio.wait_all_tasks_blocked()
+            first.cancel_scope.cancel()
+        go_on.set()
+    assert found.count([(socket.AF_INET, ("127.0.0.1", 80))]) == found.count(-2) == 2
+    assert sorted(asked) == [b"nowhere.example", b"service.example"]
+    await look_up("service.example")
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+async def test_mode_42_a_number_is_not_looked_up(number, monkeypatch):
+    monkeypatch.setattr("sampling_async._lookups.begun", None)
+    ((_, address),) = await Lookups().addresses(number, 80)
+    assert address[0] == number
+
+
+async def test_mode_42_where_no_thread_can_be_started_nothing_was_sent(monkeypatch):
+    def refuse(_thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with FaultServer() as server:
+        async with client_of(server.url.replace("127.0.0.1", "localhost"), retry=ONCE) as client:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            result = await client.bulk_invite("m1", [2])
+            monkeypatch.undo()
+    assert result[0].status == "not_sent"
+
+
+# --- 43: clients that are dropped
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("collected_in", ["this thread", "another"])
+async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop(collected_in):
+    """What the system numbers alike is watched like any other then."""
+    loop = asyncio.get_running_loop()
+    with FaultServer() as server:
+        client = client_of(server.url)
+        await client.get_settings()
+        (connection,) = client._session._http._transport._engine._idle
+        descriptor = connection._wire._sock.fileno()
+        del client, connection
+        collect = asyncio.to_thread if collected_in == "another" else _here
+        with pytest.warns(ResourceWarning, match=r"unclosed SamplingClient of 127.0.0.1: use"):
+            await collect(gc.collect)
+        await anyio.sleep(0.005)
+        heard = asyncio.Event()
+        pairs = [socket.socketpair() for _ in range(3)]
+        ours, theirs = next(pair for pair in pairs if descriptor in [sock.fileno() for sock in pair])
+        if theirs.fileno() == descriptor:
+            ours, theirs = theirs, ours
+        loop.add_reader(ours, heard.set)
+        theirs.send(b"x")
+        await asyncio.wait_for(heard.wait(), 2)
+        loop.remove_reader(ours)
+        for sock in (sock for pair in pairs for sock in pair):
+            sock.close()
+
+
+async def _here(function) -> None:
+    function()
+
+
+async def test_mode_43_a_client_that_never_called_may_be_dropped():
+    client_of("http://127.0.0.1:1")
+    gc.collect()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_mode_43_closing_that_is_cancelled_has_closed_what_was_idle():
+    stubborn = asyncio.Event()
+    with FaultServer(RIGHT, then=[*PROCESSED, silence()]) as server:
+        client = client_of(server.url, retry=ONCE)
+        await client.get_settings()
+        engine = client._session._http._transport._engine
+        (idle,) = engine._idle
+
+        async def hold() -> None:
+            with client._session.until_closed():
+                await stubborn.wait()
+
+        holding = asyncio.create_task(_shielded(hold))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(client.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert idle._wire._sock.fileno() == -1
+        stubborn.set()
+        await holding
+        await client.aclose()
+
+
+async def _shielded(run) -> None:
+    with anyio.CancelScope(shield=True):
+        await run()
+
+
+# --- 44: forks and second event loops
+
+
+@FORKS
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mode_44_a_child_and_its_parent_do_not_share_connections():
+    code = """
+import asyncio, os, sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[2:]
+from kit import client_of
+
+loop = asyncio.new_event_loop()
+client = client_of(sys.argv[1])
+ask = lambda member: loop.run_until_complete(client.bulk_invite(member, [2, 4]))
+ask("before")
+child = os.fork()
+name = "parent" if child else "child"
+for n in range(3):
+    for outcome in ask(f"{name}{n}"):
+        if outcome.status != "invited" or f"/{name}{n}/" not in outcome.invite.url:
+            os._exit(3)
+if not child:
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+loop.run_until_complete(client.aclose())
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    folder = Path(__file__).parent
+    with FaultServer(then=[*PROCESSED, wait(0.05), answer()]) as server:  # long enough that both have asked
+        paths = [str(folder), str(folder.parent)]
+        done = subprocess.run(
+            [sys.executable, "-c", code, server.url, *paths], timeout=30, check=False, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        assert server.opened == 2
+        assert set(server.ledger.invites.values()) == {1}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_mode_44_a_busy_client_refuses_a_second_event_loop_at_once():
+    with FaultServer(then=[*PROCESSED, silence()]) as server:
+        client = client_of(server.url, max_concurrency=1, retry=ONCE)
+
+        def elsewhere() -> float:
+            began = time.monotonic()
+            with pytest.raises(InvalidRequestError, match="another event loop"):
+                asyncio.run(asyncio.wait_for(client.get_settings(), 2))
+            return time.monotonic() - began
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_closed, client)
+            await server.has_received(1)
+            assert await anyio.to_thread.run_sync(elsewhere) < 1
+            await client.aclose()
+
+
+async def _until_closed(client) -> None:
+    with pytest.raises(Exception, match="closed during the call"):
+        await call(client, "get_settings")
