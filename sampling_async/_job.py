@@ -53,7 +53,7 @@ class Job:
         taken: How many of its outcomes were handed to the user.
     """
 
-    __slots__ = ("_known", "_part", "_track", "answered", "chunk", "taken")
+    __slots__ = ("_is_told", "_known", "_part", "_track", "answered", "chunk", "taken")
 
     def __init__(self, chunk: Chunk, answered: Answered | None = None) -> None:
         self.chunk = chunk
@@ -62,6 +62,7 @@ class Job:
         self._known: list[Answered] = []
         self._part: Chunk | None = None
         self._track = Track()
+        self._is_told = False
 
     def __repr__(self) -> str:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
@@ -69,7 +70,7 @@ class Job:
 
     def begin(self, part: Chunk) -> Track:
         """Note that a part of it is going to be asked; returns where to note what is sent of that."""
-        track = Track(ambiguous=part.asked_before)
+        track = Track(ambiguous=part.asked_before, is_told=self._is_told)
         self._part, self._track = part, track
         return track
 
@@ -88,7 +89,8 @@ class Job:
         return _put_together(self.chunk, known)
 
     def left(self) -> Iterator[InviteOutcome]:
-        """Yield the outcomes that were not handed to the user."""
+        """Yield the outcomes that were not handed to the user; nothing of it is sent from now on."""
+        self._is_told = self._track.is_told = True
         outcomes = self.account().outcomes()
         for _ in zip(range(self.taken), outcomes, strict=False):
             pass

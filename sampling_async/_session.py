@@ -60,11 +60,13 @@ class Track:
         sent: Whether bytes of the running attempt may have left.
         ambiguous: Whether an earlier attempt may have worked.
         attempts: How many attempts were begun.
+        is_told: Whether the user was told what is known. From then on nothing is sent, or it would be untrue.
     """
 
     sent: bool = False
     ambiguous: bool = False
     attempts: int = 0
+    is_told: bool = False
 
     @property
     def delivery(self) -> Delivery:
@@ -210,6 +212,8 @@ class Session:
 
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         def sent(may_be: bool) -> None:  # noqa: FBT001
+            if may_be and track.is_told:
+                raise ClientClosedError("the fan-out has been left", delivery=track.delivery)
             track.sent = may_be
 
         sent(True)  # until an engine that knows says otherwise: ours does, a mock does not

@@ -52,7 +52,7 @@ class Raising:
     ) -> None:
         self.passed = 0
         self.struck: str | None = None
-        self._exception = exception
+        self.exception = exception
         self.at = at
         self._instructions = instructions
         self._event = "opcode" if instructions else "line"
@@ -81,6 +81,6 @@ class Raising:
             if self.passed == self.at:
                 code = frame.f_code
                 self.struck = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-                raise self._exception
+                raise self.exception
             self.passed += 1
         return self._step

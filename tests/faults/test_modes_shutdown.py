@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 from fault_server import PROCESSED, FaultServer, answer, wait
 from kit import client_of
+from raising import Raising
 
 from sampling_async import InviteRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sampling_async import InviteOutcome, OutcomeStream, SamplingClient
 
 SLOW = [*PROCESSED, wait(0.0001), answer()]
@@ -99,6 +103,71 @@ def test_mode_39_no_coroutine_is_left_behind_when_tasks_are_cancelled_before_the
     asyncio.run(main())
     gc.collect()
     assert [str(warning.message) for warning in recwarn] == []
+
+
+# --- A signal handler that raises
+
+
+class Alarm(Exception):  # noqa: N818  what an application calls it
+    """What a handler of SIGALRM raises."""
+
+
+def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None) -> None:
+    """Let a fan-out be struck by an exception, and check that what is said then is true.
+
+    The event loop is run to its end as `asyncio.run` does: what is raised ends the program, or is caught.
+    """
+    taken, seen = Taken([f"a{raising.at}", f"b{raising.at}"]), []
+
+    async def main() -> None:
+        client = client_of(server.url, max_concurrency=2)
+        try:
+            await read(client.fan_out(taken, chunk_size=10, journal=journal), seen)
+        finally:
+            await client.aclose()
+
+    gc.disable()  # or the lines of finalizers would count, now and then
+    try:
+        with raising:
+            asyncio.run(main())
+    except BaseException as exc:  # noqa: BLE001
+        assert isinstance(exc, (type(raising.exception), asyncio.CancelledError, RuntimeError)), (raising, exc)
+    finally:
+        gc.enable()
+    account(taken, seen)
+    settle(server)
+    assert server.ledger.lies(seen) == [], raising.struck
+    assert max(server.ledger.invites.values(), default=0) <= 1, raising.struck
+
+
+def settle(server: FaultServer) -> None:
+    """Wait until the service has read what lay in its sockets, which our end has closed."""
+    for attempt in count():
+        if not server._open:
+            return
+        if attempt == 10:
+            gc.collect()  # what was struck before it closed its connection is closed with it
+        assert attempt < 2000, "a connection was left open"
+        time.sleep(0.0005)
+
+
+def strike_sweep(exception: type[BaseException], first: int, every: int) -> int:
+    """Strike a fan-out at one in `every` of its lines; returns how many were tried."""
+    with FaultServer() as server:
+        for tried, at in enumerate(count(first, every)):
+            raising = Raising(exception("struck"), at)
+            struck(server, raising)
+            server.ledger.invites.clear()
+            if raising.struck is None:
+                return tried
+    raise AssertionError
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck in between
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("exception", "first"), [(SystemExit, 0), (KeyboardInterrupt, 13), (Alarm, 27)])
+def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, first):
+    assert strike_sweep(exception, first, every=41) > 20
 
 
 # --- A block left by the garbage collector
