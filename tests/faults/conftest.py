@@ -6,7 +6,9 @@
     virtual_time.py     event loops whose clock jumps, and a model of a service with workers and a queue
     kit.py              clients, the five calls, checks that nothing leaks and nothing secret is shown
 
-    test_modes_*.py     38 ways in which such clients fail in production, by rank of chance times damage; each
+    raising.py          an exception at any line of the package, as signal handlers raise them
+
+    test_modes_*.py     44 ways in which such clients fail in production, by rank of chance times damage; each
                         has a test named test_mode_NN_ and the fact it proves
     test_sweeps.py      an answer cut at every byte, a call cancelled at every tick; `python test_sweeps.py`
                         makes all of the cuts
@@ -21,4 +23,5 @@ compares what was said with what happened.
 3 reading: test_modes_reading (10, 11, 12, 16, 17, 18, 19, 32, 33)
 4 secrecy and ways: test_modes_security (22, 23, 24, 25, 26, 28, 31)
 5 lifetimes: test_modes_lifetime (13, 14, 29, 30)
+6 the host: test_modes_interruption (39), test_modes_host (40, 41, 42, 43, 44)
 """
