@@ -31,10 +31,13 @@ class Background(ABC):
 
     Attributes:
         left: Whether the block has been left.
+        has_ended_the_loop: Whether a task of the work raised SystemExit or KeyboardInterrupt, which asyncio lets
+            out of the event loop at once, whoever waits for the task.
     """
 
     def __init__(self) -> None:
         self.left = False
+        self.has_ended_the_loop = False
         self._runner: _Task | _Nursery | None = None
         self._failure: Exception | None = None
         self._finished = False  # there is no more to come, for whatever reason
@@ -45,7 +48,11 @@ class Background(ABC):
         if self._runner is not None:
             raise RuntimeError("a stream is entered once; make another one")
         self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
-        await self._runner.start()
+        try:
+            await self._runner.start()
+        except BaseException:  # of a signal handler
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -71,8 +78,14 @@ class Background(ABC):
         else:
             self._came_to_its_end = True
         finally:
-            self._finished = True
-            self._tell()
+            self.is_over()
+
+    def is_over(self, failure: BaseException | None = None) -> None:
+        """Learn that there is no more to come, and perhaps why; may be called again."""
+        if isinstance(failure, Exception):
+            self._failure = self._failure or failure
+        self._finished = True
+        self._tell()
 
     def _must_be_inside(self) -> None:
         """Refuse what would wait for ever: there is nothing at work outside of the block."""
@@ -93,9 +106,9 @@ class Background(ABC):
 
     def _tell(self) -> None:
         """Wake the consumer: there is a result, or the end."""
-        news, self._news = self._news, None
-        if news is not None:
-            news.set()
+        if self._news is not None:
+            self._news.set()  # first: forgotten before, who waits for it would wait for ever
+            self._news = None
 
     def _keep(self, exc: BaseException) -> None:
         """Keep what failed for the consumer, who is told after the results; the first one counts.
@@ -132,16 +145,26 @@ class _Task:
         loop = asyncio_loop()
         assert loop is not None
         self._task = loop.create_task(self._run(), name="sampling_async")
+        self._task.add_done_callback(self._over)  # should a signal handler raise before the work begins
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._background.is_over(None if task.cancelled() else task.exception())
 
     async def _run(self) -> None:
         with self._scope:
-            await self._background.run()
+            try:
+                await self._background.run()
+            except (SystemExit, KeyboardInterrupt):
+                # Once more, and what cancels all tasks after the first time would be cut off by it.
+                if not self._background.has_ended_the_loop:
+                    raise
 
     async def end(self) -> None:
         """Cancel the work and wait for its end, also while this is cancelled again and again."""
         import asyncio  # noqa: PLC0415  loaded by now
 
-        assert self._task is not None
+        if self._task is None:  # a signal handler raised before it began
+            return
         self._scope.cancel()
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):

@@ -77,11 +77,11 @@ class OutcomeStream:
         self._entered = True
         try:
             await self._inviter.begin()
+            await self._jobs.__aenter__()
+            return self  # noqa: TRY300  also what strikes here finds it entered, and nobody to leave it
         except BaseException:
-            self._jobs.left = True  # before anything was taken
+            await self.__aexit__(None, None, None)
             raise
-        await self._jobs.__aenter__()
-        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -166,9 +166,10 @@ class JobStream(Background, Generic[Job]):
 
     def _set_to_work(self, job: Job, running: TaskGroup) -> None:
         if self._idle:  # waking a task costs less than a new one
-            idle = self._idle.pop()
+            idle = self._idle[-1]
             idle.job = job
             idle.woken.set()
+            self._idle.pop()  # last: one that is not in the list and not woken would wait for ever
             return
         coroutine = self._run_jobs(job)
         self._coroutines.append(coroutine)
@@ -177,9 +178,13 @@ class JobStream(Background, Generic[Job]):
     async def _run_jobs(self, first: Job) -> None:
         """Run a job, and others as they are given, until there are no more."""
         job: Job | None = first
-        while job is not None:
-            await self._run_one(job, self.open[job])
-            job = None if self._drawn else await self._wait_for_job()
+        try:
+            while job is not None:
+                await self._run_one(job, self.open[job])
+                job = None if self._drawn else await self._wait_for_job()
+        except (SystemExit, KeyboardInterrupt):
+            self.has_ended_the_loop = True
+            raise
 
     async def _wait_for_job(self) -> Job | None:
         idle: _Idle[Job] = _Idle()
@@ -193,9 +198,9 @@ class JobStream(Background, Generic[Job]):
 
     def _leave_window(self) -> None:
         self._window += 1
-        room, self._room = self._room, None
-        if room is not None:
-            room.set()
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
     async def _run_one(self, job: Job, permit: Permit) -> None:
         try:

@@ -18,6 +18,7 @@ SECTIONS: Final = {
     "truth": "Truth: one true outcome for every quota ID",
     "pager": "Pager: every recontact row once",
     "sweeps": "Sweeps: cut at every byte, cancelled at every tick",
+    "interruption": "Interruption: all tasks cancelled at every tick, a handler that raises at every line",
     "manners": "Manners: load put on a failing service",
     "brownout": "Brown-out: a service that slows down",
     "retry_after": "Retry-After: never early",

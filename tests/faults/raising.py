@@ -40,6 +40,7 @@ class Raising:
         at: As given.
         passed: How many ran.
         struck: The file, function and line that it struck.
+        trail: With `at=None`, where all of these were.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Raising:
     ) -> None:
         self.passed = 0
         self.struck: str | None = None
+        self.trail: list[str] = []
         self.exception = exception
         self.at = at
         self._instructions = instructions
@@ -78,9 +80,19 @@ class Raising:
 
     def _step(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if event == self._event and self.struck is None:
-            if self.passed == self.at:
+            if self.at is None or self.passed == self.at:
                 code = frame.f_code
-                self.struck = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-                raise self.exception
+                place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+                if self.at is None:
+                    self.trail.append(place)
+                else:
+                    self.struck = place
+                    raise self.exception
             self.passed += 1
         return self._step
+
+    def moments(self) -> list[int]:
+        """Return the numbers of the first and the last time that each place was passed."""
+        first = {place: number for number, place in reversed(list(enumerate(self.trail)))}
+        last = {place: number for number, place in enumerate(self.trail)}
+        return sorted({*first.values(), *last.values()})
