@@ -31,8 +31,8 @@ class Background(ABC):
 
     Attributes:
         left: Whether the block has been left.
-        has_ended_the_loop: Whether a task of the work raised SystemExit or KeyboardInterrupt, which asyncio lets
-            out of the event loop at once, whoever waits for the task.
+        has_ended_the_loop: Whether a task of the work raised SystemExit or KeyboardInterrupt, which asyncio
+            lets out of the event loop at once, whoever waits for the task.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Background(ABC):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._runner is not None
         try:
-            await self._runner.end()
+            if self._runner is not None:  # else it was not begun
+                await self._runner.end()
         finally:
             self.left = True
 

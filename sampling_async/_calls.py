@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
 from sampling_async._errors import (
     BadRequestError,
+    ClientClosedError,
     DecodeError,
     Delivery,
     SamplingError,
@@ -110,6 +112,11 @@ class Caller:
             raise answer
         finally:
             del answer, failures  # an error whose traceback holds itself lives until the next collection
+
+    def must_be_of_this_loop(self) -> None:
+        """Refuse what is asked from another event loop than before; there, its turn would never come."""
+        with suppress(ClientClosedError):  # which is told of each chunk
+            self._session.check_usable()
 
     def distrust(self, error: SamplingError, call: Call[Any], track: Track) -> None:
         """Say on an error what is known of a call that was answered with what is not its answer.

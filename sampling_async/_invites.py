@@ -71,7 +71,13 @@ class Inviter:
         self._answered = 0
 
     async def begin(self) -> None:
-        """Open the journal, if there is one."""
+        """Open the journal, if there is one.
+
+        Raises:
+            InvalidRequestError: The client belongs to another event loop, in which it may be busy.
+            JournalError: The journal cannot be opened.
+        """
+        self._caller.must_be_of_this_loop()
         if self._journal is not None:
             await self._journal.open()
 

@@ -771,3 +771,27 @@ async def test_what_is_no_input_is_refused_at_once(nothing):
         for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
             with pytest.raises(InvalidRequestError, match="is an iterable or async iterable, not"):
                 ask(nothing)
+
+
+async def test_outcomes_that_are_at_hand_do_not_keep_the_loop_to_themselves():
+    """One ID asked in very many places: all outcomes are there at once."""
+    turns = taken = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.stream_bulk_invite("m", [2] * 200_000) as outcomes:
+            async with anyio.create_task_group() as tasks:
+                await anext(outcomes)
+                tasks.start_soon(tick)
+                await anyio.lowlevel.checkpoint()
+                turns = 0
+                async for _ in outcomes:
+                    taken += 1
+                tasks.cancel_scope.cancel()
+    assert taken == 199_999
+    assert turns >= 5

@@ -38,6 +38,8 @@ from sampling_async import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
+from sampling_async._protocol import get_settings
+from sampling_async._session import Track
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
@@ -729,3 +731,14 @@ async def test_a_trust_store_that_is_not_there_means_that_nothing_was_sent(monke
     async with client_of("https://localhost:1") as client:
         result = await client.bulk_invite("m", [1, 2])
     assert len(result.not_sent) == 2
+
+
+async def test_what_was_told_is_not_sent_any_more():
+    """A user who was told that something was not sent may send it again."""
+    with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
+        async with client_of(url) as client:
+            track = Track(is_told=True)
+            call = get_settings(doubles.PANEL)
+            with pytest.raises(ClientClosedError, match="left"):
+                await client._session.attempt(call, track)
+            assert track.delivery == "not_sent"

@@ -348,6 +348,8 @@ async def test_mode_44_a_busy_client_refuses_a_second_event_loop_at_once():
             began = time.monotonic()
             with pytest.raises(InvalidRequestError, match="another event loop"):
                 asyncio.run(asyncio.wait_for(client.get_settings(), 2))
+            with pytest.raises(InvalidRequestError, match="another event loop"):
+                asyncio.run(asyncio.wait_for(client.bulk_invite("m1", [1]), 2))
             return time.monotonic() - began
 
         async with anyio.create_task_group() as tasks:
