@@ -274,7 +274,7 @@ class SamplingClient:
             deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
                 not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
                 that can be read only once, nothing more is taken after it.
-            weight: The share of slots beside that of other bulks that run, which have 1.
+            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
 
         Returns:
             One outcome for each ID given, in its order.
@@ -317,7 +317,7 @@ class SamplingClient:
             deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
                 not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
                 that can be read only once, nothing more is taken after it.
-            weight: The share of slots beside that of other bulks that run, which have 1.
+            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
 
         Raises:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
@@ -358,7 +358,7 @@ class SamplingClient:
             deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
                 not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
                 that can be read only once, nothing more is taken after it.
-            weight: The share of slots beside that of other bulks that run, which have 1.
+            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
             journal: A file to write down what is sent and answered. A run that was killed is started again with
                 the same input and the same journal: answers are handed over from it, what was in flight is
                 `unknown`, and the rest is sent. See `Journal`.
