@@ -31,13 +31,14 @@ class Background(ABC):
 
     Attributes:
         left: Whether the block has been left.
-        has_ended_the_loop: Whether a task of the work raised SystemExit or KeyboardInterrupt, which asyncio
-            lets out of the event loop at once, whoever waits for the task.
+        has_ended_the_loop: Whether what ended the work came from a task that it had begun. SystemExit and
+            KeyboardInterrupt asyncio has let out of the event loop then, whoever waits for the task.
     """
 
     def __init__(self) -> None:
         self.left = False
         self.has_ended_the_loop = False
+        self._is_of_the_work_itself = False  # what ends it, and not of a task that it has begun
         self._runner: _Task | _Nursery | None = None
         self._failure: Exception | None = None
         self._finished = False  # there is no more to come, for whatever reason
@@ -73,6 +74,7 @@ class Background(ABC):
         try:
             await self._work()
         except BaseException as exc:  # noqa: BLE001  kept, or raised again
+            self.has_ended_the_loop = isinstance(exc, BaseExceptionGroup) and not self._is_of_the_work_itself
             self._keep(_first_of(exc))
             self._came_to_its_end = True
         else:

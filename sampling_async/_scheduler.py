@@ -139,6 +139,7 @@ class JobStream(Background, Generic[Job]):
                 try:
                     await self._hand_out(running)
                 except BaseException as exc:  # noqa: BLE001  raised by _end
+                    self._is_of_the_work_itself = isinstance(exc, SystemExit | KeyboardInterrupt)
                     self._keep(exc)
             self._drawn = True
             for idle in self._idle:
@@ -178,13 +179,9 @@ class JobStream(Background, Generic[Job]):
     async def _run_jobs(self, first: Job) -> None:
         """Run a job, and others as they are given, until there are no more."""
         job: Job | None = first
-        try:
-            while job is not None:
-                await self._run_one(job, self.open[job])
-                job = None if self._drawn else await self._wait_for_job()
-        except (SystemExit, KeyboardInterrupt):
-            self.has_ended_the_loop = True
-            raise
+        while job is not None:
+            await self._run_one(job, self.open[job])
+            job = None if self._drawn else await self._wait_for_job()
 
     async def _wait_for_job(self) -> Job | None:
         idle: _Idle[Job] = _Idle()

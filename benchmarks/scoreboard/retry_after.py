@@ -71,7 +71,7 @@ def rows(run: Run) -> list[Row]:
     ours, naive = _margins(OurClient, trials, run.seed), _margins(NaiveClient, trials, run.seed)
     early, naive_early = (sum(margin < 0 for margin in margins) for margins in (ours, naive))
     goal = "never below 0"
-    note = "seconds and HTTP dates, clocks up to a day apart, 12 calls at once, all of them held"
+    note = "seconds and HTTP dates, clocks up to a day apart, 12 calls of one endpoint at once, all held"
     return [
         at_least("trials", trials, len(ours), len(naive), note=note),
         Row("earliest request less the time allowed", goal, min(ours), min(ours) >= 0, min(naive), "s"),

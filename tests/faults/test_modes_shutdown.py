@@ -150,6 +150,20 @@ def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None
     assert max(server.ledger.invites.values(), default=0) <= 1, raising.struck
 
 
+def again(server: FaultServer, raising: Raising, journal: Path) -> None:
+    """Make a fan-out once more with the journal of one that was struck; nothing may be asked twice."""
+    taken, seen = Taken([f"a{raising.at}", f"b{raising.at}"], range(1, 5)), []
+
+    async def main() -> None:
+        async with client_of(server.url, max_concurrency=2) as client:
+            await read(client.fan_out(taken, chunk_size=2, journal=journal), seen)
+
+    asyncio.run(main())
+    account(taken, seen)
+    assert server.ledger.lies(seen) == [], raising.struck
+    assert max(server.ledger.invites.values()) == 1, raising.struck
+
+
 def settle(server: FaultServer) -> None:
     """Wait until the service has read what lay in its sockets, which our end has closed."""
     for attempt in range(20):
@@ -160,8 +174,16 @@ def settle(server: FaultServer) -> None:
         time.sleep(0.0005)
 
 
-def strike_sweep(exception: type[BaseException], first: int = 0, every: int = 1) -> tuple[int, list[str]]:
+def strike_sweep(
+    exception: type[BaseException], first: int = 0, every: int = 1, folder: Path | None = None
+) -> tuple[int, list[str]]:
     """Strike a fan-out at one in `every` of its lines, the first and the last time it passes them.
+
+    Args:
+        exception: What strikes.
+        first: The first moment.
+        every: The distance between two.
+        folder: Where given, each fan-out has a journal there, and is made once more after it was struck.
 
     Returns:
         How many moments were tried, and what was wrong after some of them.
@@ -172,13 +194,15 @@ def strike_sweep(exception: type[BaseException], first: int = 0, every: int = 1)
     try:
         with FaultServer() as server:
             untouched = Raising(exception("struck"), None)
-            struck(server, untouched)
+            struck(server, untouched, journal=folder and folder / "untouched")
             moments = untouched.moments()[first::every]
             for at in moments:
                 server.ledger.invites.clear()
                 raising = Raising(exception("struck"), at)
                 try:
-                    struck(server, raising)
+                    struck(server, raising, journal=folder and folder / str(at))
+                    if folder is not None:
+                        again(server, raising, folder / str(at))
                 except AssertionError as exc:
                     wrong.append(f"{exception.__name__} at {raising.struck}: {exc}"[:200])
     finally:
@@ -191,6 +215,14 @@ def strike_sweep(exception: type[BaseException], first: int = 0, every: int = 1)
 @pytest.mark.parametrize(("exception", "first"), [(SystemExit, 0), (KeyboardInterrupt, 13), (Alarm, 27)])
 def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, first):
     tried, wrong = strike_sweep(exception, first, every=41)
+    assert wrong == []
+    assert tried > 20
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_mode_41_with_a_journal_what_a_handler_struck_is_gone_on_with(tmp_path):
+    tried, wrong = strike_sweep(SystemExit, 7, every=83, folder=tmp_path)
     assert wrong == []
     assert tried > 20
 
