@@ -66,6 +66,7 @@ class Inviter:
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal
+        self._is_open = False
         self._stopped_by: SamplingError | None = None
         self._isolates = True
         self._answered = 0
@@ -80,10 +81,11 @@ class Inviter:
         self._caller.must_be_of_this_loop()
         if self._journal is not None:
             await self._journal.open()
+            self._is_open = True
 
     async def end(self) -> None:
-        """Close it."""
-        if self._journal is not None:
+        """Close it, if this opened it: another fan-out may be using it."""
+        if self._journal is not None and self._is_open:
             await self._journal.close()
 
     async def ask(self, job: Job, permit: Permit) -> None:
@@ -167,7 +169,7 @@ class Inviter:
         call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
         answer = await self._caller.run(call, permit, track)
         try:
-            self._caller.links.hand(chunk.member_code, answer.links(), "$.Invites")
+            self._caller.links.hand(chunk.member_code, answer.links, "$.Invites")
         except DecodeError as exc:
             self._caller.distrust(exc, call, track)
             raise

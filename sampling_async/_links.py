@@ -7,15 +7,16 @@ it apart are the links in it: each was made for one member, and had been handed 
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._errors import DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 _REMEMBERED: Final = 32_768
-"""Links after which the older half is forgotten: those of some hundred requests, which take a few MB."""
+"""Links after which the older half is forgotten: those of some hundred requests, which take some MB."""
 
 
 class Links:
@@ -24,11 +25,11 @@ class Links:
     __slots__ = ("_before", "_latest", "_most")
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        self._latest: dict[int, str] = {}  # hashes, which take less room than links
-        self._before: dict[int, str] = {}
+        self._latest: dict[str, str] = {}
+        self._before: dict[str, str] = {}
         self._most = most
 
-    def hand(self, member_code: str, links: Iterable[str], path: str) -> None:
+    def hand(self, member_code: str, links: Sequence[str], path: str) -> None:
         """Take note that links are handed to a member.
 
         Args:
@@ -39,12 +40,11 @@ class Links:
         Raises:
             DecodeError: One of them was handed to another member. None of the answer can be trusted then.
         """
-        latest, before = self._latest, self._before
-        for link in links:
-            key = hash(link)
-            owner = latest.setdefault(key, member_code)
-            if owner != member_code or before.get(key, member_code) != member_code:
-                latest[key] = owner
-                raise DecodeError(path, "expected invites of this member, found a link given to another one")
+        latest, fine = self._latest, {None, member_code}
+        # Few steps, each over all links: this is done for every answer.
+        owners = {*map(latest.get, links), *(map(self._before.get, links) if self._before else ())}
+        if not owners <= fine:
+            raise DecodeError(path, "expected invites of this member, found a link given to another one")
+        latest.update(zip(links, repeat(member_code)))
         if len(latest) > self._most:
             self._before, self._latest = latest, {}

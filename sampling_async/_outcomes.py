@@ -14,12 +14,12 @@ from attrs import field, frozen
 
 from sampling_async._drafts import draft_of
 from sampling_async._errors import IncompleteBulkError, SamplingError
+from sampling_async._fastlane import WireItem
 from sampling_async._models import Invite, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async._fastlane import WireItem
     from sampling_async._protocol import InviteRequest
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
@@ -62,6 +62,11 @@ class Failure:
     result: str | None
     error: SamplingError
 
+    def of(self, member_code: str, quota_id: int) -> InviteOutcome:
+        """Return the outcome of one of the quota IDs."""
+        status, code, result, error = self.status, self.result_code, self.result, self.error
+        return InviteOutcome(member_code, quota_id, status, None, code, result, error)
+
 
 Answer: TypeAlias = "InviteOutcome | WireItem | Failure"
 """What became of a quota ID: an outcome, the item of a reply that says it without a doubt, or a failure."""
@@ -74,12 +79,8 @@ def made(member_code: str, quota_ids: Iterable[int], answers: Iterable[Answer]) 
     """Make outcomes of what became of a member's quota IDs."""
     new: Any = object.__new__
     for quota_id, answer in zip(quota_ids, answers, strict=False):
-        if isinstance(answer, InviteOutcome):
-            yield answer
-            continue
-        if isinstance(answer, Failure):
-            code, result, error = answer.result_code, answer.result, answer.error
-            yield InviteOutcome(member_code, quota_id, answer.status, None, code, result, error)
+        if not isinstance(answer, WireItem):
+            yield answer if isinstance(answer, InviteOutcome) else answer.of(member_code, quota_id)
             continue
         item = answer
         came = item.Invite

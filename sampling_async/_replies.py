@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,13 +24,14 @@ from sampling_async._errors import (
     ServiceError,
     UnexpectedStatusError,
 )
-from sampling_async._fastlane import WireItem
 from sampling_async._models import Invite, ResultCode, hidden
 from sampling_async._outcomes import Answer, InviteOutcome, made
 from sampling_async._policy import REFUSED_UNPROCESSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+
+    from sampling_async._fastlane import WireItem
 
 
 OK: Final = 200
@@ -215,18 +216,14 @@ class BulkAnswer:
         answers: What became of each quota ID, in the order asked.
         unrequested: Outcomes for others.
         errors: Those of the outcomes.
+        links: Those of all invites in the reply.
     """
 
     member_code: str = field(repr=hidden)
     answers: Mapping[int, Answer]
     unrequested: tuple[InviteOutcome, ...] = ()
     errors: tuple[SamplingError, ...] = ()
-
-    def links(self) -> list[str]:
-        """Return the links of the invites, those to quotas that nobody asked for included."""
-        links = [item.Invite.URL for item in self.answers.values() if type(item) is WireItem and item.Invite]
-        outcomes = (*(each for each in self.answers.values() if type(each) is InviteOutcome), *self.unrequested)
-        return [*links, *(outcome.invite.url for outcome in outcomes if outcome.invite)]
+    links: Sequence[str] = field(default=(), repr=False)
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Return an outcome for each quota ID."""
@@ -240,10 +237,11 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
         DecodeError: There is no list of items; a single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    if items is not None and _are_made_ready(member_code, items):
+    links = None if items is None else _made_ready(member_code, items)
+    if items is not None and links is not None:
         answers = {item.QuotaID: item for item in items}
         if len(answers) == len(items) and tuple(answers) == quota_ids:  # as is nearly always so
-            return BulkAnswer(member_code, answers)
+            return BulkAnswer(member_code, answers, links=links)
         return _matched(
             member_code, quota_ids, tuple(made(member_code, (item.QuotaID for item in items), items))
         )
@@ -255,21 +253,24 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkAn
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _are_made_ready(member_code: str, items: Sequence[WireItem]) -> bool:
-    """Put texts right; return whether no item contradicts itself, which is to be explained."""
+def _made_ready(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
+    """Put texts right and return the links; None if an item contradicts itself, which is to be explained."""
     success = int(ResultCode.SUCCESS)
     fit: set[str | None] = {None}
+    links: list[str] = []
     for item in items:
         came = item.Invite
         if came is None:
             if item.ResultCode == success:
-                return False
+                return None
         elif item.ResultCode != success or came.QuotaID != item.QuotaID:
-            return False
+            return None
+        else:
+            links.append(came.URL)
         if item.Result not in fit:
             item.Result = _result_of(member_code, item.Result)
             fit.add(item.Result)
-    return True
+    return links
 
 
 def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) -> BulkAnswer:
@@ -290,7 +291,8 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     answers.update((quota_id, _missing(member_code, quota_id)) for quota_id in missing)
     asked = {quota_id: answers.pop(quota_id) for quota_id in quota_ids}
     errors = tuple(outcome.error for outcome in asked.values() if outcome.error is not None)
-    return BulkAnswer(member_code, asked, tuple(answers.values()), errors)
+    links = [outcome.invite.url for outcome in outcomes if outcome.invite is not None]
+    return BulkAnswer(member_code, asked, tuple(answers.values()), errors, links)
 
 
 def _result_of(member_code: str, value: Any) -> str | None:

@@ -97,7 +97,7 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        for sock in open_sockets:
+        for sock in tuple(open_sockets):  # threads add to it
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         acceptor.join()
