@@ -72,7 +72,8 @@ class Input(Generic[T]):
 
     async def aclose(self) -> None:
         """Close an async generator: left to the garbage collector, it would end in another task."""
-        for source in (self._async_iterator, self._items):
+        sources: tuple[object, ...] = (self._async_iterator, self._items)
+        for source in sources:
             if isasyncgen(source):
                 await source.aclose()
 
