@@ -71,11 +71,15 @@ class Input(Generic[T]):
             self.latest = await anext(source, Input.NOTHING)
 
     async def aclose(self) -> None:
-        """Close an async generator: left to the garbage collector, it would end in another task."""
-        sources: tuple[object, ...] = (self._async_iterator, self._items)
-        for source in sources:
-            if isasyncgen(source):
-                await source.aclose()
+        """Close it."""
+        await _close(self._async_iterator)
+        await _close(self._items)
+
+
+async def _close(source: object) -> None:
+    """Close an async generator: left to the garbage collector, it would end in another task."""
+    if isasyncgen(source):
+        await source.aclose()
 
 
 def readable(items: AnyIterable[T], name: str) -> AnyIterable[T]:
