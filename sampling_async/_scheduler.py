@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -82,7 +83,7 @@ class JobStream(Background, Generic[Job]):
         self._run = run
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
-        self._coroutines: list[Coroutine[object, object, None]] = []  # of the tasks
+        self._coroutines: list[Coroutine[Any, Any, None]] = []  # of the tasks
         self._drawing: anyio.CancelScope | None = None
         self._drawn = False
         self._window = window
@@ -97,8 +98,9 @@ class JobStream(Background, Generic[Job]):
         finally:
             for permit in self.open.values():  # of jobs that no task has taken up
                 permit.release()
-            for coroutine in self._coroutines:  # a task cancelled before its first step leaves it unawaited
-                coroutine.close()
+            for coroutine in self._coroutines:
+                if getcoroutinestate(coroutine) == CORO_CREATED:  # its task was cancelled before its first step
+                    coroutine.close()
 
     @property
     def _has_more(self) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from fault_server import PROCESSED, FaultServer, answer, wait
 from kit import client_of
@@ -252,3 +253,22 @@ def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_i
                     assert len(await client.get_settings()) == 2
 
     asyncio.run(main())
+
+
+def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
+    async def outcomes(client: SamplingClient):
+        async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
+            async for outcome in stream:
+                yield outcome
+
+    async def main() -> None:
+        with FaultServer(then=SLOW) as server:
+            async with client_of(server.url, max_concurrency=4) as client:
+                found = outcomes(client)
+                await anext(found)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(found.aclose)
+
+    # trio finds its stack of nurseries in disorder, and says so when the task ends.
+    with pytest.warns(RuntimeWarning, match="PEP 789"), pytest.raises(RuntimeError, match="Nursery"):
+        anyio.run(main, backend="trio")
