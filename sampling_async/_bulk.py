@@ -111,7 +111,8 @@ class OutcomeStream:
         for start in range(0, len(request.quota_ids), _AT_ONCE):
             in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
             await self._turns.step(_AT_ONCE)
-        return BulkInviteResult(in_order, self.unrequested, request=request)
+        code, asked = request.member_code, request.quota_ids
+        return BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)
 
     async def __anext__(self) -> InviteOutcome:
         await self._turns.step()

@@ -20,7 +20,6 @@ from sampling_async._models import Invite, hidden
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async._protocol import InviteRequest
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
 """See `InviteOutcome.status`."""
@@ -128,19 +127,21 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         outcomes: Iterable[Answer],
         unrequested: Iterable[InviteOutcome] = (),
         *,
-        request: InviteRequest | None = None,
+        member_code: str = "",
+        quota_ids: tuple[int, ...] | None = None,
     ) -> None:
         """Hold outcomes.
 
         Args:
             outcomes: Outcomes; of a request also the items of replies that say them, which the client has.
             unrequested: See above.
-            request: What was asked, where there are such items.
+            member_code: The member, where there are such items.
+            quota_ids: What was asked, in the order of `outcomes`, where there are such items.
         """
         self._answers = tuple(outcomes)
-        self._member_code = "" if request is None else request.member_code
+        self._member_code = member_code
         given = (outcome.quota_id for outcome in self._answers if isinstance(outcome, InviteOutcome))
-        self._quota_ids = tuple(given) if request is None else request.quota_ids
+        self._quota_ids = tuple(given) if quota_ids is None else quota_ids
         self.unrequested = tuple(unrequested)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ LAYERS = {
     "_errors": {"_outcomes"},  # for a type only
     "_models": set(),
     "_settings": {"_errors", "_models"},
-    "_outcomes": {"_drafts", "_errors", "_fastlane", "_models", "_protocol"},  # the last for a type only
+    "_outcomes": {"_drafts", "_errors", "_fastlane", "_models"},
     "_loops": set(),
     "_forks": set(),
     "_threads": {"_loops"},
