@@ -34,7 +34,7 @@ class OutcomeStream:
     so that outcomes seen plus `left_over` account for every quota ID taken.
 
     An exception of the input, or an ID in it that is none, ends the iteration after the outcomes of all chunks
-    that were sent.
+    that were sent. Where several tasks read one stream, one of them is told.
 
     Attributes:
         unrequested: The latest answers, at most 10,000, under quota IDs that nobody asked for.
@@ -51,7 +51,8 @@ class OutcomeStream:
         self.unrequested: deque[InviteOutcome] = deque(maxlen=_UNREQUESTED_KEPT)
         self._inviter = inviter
         self._source = source
-        self._jobs = JobStream(permit, source, inviter.ask, window=window)
+        needs_permit = inviter.needs_permit
+        self._jobs = JobStream(permit, source, inviter.ask, window=window, needs_permit=needs_permit)
         self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()  # several where several tasks read
         self._left_over: tuple[InviteOutcome, ...] | None = None
         self._entered = False
@@ -62,7 +63,8 @@ class OutcomeStream:
         """After the block: outcomes of everything taken from the input that was not handed over.
 
         What had finished is as it finished, what was in flight is `unknown` (`not_sent` if no byte had left),
-        the rest is `not_sent`.
+        the rest is `not_sent`. With a journal, what it was not asked about yet is `unknown`: an earlier run may
+        have sent it.
         """
         if not self._jobs.left:
             raise RuntimeError("left_over is known when the block has been left")

@@ -118,13 +118,14 @@ class Caller:
         with suppress(ClientClosedError):  # which is told of each chunk
             self._session.check_usable()
 
-    def distrust(self, error: SamplingError, call: Call[Any], track: Track) -> None:
+    def distrust(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Say on an error what is known of a call that was answered with what is not its answer.
 
         The right answer may still be on its way, on a connection that must not carry another request then.
         """
         error.endpoint = call.endpoint
         error.attempts = track.attempts
+        error.elapsed = self.clock() - started
         track.ambiguous = True
         self._session.close_idle()
 

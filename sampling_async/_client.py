@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sampling_async._settings import PartnerSettings
 
 _SPARE_CONNECTIONS = 2
+_LEAST_SHARE: Final = 1e-6
 BULK: Final[Endpoint] = "bulk_invite"
 
 
@@ -158,7 +159,7 @@ class SamplingClient:
 
     async def aclose(self) -> None:
         """Close the client. Calls that still run end with `ClientClosedError`; may be called twice."""
-        self._gate.unhold()
+        self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
     def snapshot(self) -> Snapshot:
@@ -241,12 +242,12 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        track = Track()
+        track, started = Track(), self._caller.clock()
         invite = await self._caller.run(call, self._interactive(call.endpoint, deadline), track)
         try:
             self._caller.links.hand(member_code, (invite.url,), "$.URL")
         except DecodeError as exc:
-            self._caller.distrust(exc, call, track)
+            self._caller.distrust(exc, call, track, started)
             raise
         return invite
 
@@ -272,8 +273,8 @@ class SamplingClient:
                 slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
                 8 requests.
             deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
-                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
-                that can be read only once, nothing more is taken after it.
+                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. All of the
+                input is taken first.
             weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
 
         Returns:
@@ -390,7 +391,8 @@ class SamplingClient:
         bulk = self._gate.kind(BULK)
 
         def size_of(quota_ids: int) -> int:
-            free = 0 if self._gate.waiting else bulk.adaptive.limit - self._gate.running
+            room = min(bulk.adaptive.limit - len(bulk.held), self._gate.maximum - self._gate.running)
+            free = 0 if self._gate.waiting else room
             return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=size)
 
         return size_of
@@ -401,7 +403,7 @@ class SamplingClient:
     def _stream(
         self, source: ChunkSource, until: float, weight: float, journal: Journal | None = None
     ) -> OutcomeStream:
-        lane = Lane(BULK, _positive(weight, "weight", "a share"))
+        lane = Lane(BULK, _share(weight))
         permit = partial(Permit, self._gate, lane, until)
         inviter = Inviter(self._caller, self._panel_guid, journal)
         return OutcomeStream(inviter, source, permit, window=self._gate.maximum + 1)
@@ -502,6 +504,15 @@ def _positive(value: float, name: str, what: str) -> float:
         shown = "one beyond all floats" if type(value) is int and number is None else repr(value)
         raise InvalidRequestError(f"{name} is {what} above 0, not {shown}")
     return number
+
+
+def _share(weight: float) -> float:
+    share = _positive(weight, "weight", "a share")
+    if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
+        raise InvalidRequestError(
+            f"weight is a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
+        )
+    return share
 
 
 def _size(chunk_size: int) -> int:

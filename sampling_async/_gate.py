@@ -84,10 +84,20 @@ class Kind:
         interactive: The lane of calls that somebody waits for.
         lanes: A heap of the other lanes where somebody waits, by turn.
         held_until: When it may go on that was asked to wait.
-        overloaded_at: When an attempt last was more than the service could take.
+        reported_at: When an attempt of this kind last was more than the service could take.
+        lowered_at: When its limit was last lowered for what others reported.
     """
 
-    __slots__ = ("adaptive", "held", "held_until", "interactive", "lanes", "overloaded_at", "spread")
+    __slots__ = (
+        "adaptive",
+        "held",
+        "held_until",
+        "interactive",
+        "lanes",
+        "lowered_at",
+        "reported_at",
+        "spread",
+    )
 
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
@@ -95,7 +105,8 @@ class Kind:
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
         self.held_until = -inf
-        self.overloaded_at = -inf
+        self.reported_at = -inf
+        self.lowered_at = -inf
         self.spread = 0.0
 
     @property
@@ -137,6 +148,7 @@ class Gate:
         self._now = 0.0  # the turn that was served last
         self._joined = count()
         self._held_back: set[anyio.CancelScope] = set()
+        self._is_closed = False
 
     @property
     def running(self) -> int:
@@ -166,6 +178,8 @@ class Gate:
         Where two kinds are to wait at the same time, it is not about either, and all wait. Those held back set
         out spread a little.
         """
+        if self._is_closed:
+            return
         now = self.clock()
         until, spread = now + seconds, min(1.0, _SPREAD * seconds)
         others = (each for name, each in self._kinds.items() if name != kind)
@@ -177,22 +191,38 @@ class Gate:
 
     def unhold(self) -> None:
         """End all holds now."""
-        for kind in (self._all, *self._kinds.values()):
-            kind.held_until = -inf
+        self._lift()
         for scope in self._held_back:
             scope.cancel()
+
+    def close(self, *, wakes: bool) -> None:
+        """End all holds for good: what still waits is to end.
+
+        Args:
+            wakes: Whether this runs in the event loop of those that are held back; another one must not.
+        """
+        self._is_closed = True
+        self._lift()
+        if wakes:
+            self.unhold()
+
+    def _lift(self) -> None:
+        for kind in (self._all, *self._kinds.values()):
+            kind.held_until = -inf
 
     def overloaded(self, permit: Permit) -> None:
         """Learn that an attempt was more than the service could take; if two kinds say so, it is about all."""
         kind, now = permit.kind, self.clock()
-        kind.overloaded_at = now
+        kind.reported_at = now
         kind.adaptive.overloaded(permit.generation)
         others = [each for each in self._kinds.values() if each is not kind]
-        if any(now - other.overloaded_at < _AT_ONCE for other in others):
-            for other in others:
-                if now - other.overloaded_at >= _AT_ONCE:
-                    other.overloaded_at = now
-                    other.adaptive.overloaded(other.adaptive.generation)
+        if not any(now - other.reported_at < _AT_ONCE for other in others):
+            return
+        for other in others:
+            # What was lowered for others has reported nothing itself, and is no witness.
+            if now - max(other.reported_at, other.lowered_at) >= _AT_ONCE:
+                other.lowered_at = now
+                other.adaptive.overloaded(other.adaptive.generation)
 
     async def acquire(self, permit: Permit) -> None:
         """Wait until a permit may be used, and for the end of a hold; it is not kept meanwhile."""

@@ -86,7 +86,12 @@ class Inviter:
     async def end(self) -> None:
         """Close it, if this opened it: another fan-out may be using it."""
         if self._journal is not None and self._is_open:
+            self._is_open = False
             await self._journal.close()
+
+    def needs_permit(self, job: Job) -> bool:
+        """Return whether a job takes a request: what is known already, or is not sent any more, takes none."""
+        return job.answered is None and self._stopped_by is None
 
     async def ask(self, job: Job, permit: Permit) -> None:
         """Find out what a job's quota IDs come to; failures of requests are outcomes."""
@@ -166,15 +171,16 @@ class Inviter:
         return unavailable and error.retry_after is None and error.attempts > 1 and others_answered
 
     async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
-        call = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids)
+        call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
         answer = await self._caller.run(call, permit, track)
         try:
             self._caller.links.hand(chunk.member_code, answer.links, "$.Invites")
         except DecodeError as exc:
-            self._caller.distrust(exc, call, track)
+            self._caller.distrust(exc, call, track, started)
             raise
         for error in answer.errors:
             error.attempts = track.attempts
+            error.elapsed = self._caller.clock() - started
         return Answered(chunk, _resent(answer) if track.ambiguous else answer)
 
     def _stop(self, error: SamplingError) -> None:

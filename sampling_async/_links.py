@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _REMEMBERED: Final = 32_768
-"""Links after which the older half is forgotten: those of some hundred requests, which take some MB."""
+"""Links after which the older half is forgotten: those of some hundred requests, which take a few MB."""
 
 
 class Links:
@@ -25,8 +25,8 @@ class Links:
     __slots__ = ("_before", "_latest", "_most")
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        self._latest: dict[str, str] = {}
-        self._before: dict[str, str] = {}
+        self._latest: dict[int, str] = {}
+        self._before: dict[int, str] = {}
         self._most = most
 
     def hand(self, member_code: str, links: Sequence[str], path: str) -> None:
@@ -41,10 +41,11 @@ class Links:
             DecodeError: One of them was handed to another member. None of the answer can be trusted then.
         """
         latest, fine = self._latest, {None, member_code}
-        # Few steps, each over all links: this is done for every answer.
-        owners = {*map(latest.get, links), *(map(self._before.get, links) if self._before else ())}
+        # Few steps, each over all links: this is done for every answer. Hashes take the same room for any link.
+        keys = [*map(hash, filter(None, links))]
+        owners = {*map(latest.get, keys), *(map(self._before.get, keys) if self._before else ())}
         if not owners <= fine:
             raise DecodeError(path, "expected invites of this member, found a link given to another one")
-        latest.update(zip(links, repeat(member_code)))
+        latest.update(zip(keys, repeat(member_code)))
         if len(latest) > self._most:
             self._before, self._latest = latest, {}

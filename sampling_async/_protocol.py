@@ -79,7 +79,7 @@ def quota_id_of(value: SupportsIndex) -> int:
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
+    except Exception:  # noqa: BLE001  of somebody's __index__
         number = None
     if number is None or not 1 <= number <= _INT64_MAX:
         shown = repr(value) if isinstance(value, int | float | bool) else f"a {type(value).__name__}"

@@ -63,6 +63,7 @@ class JobStream(Background, Generic[Job]):
             when it returns, and which is not held where it did not come in time. It must give the event loop a
             turn: the next job may follow without one.
         window: How many jobs may be drawn and not taken: the bound of the memory used.
+        needs_permit: Says of a job whether it is to wait for its permit.
 
     Attributes:
         open: Jobs that were drawn, with their permits, in that order, until `release`.
@@ -75,12 +76,14 @@ class JobStream(Background, Generic[Job]):
         run: Callable[[Job, Permit], Awaitable[object]],
         *,
         window: int,
+        needs_permit: Callable[[Job], bool] = lambda _: True,
     ) -> None:
         super().__init__()
         self.open: dict[Job, Permit] = {}
         self._permit = permit
         self._source = source
         self._run = run
+        self._needs_permit = needs_permit
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
         self._coroutines: list[Coroutine[Any, Any, None]] = []  # of the tasks
@@ -154,7 +157,8 @@ class JobStream(Background, Generic[Job]):
             while (job := await self._draw(source)) is not None:
                 permit = self.open[job] = self._permit()
                 source.handed_over()
-                await permit.acquire()
+                if self._needs_permit(job):
+                    await permit.acquire()
                 self._set_to_work(job, running)
                 if shuffled:
                     await anyio.lowlevel.checkpoint()

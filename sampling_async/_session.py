@@ -268,6 +268,11 @@ class Session:
                 "this client belongs to another event loop; make one client for each loop"
             )
 
+    @property
+    def is_at_home(self) -> bool:
+        """Whether this runs in the event loop that the session was used in, if any."""
+        return self._loop in (None, running_loop())
+
     async def aclose(self) -> None:
         """End what runs with `ClientClosedError`, wait for it, and close the connections.
 
@@ -275,7 +280,7 @@ class Session:
         """
         self.closed = True
         self._carrier.close()
-        at_home = self._loop in (None, running_loop())
+        at_home = self.is_at_home
         with anyio.CancelScope(shield=True):
             if self._scopes and at_home:
                 self._idle = self._idle or anyio.Event()

@@ -10,8 +10,9 @@ class Snapshot:
     """The state of a client at one moment, for logs, metrics and the curious.
 
     Attributes:
-        limit: How many attempts may run now; it adapts to what the service can take.
-        max_concurrency: The highest it gets.
+        limit: How many bulk invites may run at once now; it adapts to what the service can take. Each other
+            endpoint has a limit of its own.
+        max_concurrency: How many attempts may run at once, of all endpoints.
         running: How many attempts run.
         waiting: How many wait to be let in.
         held_for: Seconds for which the service asked to send nothing, still to go.

@@ -190,3 +190,27 @@ async def test_one_kind_at_its_limit_does_not_keep_another_waiting():
             assert await recontact.acquire()
         assert sum(permit.is_held for permit in bulk) == 1
         tasks.cancel_scope.cancel()
+
+
+async def test_what_was_lowered_for_others_is_no_witness_against_the_next():
+    """One failure of a second kind must not lower all limits again and again, while one goes on failing."""
+    time = doubles.FakeTime()
+    shut = Gate(64, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))
+    for permit in (quotas, settings, bulk):
+        await permit.acquire()
+    bulk.kind.adaptive._limit = 64.0
+    shut.overloaded(settings)
+    for _ in range(60):
+        time.now += 0.5
+        quotas.generation = quotas.kind.adaptive.generation
+        shut.overloaded(quotas)
+    assert bulk.kind.adaptive.limit >= 32
+
+
+async def test_a_closed_gate_holds_nothing_back():
+    shut = doubles.gate(1)
+    shut.hold(60)
+    shut.close(wakes=True)
+    shut.hold(60)
+    assert shut.held_for() == 0

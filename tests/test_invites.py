@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import threading
+import time
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -16,7 +18,14 @@ import httpx
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from sampling_async import InvalidRequestError, InviteRequest, RetryPolicy, Timeouts, TransportTimeoutError
+from sampling_async import (
+    InvalidRequestError,
+    InviteRequest,
+    RetryPolicy,
+    SamplingError,
+    Timeouts,
+    TransportTimeoutError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -584,3 +593,75 @@ async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():
         async with client.fan_out(requests, goal="first", deadline=100, weight=2) as stream:
             assert len([outcome async for outcome in stream]) == 30
     assert len(service.requests) > 3
+
+
+async def test_what_takes_no_request_does_not_wait_for_a_hold(tmp_path):
+    """Answers of a journal are handed over at once, whatever the service asks."""
+    clock, service = doubles.FakeTime(), doubles.Service(doubles.bulk)
+    requests = [InviteRequest("m", range(1, 201))]
+    async with doubles.client(service, clock) as client:
+        for _ in range(2):
+            async with client.fan_out(requests, journal=tmp_path / "journal") as outcomes:
+                assert len([outcome async for outcome in outcomes]) == 200
+            client._gate.hold(30)
+    assert (clock.now, len(service.requests)) == (0, 2)
+
+
+async def test_a_bulk_in_a_hurry_uses_the_slots_that_bulks_have():
+    """Other endpoints have limits of their own; what they use does not count as a bulk's."""
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service, max_concurrency=64) as client:
+        busy = [client._interactive("get_settings", None) for _ in range(8)]
+        for permit in busy:
+            await permit.acquire()
+        await client.bulk_invite("m", range(1, 101), goal="first")
+        for permit in busy:
+            permit.release()
+    assert len(service.requests) == 8
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), 1e-320, 1e300, 10**400, True, "1"])
+async def test_a_weight_that_is_no_share_is_refused(weight):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match="weight"):
+            client.stream_bulk_invite("m", [1], weight=weight)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), 10**400, True, "1"])
+async def test_a_deadline_that_is_none_is_refused(deadline):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match="deadline"):
+            await client.bulk_invite("m", [1], deadline=deadline)
+
+
+async def test_an_id_whose_index_raises_is_refused_and_those_before_it_are_told():
+    class Broken:
+        def __index__(self) -> int:
+            raise ValueError("broken")
+
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        with pytest.raises(InvalidRequestError, match="Broken"):
+            async with client.stream_bulk_invite("m", iter([1, 2, Broken()])) as outcomes:
+                async for _ in outcomes:
+                    pass
+    assert [outcome.quota_id for outcome in outcomes.left_over] == [1, 2]
+
+
+def test_a_client_is_closed_from_another_event_loop_whatever_waits_in_the_first():
+    service = doubles.Service(httpx.Response(429, headers={"Retry-After": "30"}))
+    client = doubles.client(service, sleep=anyio.sleep, clock=time.monotonic, retry=ONCE)
+
+    async def wait() -> asyncio.Task[object]:
+        with contextlib.suppress(SamplingError):
+            await client.get_settings()
+        waiting = asyncio.ensure_future(client.get_settings())
+        await asyncio.sleep(0.01)
+        return waiting
+
+    loop = asyncio.new_event_loop()
+    waiting = loop.run_until_complete(wait())
+    asyncio.run(client.aclose())
+    assert client._session.closed
+    waiting.cancel()
+    loop.run_until_complete(asyncio.wait([waiting]))
+    loop.close()

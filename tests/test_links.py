@@ -25,6 +25,12 @@ def test_a_link_is_of_the_member_it_was_handed_to_first():
     links.hand("m1", ["b"], "$.Invites")
 
 
+def test_an_empty_link_is_nobodys():
+    links = Links()
+    links.hand("m1", ["", "a"], "$")
+    links.hand("m2", ["", "b"], "$")
+
+
 def test_the_latest_links_are_remembered_and_no_more():
     links = Links(most=100)
     for member in range(1000):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from sampling_async import InviteRequest, SamplingClient
-from scoreboard.board import Row, Run, at_most
+from scoreboard.board import Row, Run, at_most, published
 from scoreboard.testkit import tool
 
 if TYPE_CHECKING:
@@ -50,15 +50,20 @@ def rows(run: Run) -> list[Row]:
         ),
     }
     found = {name: _least(operation) for name, operation in inputs.items()}
-    stalls = [
-        at_most(f"longest stall: {name}", MOST_STALL, stall, unit="ms") for name, (stall, _) in found.items()
-    ]
+    stalls = [_row(run, f"longest stall: {name}", MOST_STALL, stall) for name, (stall, _) in found.items()]
     stops = [
-        at_most(f"until it was left: {name}", MOST_STOP, stop, unit="ms")
+        _row(run, f"until it was left: {name}", MOST_STOP, stop)
         for name, (_, stop) in found.items()
         if stop is not None
     ]
     return stalls + stops
+
+
+def _row(run: Run, name: str, most: float, milliseconds: float) -> Row:
+    """Return a goal in the long version only: the short one runs on machines that others disturb."""
+    if run.version == "short":
+        return published(name, milliseconds, unit="ms")
+    return at_most(name, most, milliseconds, unit="ms")
 
 
 def _least(operation: Callable[[SamplingClient], Awaitable[object]]) -> tuple[float, float | None]:
