@@ -101,8 +101,12 @@ class OutcomeStream:
         divisor = pieces(len(request.quota_ids))
         answers: list[dict[int, Answer]] = [{} for _ in range(divisor)]
         in_order: list[Answer] = []
-        for job in await self._jobs.all_done():
+        jobs = await self._jobs.all_done()
+        jobs.reverse()
+        while jobs:  # let go of one by one: ten thousand at once take their time
+            job = jobs.pop()
             answer = job.account().answer
+            self._jobs.release(job)
             self.unrequested.extend(answer.unrequested)
             if divisor == 1:
                 answers[0].update(answer.answers)
@@ -112,6 +116,9 @@ class OutcomeStream:
             await self._turns.step(len(answer.answers))
         for start in range(0, len(request.quota_ids), _AT_ONCE):
             in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
+            await self._turns.step(_AT_ONCE)
+        for some in answers:
+            some.clear()
             await self._turns.step(_AT_ONCE)
         code, asked = request.member_code, request.quota_ids
         return BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)

@@ -23,7 +23,7 @@ from sampling_async._inputs import AnyIterable, Input
 from sampling_async._job import Answered, Job, failed
 from sampling_async._limit import Line
 from sampling_async._outcomes import InviteOutcome
-from sampling_async._protocol import CheckedIDs, Chunk, InviteRequest, member_code_of, quota_id_of
+from sampling_async._protocol import Chunk, InviteRequest, member_code_of, quota_id_of, request_of
 from sampling_async._replies import BulkAnswer
 from sampling_async._stepwise import ENTRIES, Turns, pieces
 
@@ -80,7 +80,10 @@ async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) 
     while some := InviteRequest(member_code, tuple(islice(values, _MANY))).quota_ids:
         checked += some
         await turns.step(_MANY)
-    return InviteRequest(request.member_code, CheckedIDs(checked))
+    whole = tuple(checked)
+    await turns.step(_MANY)
+    checked.clear()
+    return request_of(request.member_code, whole)
 
 
 class Plan:
@@ -390,6 +393,9 @@ async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
         for quota_id in quota_ids[start : start + _MANY]:
             piece = piece_of[quota_id % divisor].setdefault(quota_id, counted[-1])
             piece[quota_id] = piece.get(quota_id, 0) + 1
+        await turns.step(_MANY)
+    for pieces_of_some in piece_of:  # to let go of a million entries takes its time, too
+        pieces_of_some.clear()
         await turns.step(_MANY)
     return counted
 

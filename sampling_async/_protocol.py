@@ -105,19 +105,11 @@ def member_code_of(value: str) -> str:
     return value
 
 
-class CheckedIDs(tuple[int, ...]):
-    """Quota IDs that were checked already."""
-
-    __slots__ = ()
-
-
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise InvalidRequestError(
             "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
         )
-    if type(values) is CheckedIDs:
-        return values
     given: tuple[Any, ...] = tuple(values)
     if set(map(type, given)) == {int} and min(given) > 0 and max(given) <= _INT64_MAX:  # as is nearly always so
         return given
@@ -134,6 +126,14 @@ class InviteRequest:
 
     member_code: str = field(converter=member_code_of, repr=hidden)
     quota_ids: tuple[int, ...] = field(converter=_quota_ids_of)
+
+
+def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:
+    """Make a request of what was checked already."""
+    request: InviteRequest = object.__new__(InviteRequest)
+    object.__setattr__(request, "member_code", member_code)
+    object.__setattr__(request, "quota_ids", quota_ids)
+    return request
 
 
 # --- The five requests -------------------------------------------------------------------------------------
