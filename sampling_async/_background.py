@@ -76,11 +76,9 @@ class Background(ABC):
         except BaseException as exc:  # noqa: BLE001  kept, or raised again
             self.has_ended_the_loop = isinstance(exc, BaseExceptionGroup) and not self._is_of_the_work_itself
             self._keep(_first_of(exc))
-            self._came_to_its_end = True
-        else:
-            self._came_to_its_end = True
         finally:
             self.is_over()
+        self._came_to_its_end = True
 
     def is_over(self, failure: BaseException | None = None) -> None:
         """Learn that there is no more to come, and perhaps why; may be called again."""

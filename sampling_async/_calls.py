@@ -24,7 +24,7 @@ from sampling_async._session import BodyReader, Session, Track
 from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from sampling_async._gate import Gate, Permit
     from sampling_async._protocol import Call
@@ -118,16 +118,31 @@ class Caller:
         with suppress(ClientClosedError):  # which is told of each chunk
             self._session.check_usable()
 
-    def distrust(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
-        """Say on an error what is known of a call that was answered with what is not its answer.
+    def hand(
+        self,
+        member_code: str,
+        links: Sequence[str],
+        call: Call[Any],
+        track: Track,
+        *,
+        path: str,
+        started: float,
+    ) -> None:
+        """Take note that the links of an answer are handed to a member.
 
-        The right answer may still be on its way, on a connection that must not carry another request then.
+        Raises:
+            DecodeError: One of them is another member's, so this is not the answer to the call. The right one
+                may still be on its way, on a connection that must not carry another request then.
         """
-        error.endpoint = call.endpoint
-        error.attempts = track.attempts
-        error.elapsed = self.clock() - started
-        track.ambiguous = True
-        self._session.close_idle()
+        try:
+            self.links.hand(member_code, links, path)
+        except DecodeError as exc:
+            exc.endpoint = call.endpoint
+            exc.attempts = track.attempts
+            exc.elapsed = self.clock() - started
+            track.ambiguous = True
+            self._session.close_idle()
+            raise
 
     def wall_limit(self, call: Call[Any]) -> float:
         """Return the seconds one attempt may take in all."""

@@ -26,7 +26,7 @@ from sampling_async._chunks import (
 )
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
-from sampling_async._errors import DecodeError, Endpoint, InvalidRequestError
+from sampling_async._errors import Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._inputs import AnyIterable, readable
 from sampling_async._invites import Inviter
@@ -244,11 +244,7 @@ class SamplingClient:
         call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
         track, started = Track(), self._caller.clock()
         invite = await self._caller.run(call, self._interactive(call.endpoint, deadline), track)
-        try:
-            self._caller.links.hand(member_code, (invite.url,), "$.URL")
-        except DecodeError as exc:
-            self._caller.distrust(exc, call, track, started)
-            raise
+        self._caller.hand(member_code, (invite.url,), call, track, path="$.URL", started=started)
         return invite
 
     async def bulk_invite(

@@ -11,7 +11,6 @@ from attrs import evolve
 from sampling_async._errors import (
     BadRequestError,
     ClientClosedError,
-    DecodeError,
     ForbiddenError,
     InvalidRequestError,
     SamplingError,
@@ -173,11 +172,7 @@ class Inviter:
     async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
         call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
         answer = await self._caller.run(call, permit, track)
-        try:
-            self._caller.links.hand(chunk.member_code, answer.links, "$.Invites")
-        except DecodeError as exc:
-            self._caller.distrust(exc, call, track, started)
-            raise
+        self._caller.hand(chunk.member_code, answer.links, call, track, path="$.Invites", started=started)
         for error in answer.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started

@@ -231,13 +231,15 @@ def test_mode_41_with_a_journal_what_a_handler_struck_is_gone_on_with(tmp_path):
 # --- A block left by the garbage collector
 
 
+async def outcomes(client: SamplingClient):
+    """Read a stream as one should not: in a generator that may be left open."""
+    async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
+        async for outcome in stream:
+            yield outcome
+
+
 def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_its_host():
     """PEP 789: the loop ends the generator in a task of its own, some time after the host has left it."""
-
-    async def outcomes(client: SamplingClient):
-        async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
-            async for outcome in stream:
-                yield outcome
 
     async def main() -> None:
         with FaultServer(then=SLOW) as server:
@@ -256,11 +258,6 @@ def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_i
 
 
 def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
-    async def outcomes(client: SamplingClient):
-        async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
-            async for outcome in stream:
-                yield outcome
-
     async def main() -> None:
         with FaultServer(then=SLOW) as server:
             async with client_of(server.url, max_concurrency=4) as client:
