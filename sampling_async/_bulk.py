@@ -101,19 +101,17 @@ class OutcomeStream:
         divisor = pieces(len(request.quota_ids))
         answers: list[dict[int, Answer]] = [{} for _ in range(divisor)]
         in_order: list[Answer] = []
-        jobs = await self._jobs.all_done()
-        jobs.reverse()
-        while jobs:  # let go of one by one: ten thousand at once take their time
-            job = jobs.pop()
-            answer = job.account().answer
-            self._jobs.release(job)
-            self.unrequested.extend(answer.unrequested)
-            if divisor == 1:
-                answers[0].update(answer.answers)
-            else:
-                for quota_id, each in answer.answers.items():
-                    answers[quota_id % divisor][quota_id] = each
-            await self._turns.step(len(answer.answers))
+        while jobs := await self._jobs.several():
+            for job in jobs:
+                answer = job.account().answer
+                self._jobs.release(job)
+                self.unrequested.extend(answer.unrequested)
+                if divisor == 1:
+                    answers[0].update(answer.answers)
+                else:
+                    for quota_id, each in answer.answers.items():
+                        answers[quota_id % divisor][quota_id] = each
+                await self._turns.step(len(answer.answers))
         for start in range(0, len(request.quota_ids), _AT_ONCE):
             in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
             await self._turns.step(_AT_ONCE)

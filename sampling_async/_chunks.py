@@ -42,6 +42,9 @@ _NEARLY: Final = 1.05
 _MANY: Final = 4096
 """Quota IDs that are checked, counted or put in order in one go; of more, the event loop gets its turns."""
 
+_FEW: Final = 128
+"""The same, where each of them may have another dict grow."""
+
 _RECALLED: Final = 1000
 """Quota IDs that a journal is asked about in one go."""
 
@@ -387,13 +390,13 @@ async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
     counted: list[dict[int, int]] = [{}]
     divisor, turns = pieces(len(quota_ids)), Turns()
     piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]  # by the remainder of the ID
-    for start in range(0, len(quota_ids), _MANY):
-        if len(counted[-1]) > ENTRIES - _MANY:
+    for start in range(0, len(quota_ids), _FEW):
+        if len(counted[-1]) > ENTRIES - _FEW:
             counted.append({})
-        for quota_id in quota_ids[start : start + _MANY]:
+        for quota_id in quota_ids[start : start + _FEW]:
             piece = piece_of[quota_id % divisor].setdefault(quota_id, counted[-1])
             piece[quota_id] = piece.get(quota_id, 0) + 1
-        await turns.step(_MANY)
+        await turns.step(_FEW)
     for pieces_of_some in piece_of:  # to let go of a million entries takes its time, too
         pieces_of_some.clear()
         await turns.step(_MANY)

@@ -102,6 +102,7 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
     if chunk.asked_before and error.delivery != "unknown":
         error = delivered(error, "unknown")  # nothing that happens now takes an earlier request back
+    error = error.with_traceback(None)  # whose frames hold the job; outcomes are kept by the thousand
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
     alike = _Alike(chunk.places, Failure(status, code, result, error))
     return Answered(chunk, BulkAnswer(chunk.member_code, alike))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
 
+import msgspec
 from attrs import field, frozen
 
 from sampling_async._drafts import draft_of
@@ -52,9 +53,8 @@ class InviteOutcome:
     anomaly: str | None = None
 
 
-@frozen
-class Failure:
-    """Why quota IDs of a request have no answer: one for all of them, of which there may be a million."""
+class Failure(msgspec.Struct, frozen=True, gc=False):  # so what holds a million of them needs no look either
+    """Why quota IDs of a request have no answer: one for all of them."""
 
     status: OutcomeStatus
     result_code: int | None

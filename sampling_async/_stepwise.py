@@ -14,15 +14,18 @@ _LONG: Final = 0.004
 """Seconds of work after which others must have their turn."""
 
 ENTRIES: Final = 2**16
-"""What a dict may hold: one of a million takes 30 ms to grow, in which nothing else can run."""
+"""What one dict may hold: of a million it takes 30 ms to grow, in which nothing else can run."""
+
+_ENTRIES_ALIKE: Final = 2**12
+"""What each of several dicts may hold that fill up at the same pace, for they all grow at the same moment."""
 
 _EACH: Final = 16
 """How many steps go by between two looks at the clock, which takes as long as a small step."""
 
 
 def pieces(entries: int) -> int:
-    """Return into how many dicts to divide so many entries, so that none takes long to grow."""
-    return 1 + entries // ENTRIES
+    """Return into how many dicts to divide so many entries by a remainder, so that growing takes no time."""
+    return 1 + entries // _ENTRIES_ALIKE
 
 
 class Stepwise(AsyncIterator[T]):
@@ -53,5 +56,6 @@ class Turns:
             return
         self._steps = 0
         if time.perf_counter() - self._since > _LONG:
-            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()  # timers, and what came over the network
+            await anyio.lowlevel.checkpoint()  # and the tasks that were woken by it
             self._since = time.perf_counter()

@@ -53,6 +53,17 @@ async def test_outcomes_come_in_the_callers_order():
     assert result[0].invite.quota_id == 350
 
 
+async def test_what_failed_holds_nothing_of_the_request():
+    """A traceback has the frames, with the key and the bodies; a million IDs may leave ten thousand of them."""
+    for status in (403, 500, 503):
+        result = await bulk(
+            doubles.Service(lambda _, status=status: httpx.Response(status)), range(1, 301), retry=ONCE
+        )
+        assert {getattr(outcome.error, "status", status) for outcome in result} == {status}
+        assert all(outcome.error.__traceback__ is None for outcome in result)
+        assert all(outcome.error.__context__ is None for outcome in result)
+
+
 async def test_requests_hold_at_most_100_ids_each_once():
     service = doubles.Service(doubles.bulk)
     await bulk(service, [*range(1, 251), 1, 250])

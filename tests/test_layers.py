@@ -141,7 +141,7 @@ THIRD_PARTY = {
     "httpx": {"_session", "_failures", "_bodies", "_configuration", "_engine", "_answers"},
     "httptools": {"_answers"},
     "httpcore": set(),
-    "msgspec": {"_codec", "_fastlane"},
+    "msgspec": {"_codec", "_fastlane", "_outcomes"},
     "cattrs": {"_slowlane"},
 }
 

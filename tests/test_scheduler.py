@@ -74,13 +74,21 @@ def stream_of(numbers, run=double, *, limit: int = 2, window: int = 2, shut=None
     return JobStream(doubles.permits(shut), Drawer(numbers, drawn), run, window=window)
 
 
-async def test_all_done_waits_for_everything_and_the_window_does_not_stop_it():
-    async with stream_of(range(50)) as stream:
+async def test_several_come_in_batches_and_the_window_does_not_stop_them():
+    async with stream_of(range(600)) as stream:
         first = await stream.next()
         stream.release(first)
         await wait_all_tasks_blocked()
         assert stream._done  # the window is full
-        assert [first.result, *(job.result for job in await stream.all_done())] == list(range(0, 100, 2))
+        results, sizes = [first.result], []
+        while jobs := await stream.several():
+            sizes.append(len(jobs))
+            results += [job.result for job in jobs]
+            for job in jobs:
+                stream.release(job)
+        assert sorted(results) == list(range(0, 1200, 2))
+        assert sizes == [256, 256, 87]
+    assert not stream.open
 
 
 async def test_all_jobs_are_run():
@@ -228,7 +236,7 @@ async def test_a_task_that_has_ended_its_job_is_given_the_next_one():
         await anyio.lowlevel.checkpoint()
 
     async with stream_of(range(100), run, window=100) as stream:
-        assert len(await stream.all_done()) == 100
+        assert len(await stream.several()) == 100
     assert len(tasks) <= 2
 
 

@@ -10,6 +10,8 @@ import asyncio
 import gc
 import time
 from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -50,6 +52,8 @@ def rows(run: Run) -> list[Row]:
         ),
     }
     found = {name: _least(operation) for name, operation in inputs.items()}
+    if run.version == "long":
+        found["a journalled request of 1,000,000 IDs that is resumed"] = _resumed(distinct)
     stalls = [_row(run, f"longest stall: {name}", MOST_STALL, stall) for name, (stall, _) in found.items()]
     stops = [
         _row(run, f"until it was left: {name}", MOST_STOP, stop)
@@ -73,13 +77,27 @@ def _least(operation: Callable[[SamplingClient], Awaitable[object]]) -> tuple[fl
     return min(stall for stall, _ in rounds), min(stops, default=None)
 
 
+def _resumed(quota_ids: list[int]) -> tuple[float, None]:
+    """Return the longest stall while what a run before has asked is recalled."""
+    request = InviteRequest("m1", quota_ids)
+    with TemporaryDirectory() as folder:
+
+        def run(client: SamplingClient) -> Awaitable[None]:
+            return _streamed(client.fan_out([request], journal=Path(folder, "journal")))
+
+        asyncio.run(_measured(run, seconds=600))
+        return min(asyncio.run(_measured(run, seconds=600))[0] for _ in range(ROUNDS)), None
+
+
 async def _streamed(outcomes: Any) -> None:
     async with outcomes:
         async for _ in outcomes:
             pass
 
 
-async def _measured(operation: Callable[[SamplingClient], Awaitable[object]]) -> tuple[float, float | None]:
+async def _measured(
+    operation: Callable[[SamplingClient], Awaitable[object]], *, seconds: float = 2.5
+) -> tuple[float, float | None]:
     """Return the longest stall, and how long it took to stop what had not ended by itself; milliseconds."""
     known = tool("doubles")
 
@@ -99,7 +117,7 @@ async def _measured(operation: Callable[[SamplingClient], Awaitable[object]]) ->
         watch = asyncio.ensure_future(_longest_stall())
         await asyncio.sleep(0.05)
         task = asyncio.ensure_future(operation(client))
-        await asyncio.wait([task], timeout=2.5)
+        await asyncio.wait([task], timeout=seconds)
         stop = None
         if not task.done():
             task.cancel()
