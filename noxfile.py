@@ -39,6 +39,7 @@ CORE = [
     "limit",
     "lookups",
     "loops",
+    "outage",
     "policy",
     "protocol",
     "quotas",

@@ -21,6 +21,7 @@ from sampling_async._errors import (
     IncompleteBulkError,
     InvalidRequestError,
     JournalError,
+    OutageError,
     PagingError,
     SamplingError,
     ServerError,
@@ -44,7 +45,7 @@ from sampling_async._models import (
     SurveyWaveExclusion,
 )
 from sampling_async._outcomes import BulkInviteResult, InviteOutcome, OutcomeStatus
-from sampling_async._policy import RetryPolicy, Timeouts
+from sampling_async._policy import OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._protocol import InviteRequest
 from sampling_async._settings import MemberURL, PartnerSettings
 from sampling_async._snapshot import Snapshot
@@ -75,6 +76,8 @@ __all__ = [
     "JournalError",
     "Layer",
     "MemberURL",
+    "OutageError",
+    "OutagePolicy",
     "OutcomeStatus",
     "OutcomeStream",
     "PagingError",

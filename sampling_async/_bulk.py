@@ -73,6 +73,11 @@ class OutcomeStream:
             self._left_over = tuple(chain.from_iterable(job.left() for job in jobs))
         return self._left_over
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is sent now, because the service is away; see `OutagePolicy`."""
+        return self._inviter.is_paused
+
     async def __aenter__(self) -> Self:
         if self._entered:
             raise RuntimeError("a stream is entered once; make another one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -13,12 +14,21 @@ from sampling_async._errors import (
     ClientClosedError,
     DecodeError,
     Delivery,
+    OutageError,
     SamplingError,
     ServiceError,
     TransportTimeoutError,
 )
 from sampling_async._links import Links
-from sampling_async._policy import MAX_RETRY_AFTER, RetryBudget, RetryPolicy, may_have_worked, shows_overload
+from sampling_async._policy import (
+    MAX_RETRY_AFTER,
+    RetryBudget,
+    RetryPolicy,
+    is_refused_for_load,
+    may_have_worked,
+    shows_outage,
+    shows_overload,
+)
 from sampling_async._replies import OK, disguised_refusal, refusal
 from sampling_async._session import BodyReader, Session, Track
 from sampling_async._threads import in_thread
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from sampling_async._gate import Gate, Permit
+    from sampling_async._outage import Outage
     from sampling_async._protocol import Call
     from sampling_async._replies import Reply
 
@@ -36,9 +47,10 @@ _THREADS: Final = 4
 _THREADED_BYTES: Final = 2**20
 """Bodies from this size on are decoded in a thread, so that the event loop gets its turns."""
 
-_LEAST_SECONDS: Final = 1.0
-"""What must be left of a deadline for another attempt to begin."""
+_LEAST_SECONDS: Final = 0.05
+"""What must be left of a deadline for another attempt to begin, and more where it is known to take longer."""
 
+_MOST_DOUBLINGS: Final = 7
 _NO_TIME: Final = 0.001
 _TOO_MANY: Final = 429
 
@@ -51,6 +63,7 @@ class Caller:
     Args:
         session: Carries single attempts.
         gate: The limit of the whole client, also held shut while the service asks to wait.
+        outage: Whether the service is there at all.
         policy: Whether and when to ask again.
         clock: Seconds, from any start.
         sleep: Waits a number of seconds.
@@ -61,6 +74,7 @@ class Caller:
         self,
         session: Session,
         gate: Gate,
+        outage: Outage,
         policy: RetryPolicy,
         *,
         clock: Callable[[], float],
@@ -69,6 +83,7 @@ class Caller:
     ) -> None:
         self._session = session
         self._gate = gate
+        self.outage = outage
         self.policy = policy
         self.clock = clock
         self._sleep = sleep
@@ -94,24 +109,70 @@ class Caller:
         track = track or Track()
         started = self.clock()
         failures: list[SamplingError] = []
+        put_back = 0
         while True:
+            answered_at = self.outage.answered_at
             answer = await self._try(call, permit, track, read)
             if not isinstance(answer, SamplingError):
                 self.budget.deposit()
                 return answer
-            failures.append(answer)
             self._note(answer, call, track, started)
-            wait = self.policy.backoff(failures, self._random)
-            in_time = wait + _LEAST_SECONDS <= permit.remaining
-            if not (in_time and self.policy.allows(call.endpoint, failures) and self.budget.spend()):
+            if self._goes_back(answer, permit, answered_at):
+                put_back += 1
+                if self.clock() - started > permit.lane.patience:
+                    answer = self._refused_for_long(answer, permit, started)
+                    break
+                again, wait = True, self._rest(answer, put_back)
+            else:
+                failures.append(answer)
+                again = self.policy.allows(call.endpoint, failures)
+                wait = self.policy.backoff(failures, self._random)
+            in_time = self._in_time(wait, call, permit, answer)
+            if in_time is None or not again or (answer in failures and not self.budget.spend()):
                 break
             with self._session.until_closed():
-                await self._sleep(wait)
+                await self._sleep(in_time)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
             raise answer
         finally:
             del answer, failures  # an error whose traceback holds itself lives until the next collection
+
+    def _goes_back(self, error: SamplingError, permit: Permit, answered_at: float) -> bool:
+        """Return whether a chunk goes back into the queue, without having used up an attempt.
+
+        So it does where it surely was not processed, and what is wrong is wrong for all: no connection, or too
+        many requests. A 503 that counts as one of these, while others are answered, may be about the chunk.
+        """
+        passes = error.retry_after is None or error.retry_after <= MAX_RETRY_AFTER
+        may_repeat = permit.lane.patience and self.policy.max_attempts > 1 and not error.permanent
+        if not (may_repeat and passes and self.policy.says_unprocessed(error)):
+            return False
+        if isinstance(error, ServiceError):
+            others_answered = self.outage.answered_at > answered_at
+            return error.status == _TOO_MANY or (is_refused_for_load(error) and not others_answered)
+        return True
+
+    def _refused_for_long(self, error: SamplingError, permit: Permit, started: float) -> SamplingError:
+        if self.outage.answered_at >= started:
+            return error
+        return OutageError(f"nothing was let in for {permit.lane.patience:.0f} s, at last: {error.args[0]}")
+
+    def _rest(self, error: SamplingError, put_back: int) -> float:
+        """Return the seconds until a chunk queues again that was put back so often."""
+        if self.outage.is_on or is_refused_for_load(error):
+            return 0.0  # what it waits for then, it waits for in the queue
+        return self.policy.backoff([error] * min(put_back, _MOST_DOUBLINGS), self._random)
+
+    def _in_time(self, wait: float, call: Call[Any], permit: Permit, error: SamplingError) -> float | None:
+        """Return a wait that leaves another attempt the time such a call takes; None where there is less."""
+        remaining = permit.remaining
+        if remaining == inf:
+            return wait
+        line = permit.kind.adaptive.latency.line
+        longest = remaining - max(_LEAST_SECONDS, 0.0 if line is None else line(call.quota_ids))
+        wait = max(error.retry_after or 0.0, min(wait, longest / 2))
+        return wait if 0 <= wait < longest else None
 
     def must_be_of_this_loop(self) -> None:
         """Refuse what is asked from another event loop than before; there, its turn would never come."""
@@ -173,9 +234,7 @@ class Caller:
                 return exc
             with self._session.until_closed():
                 if not await permit.acquire():
-                    late = TransportTimeoutError("the deadline passes before this could be sent")
-                    late.retry_after = permit.held_for or None
-                    return late
+                    return self._not_let_in(permit)
         try:
             answer = await self._attempt(call, permit, track, read)
         finally:
@@ -192,6 +251,31 @@ class Caller:
                 return await in_thread(self._decoded, call, answer)
         return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
 
+    def _not_let_in(self, permit: Permit) -> SamplingError:
+        if self.outage.is_on and permit.remaining > 0:
+            return OutageError(
+                f"the service has been away for {self.outage.away_for():.1f} s, the last failure: "
+                f"{self.outage.cause}; nothing is sent but Get Settings, until that is answered"
+            )
+        late = TransportTimeoutError("the deadline passes before this could be sent")
+        late.retry_after = permit.held_for or None
+        return late
+
+    async def ask_whether_away(self, call: Call[Any], seconds: float) -> float | None:
+        """Make a call without an effect once, past all queues.
+
+        Returns:
+            None if the service is there, else for how many seconds it wants to be left alone.
+        """
+        error: SamplingError | None
+        try:
+            error = refusal(await self._session.attempt(call, Track(), seconds))
+        except SamplingError as exc:
+            error = exc.with_traceback(None)
+        if error is None or not shows_outage(error):
+            return None
+        return error.retry_after or 0.0
+
     async def _attempt(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> Reply | SamplingError:
@@ -207,19 +291,23 @@ class Caller:
                 unprocessed = self.policy.unprocessed
                 answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
         seconds = self.clock() - began
-        self._learn(call, permit, answer, seconds)
+        self._learn(call, permit, answer, began)
         self._log(call, track, seconds, ended)
         return answer
 
-    def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, seconds: float) -> None:
-        """Let the limit of the client follow from how an attempt ended."""
-        limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
+    def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float) -> None:
+        """Let the limits of the client, and what it takes for an outage, follow from how an attempt ended."""
+        now = self.clock()
         if isinstance(answer, SamplingError):
-            if shows_overload(answer) and permit.remaining > _NO_TIME:  # else it was the caller's hurry
-                self._gate.overloaded(permit)
-        elif call.endpoint == "bulk_invite":
+            if permit.remaining > _NO_TIME:  # else it was the caller's hurry
+                self._learn_failure(call, permit, answer, began)
+            return
+        self.outage.answered()
+        permit.kind.pace.answered(now)
+        limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
+        if call.endpoint == "bulk_invite":
             limit.answered_in(
-                seconds,
+                now - began,
                 quota_ids=call.quota_ids,
                 patience=self._session.timeouts.read_limit(call.endpoint, call.quota_ids),
                 generation=generation,
@@ -228,6 +316,19 @@ class Caller:
             )
         else:
             limit.answered(generation, running)
+
+    def _learn_failure(self, call: Call[Any], permit: Permit, error: SamplingError, began: float) -> None:
+        if is_refused_for_load(error):
+            self._gate.refused(permit)
+        elif shows_overload(error):
+            self._gate.overloaded(permit)
+        else:
+            permit.kind.pace.answered(self.clock())
+        is_away = shows_outage(error)
+        if is_away and call.endpoint != "get_settings":  # which may fail alone, and would never say it is over
+            self.outage.failed(str(error.args[0]), began, alone_for=error.retry_after or 0.0)
+        elif is_away is False:
+            self.outage.answered()
 
     def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
         try:

@@ -32,7 +32,8 @@ from sampling_async._inputs import AnyIterable, readable
 from sampling_async._invites import Inviter
 from sampling_async._journal import Journal
 from sampling_async._loops import current_time
-from sampling_async._policy import RetryPolicy, Timeouts
+from sampling_async._outage import Outage
+from sampling_async._policy import OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._quotas import SurveyStream, read_quotas
 from sampling_async._recontact import PageReader, RecontactStream
@@ -69,6 +70,7 @@ class SamplingClient:
             the limit adapts to what the service can take, see `snapshot()`.
         timeouts: Time limits of an attempt.
         retry: Whether and how failed calls are repeated.
+        outage: What to do when the service is away.
         limits: Bounds of an answer's body, in bytes.
         transport: Something of httpx that carries the requests in place of its own engine: a proxy, a mock,
             an ASGI application. Proxies of the environment are not used.
@@ -90,6 +92,7 @@ class SamplingClient:
         max_concurrency: int = 8,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
+        outage: OutagePolicy | None = None,
         limits: BodyLimits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         allow_http: bool = False,
@@ -112,11 +115,20 @@ class SamplingClient:
             connections=max_concurrency + _SPARE_CONNECTIONS,
             transport=transport,
         )
-        self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random)
+        self._outage = Outage(
+            outage or OutagePolicy(),
+            self._ask_whether_away,
+            under_way=max_concurrency,
+            clock=clock,
+            sleep=sleep,
+            random=random,
+        )
+        self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
         self._known = WeakValueDictionary[bytes, "Survey"]()  # surveys read before that somebody still has
         warm_up()
+        policy = retry or RetryPolicy()
         self._caller = Caller(
-            self._session, self._gate, retry or RetryPolicy(), clock=clock, sleep=sleep, random=random
+            self._session, self._gate, self._outage, policy, clock=clock, sleep=sleep, random=random
         )
 
     @classmethod
@@ -162,9 +174,13 @@ class SamplingClient:
         self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
+    async def _ask_whether_away(self, seconds: float) -> float | None:
+        """Ask Get Settings once; see `Outage`."""
+        return await self._caller.ask_whether_away(_protocol.get_settings(self._panel_guid), seconds)
+
     def snapshot(self) -> Snapshot:
         """Return what the client is doing now: its limit, what runs and waits, retries left, latency."""
-        limit = self._gate.kind(BULK).adaptive
+        limit, rate = self._gate.kind(BULK).adaptive, self._gate.kind(BULK).pace.rate
         line = limit.latency.line
         return Snapshot(
             limit=limit.limit,
@@ -172,6 +188,8 @@ class SamplingClient:
             running=self._gate.running,
             waiting=self._gate.waiting,
             held_for=self._gate.held_for(),
+            away_for=self._outage.away_for(),
+            requests_per_second=None if rate == inf else rate,
             retry_tokens=self._caller.budget.tokens,
             seconds_per_request=None if line is None else line.a,
             seconds_per_id=None if line is None else line.b,
@@ -282,7 +300,8 @@ class SamplingClient:
         until, size = self._until(deadline), _size(chunk_size)
         size_of = self._size_of(size, goal, until)
         request = await checked_request(member_code, quota_ids)
-        async with self._stream(PanelSource([request], size=size, size_of=size_of), until, weight) as stream:
+        source = PanelSource([request], size=size, size_of=size_of)
+        async with self._stream(self._inviter(), source, until, weight) as stream:
             return await stream.result(request)
 
     def stream_bulk_invite(
@@ -319,15 +338,15 @@ class SamplingClient:
         Raises:
             InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
         """
-        until, size = self._until(deadline), _size(chunk_size)
+        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter()
         source = source_of(
             member_code,
             readable(quota_ids, "quota_ids"),
             size=size,
             size_of=self._size_of(size, goal, until),
-            remaining=self._remaining(until),
+            remaining=self._remaining(until, inviter),
         )
-        return self._stream(source, until, weight)
+        return self._stream(inviter, source, until, weight)
 
     def fan_out(
         self,
@@ -368,15 +387,15 @@ class SamplingClient:
         if journal is not None:
             journal = journal if isinstance(journal, Journal) else Journal(journal)
             journal.claim(str(self._base_url), self._panel_guid)
-        until, size = self._until(deadline), _size(chunk_size)
+        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter(journal)
         source = PanelSource(
             readable(requests, "requests"),
             size=size,
             size_of=self._size_of(size, goal, until),
-            remaining=None if isinstance(requests, Collection) else self._remaining(until),
+            remaining=None if isinstance(requests, Collection) else self._remaining(until, inviter),
             journal=journal,
         )
-        return self._stream(source, until, weight, journal)
+        return self._stream(inviter, source, until, weight)
 
     def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
         """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
@@ -393,15 +412,16 @@ class SamplingClient:
 
         return size_of
 
-    def _remaining(self, until: float) -> Callable[[], float] | None:
-        return None if until == inf else lambda: until - self._gate.clock()
+    def _remaining(self, until: float, inviter: Inviter) -> Callable[[], float]:
+        """Return what tells for how many seconds more an input is to be read that can be read only once."""
+        return lambda: -inf if inviter.has_given_up else until - self._gate.clock()
 
-    def _stream(
-        self, source: ChunkSource, until: float, weight: float, journal: Journal | None = None
-    ) -> OutcomeStream:
-        lane = Lane(BULK, _share(weight))
+    def _inviter(self, journal: Journal | None = None) -> Inviter:
+        return Inviter(self._caller, self._panel_guid, journal)
+
+    def _stream(self, inviter: Inviter, source: ChunkSource, until: float, weight: float) -> OutcomeStream:
+        lane = Lane(BULK, _share(weight), patience=self._outage.policy.patience)
         permit = partial(Permit, self._gate, lane, until)
-        inviter = Inviter(self._caller, self._panel_guid, journal)
         return OutcomeStream(inviter, source, permit, window=self._gate.maximum + 1)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:

@@ -13,6 +13,7 @@
     ├── PagingError                a recontact list that does not advance
     ├── IncompleteBulkError        raised on request, by BulkInviteResult.raise_for_incomplete()
     ├── JournalError               the journal of a fan-out cannot be opened, read or written
+    ├── OutageError                the service is away, so nothing was sent
     └── ClientClosedError          the client was closed before or during the call
 
 No text of these errors holds the key, a URL or a member code, and all of them survive pickling.
@@ -240,6 +241,13 @@ class JournalError(SamplingError):
 
     def __str__(self) -> str:
         return f"the journal {self.path} {self.args[0]}"
+
+
+class OutageError(SamplingError):
+    """The service is away, or refuses everything, so this was not sent; see `OutagePolicy`.
+
+    The text says since when, and what failed last.
+    """
 
 
 class ClientClosedError(SamplingError):

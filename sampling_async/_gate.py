@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from sampling_async._limit import AdaptiveLimit
+from sampling_async._limit import AdaptiveLimit, Pace
 from sampling_async._loops import event
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from sampling_async._outage import Outage
 
 _MOST_IN_A_ROW: Final = 9
 _NEXT_TO_NOTHING: Final = 1e-9  # seconds: timers fire so much too early, and sleeping for that is spinning
@@ -35,12 +37,18 @@ class Lane:
         kind: What it is for.
         weight: How many turns it has beside a lane of weight 1, nearly: a lane that asks for one permit at a
             time gets no more than one of those that come free in the same moment.
+        patience: For how many seconds it waits while the service is away.
+
+    Attributes:
+        since: When it first had to wait for that; from then on its patience counts.
     """
 
-    __slots__ = ("_waiting", "in_line", "kind", "stride", "turn")
+    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
 
-    def __init__(self, kind: str, weight: float = 1.0) -> None:
+    def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
         self.kind = kind
+        self.patience = patience
+        self.since = inf
         self.stride = 1.0 / weight
         self.turn = 0.0
         self.in_line = False
@@ -80,6 +88,7 @@ class Kind:
 
     Attributes:
         adaptive: Its limit.
+        pace: How soon after each other its attempts may begin.
         held: The permits for it that are out.
         interactive: The lane of calls that somebody waits for.
         lanes: A heap of the other lanes where somebody waits, by turn.
@@ -95,12 +104,14 @@ class Kind:
         "interactive",
         "lanes",
         "lowered_at",
+        "pace",
         "reported_at",
         "spread",
     )
 
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
+        self.pace = Pace()
         self.held: set[Permit] = set()
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
@@ -135,8 +146,12 @@ class Gate:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
+        outage: Outage | None = None,
     ) -> None:
         self.maximum = maximum
+        self._outage = outage
+        if outage is not None:
+            outage.on_end = self._start_slowly
         self.waiting = 0
         self.clock = clock
         self._sleep = sleep
@@ -203,6 +218,8 @@ class Gate:
         """
         self._is_closed = True
         self._lift()
+        if self._outage is not None:
+            self._outage.close(wakes=wakes)
         if wakes:
             self.unhold()
 
@@ -210,11 +227,18 @@ class Gate:
         for kind in (self._all, *self._kinds.values()):
             kind.held_until = -inf
 
-    def overloaded(self, permit: Permit) -> None:
+    def refused(self, permit: Permit) -> None:
+        """Learn that an attempt was refused for load."""
+        kind = permit.kind
+        if permit.generation == kind.adaptive.generation:
+            kind.pace.refused(self.clock())
+        self.overloaded(permit, halves=not kind.pace.is_measured)  # how many at once was not what was too much
+
+    def overloaded(self, permit: Permit, *, halves: bool = True) -> None:
         """Learn that an attempt was more than the service could take; if two kinds say so, it is about all."""
         kind, now = permit.kind, self.clock()
         kind.reported_at = now
-        kind.adaptive.overloaded(permit.generation)
+        kind.adaptive.overloaded(permit.generation, halves=halves)
         others = [each for each in self._kinds.values() if each is not kind]
         if not any(now - other.reported_at < _AT_ONCE for other in others):
             return
@@ -225,23 +249,56 @@ class Gate:
                 other.adaptive.overloaded(other.adaptive.generation)
 
     async def acquire(self, permit: Permit) -> None:
-        """Wait until a permit may be used, and for the end of a hold; it is not kept meanwhile."""
+        """Wait until a permit may be used, and for the end of a hold or an outage; it is not kept meanwhile.
+
+        Where an outage lasts longer than the permit's lane waits, this returns without it.
+        """
         kind = permit.kind
-        while True:
-            while wait := self.held_for(kind):
-                with anyio.CancelScope() as scope:
-                    self._held_back.add(scope)
-                    try:
-                        holds = kind if kind.held_until > self._all.held_until else self._all
-                        await self._sleep(wait + self._random() * holds.spread)
-                    finally:
-                        self._held_back.discard(scope)
-            waiter = self._queue(permit)
-            if not permit.is_held:
-                await self._turn_of(waiter)
-            if not self.held_for(kind):
-                return
+        try:
+            while True:
+                if self._is_shut(kind):
+                    permit.release()
+                    if not await self._open_again(permit):
+                        return
+                elif not permit.is_held:
+                    waiter = self._queue(permit)
+                    if not permit.is_held:
+                        await self._turn_of(waiter)
+                elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
+                    await self._nap(wait)
+                else:
+                    kind.pace.begin(self.clock())
+                    return
+        except BaseException:
             permit.release()
+            raise
+
+    def _is_shut(self, kind: Kind) -> bool:
+        return (self._outage is not None and self._outage.is_on) or self.held_for(kind) > 0
+
+    async def _open_again(self, permit: Permit) -> bool:
+        """Wait for the end of an outage, or of a hold; False if that is not worth waiting for."""
+        kind, lane = permit.kind, permit.lane
+        if self._outage is not None and self._outage.is_on:
+            lane.since = min(lane.since, self.clock())
+            return await self._outage.over(lane.patience, lane.since)
+        holds = kind if kind.held_until > self._all.held_until else self._all
+        await self._nap(self.held_for(kind) + self._random() * holds.spread)
+        return True
+
+    async def _nap(self, seconds: float) -> None:
+        """Sleep, until holds are ended at the latest."""
+        with anyio.CancelScope() as scope:
+            self._held_back.add(scope)
+            try:
+                await self._sleep(seconds)
+            finally:
+                self._held_back.discard(scope)
+
+    def _start_slowly(self) -> None:
+        """Begin with one at a time, of each kind."""
+        for kind in self._kinds.values():
+            kind.adaptive.start_again()
 
     def _queue(self, permit: Permit) -> _Waiter:
         """Queue for a permit; it may be granted at once."""

@@ -13,6 +13,7 @@ from sampling_async._errors import (
     ClientClosedError,
     ForbiddenError,
     InvalidRequestError,
+    OutageError,
     SamplingError,
     ServiceError,
     delivered,
@@ -69,6 +70,16 @@ class Inviter:
         self._stopped_by: SamplingError | None = None
         self._isolates = True
         self._answered = 0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is sent now, because the service is away."""
+        return self._caller.outage.is_on
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the service was away for longer than is waited for."""
+        return isinstance(self._stopped_by, OutageError)
 
     async def begin(self) -> None:
         """Open the journal, if there is one.
@@ -181,7 +192,8 @@ class Inviter:
     def _stop(self, error: SamplingError) -> None:
         """Send no further chunks after what is true of them all: a refused key, a wait we do not wait for."""
         too_long = error.retry_after is not None and error.retry_after > MAX_RETRY_AFTER
-        if self._stopped_by is None and (too_long or isinstance(error, ForbiddenError | ClientClosedError)):
+        stops = isinstance(error, ForbiddenError | ClientClosedError | OutageError)
+        if self._stopped_by is None and (too_long or stops):
             self._stopped_by = delivered(error, "not_sent")
             self._stopped_by.attempts = 0
 

@@ -1,14 +1,19 @@
-"""How much to run at once, learned from how attempts end: numbers in, limit out.
+"""How much to run at once, and how soon after each other, learned from how attempts end: numbers in and out.
 
 The limit starts at a modest width and grows while the service answers as fast as it ever did. It is halved
 when the service shows that it has enough (a timeout, 429, 503, a failed connection) and lowered when answers
 take several times as long as they could: a client that learns from timeouts alone pays for each lesson with a
 hundred invites that may exist. Since the service takes longer the more quota IDs it is asked, times are
 compared with the line `a + b * IDs` of the shortest ones seen.
+
+One at a time is still too much for a service that allows twenty requests a second and answers in a
+millisecond. So refusals for load set a pace as well, see `Pace`.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from math import inf
 from typing import Final
 
 from attrs import define, field, frozen
@@ -21,6 +26,16 @@ _TOO_SLOW: Final = 3.0
 _HARMLESS: Final = 1 / 20
 _RELEARNED: Final = 0.25
 _LATEST: Final = 0.1
+
+_FIRST_RATE: Final = 10.0  # a second, after a refusal before which nothing was learned
+_LEAST_RATE: Final = 0.2
+_LEARNED: Final = 8  # answers that make a measurement
+_CAUTION: Final = 0.85
+_GUESSED: Final = 0.3
+_TRIED: Final = 20  # answers until the rate is as high as what was measured
+_STEEP: Final = 150
+_LATE: Final = 0.002  # seconds: timers fire so much late
+_NEXT_TO_NOTHING: Final = 1e-9  # seconds: what is left of one that fired early, for which sleeping is spinning
 
 
 @frozen
@@ -114,11 +129,16 @@ class AdaptiveLimit:
         """How many attempts may run."""
         return int(self._limit)
 
-    def overloaded(self, generation: int) -> None:
+    def overloaded(self, generation: int, *, halves: bool = True) -> None:
         """Learn that an attempt, started in this generation, was more than the service could take."""
         if generation == self.generation:
-            self._limit = max(1.0, self._limit * _OVERLOADED)
+            self._limit = max(1.0, self._limit * (_OVERLOADED if halves else 1.0))
             self.generation += 1
+
+    def start_again(self) -> None:
+        """Begin with one at a time: how much the service can take now is not known."""
+        self._limit = 1.0
+        self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
         """Learn that an attempt was answered, while so many were running."""
@@ -156,3 +176,69 @@ class AdaptiveLimit:
         # What did not use the limit says nothing of a higher one.
         if generation == self.generation and running * 2 >= self.limit:
             self._limit = min(float(self.maximum), self._limit + step)
+
+
+class Pace:
+    """How soon after each other attempts may begin: no limit until the service refuses some for load.
+
+    A refusal sets the rate to a little less than that of the answers before it, which is what the service
+    allows. From there it grows, first slowly, since the limit is near, then ever faster, since it has gone.
+    Where too few were answered to measure anything, it falls further, and grows fast until the next refusal.
+
+    Attributes:
+        is_measured: Whether the rate is one that the service was seen to allow.
+    """
+
+    __slots__ = ("_answers", "_latest", "_next", "_rate", "_since", "is_measured")
+
+    def __init__(self) -> None:
+        self._rate = inf  # a second: what was measured, or guessed
+        self.is_measured = False
+        self._answers = 0  # since the latest refusal
+        self._since = inf
+        self._latest: deque[float] = deque(maxlen=_LEARNED)
+        self._next = -inf
+
+    @property
+    def rate(self) -> float:
+        """How many attempts may begin in a second."""
+        if self._rate == inf:
+            return inf
+        if not self.is_measured:
+            return self._rate * (1 + self._answers / _LEARNED)
+        beyond = self._answers - _TRIED
+        if beyond < 0:
+            return self._rate * (1 + (1 - _CAUTION) * beyond / _TRIED)
+        return self._rate * (1 + (beyond / _STEEP) ** 2)
+
+    def refused(self, now: float) -> None:
+        """Learn that an attempt was refused for load; of several under way at once, the first one counts."""
+        rate = self.rate
+        if self._answers < _LEARNED:
+            known = rate * (_CAUTION if self.is_measured else _GUESSED)
+            self._rate = known if rate < inf else _FIRST_RATE
+        else:
+            # While the rate was sought it rose: only the latest answers say where it ended.
+            whole = self.is_measured
+            answers, since = (self._answers, self._since) if whole else (_LEARNED - 1, self._latest[0])
+            self.is_measured = rate < inf  # the first ones were let through before any limit showed
+            self._rate = min(rate, answers / max(now - since, 1e-6))
+        self._rate = max(self._rate, _LEAST_RATE)
+        self._answers, self._since = 0, now
+        self._next = max(self._next, now + 1 / self.rate)
+
+    def answered(self, now: float) -> None:
+        """Learn that an attempt was answered."""
+        self._answers += 1
+        self._latest.append(now)
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next attempt may begin."""
+        wait = self._next - now
+        return wait if wait > _NEXT_TO_NOTHING else 0.0
+
+    def begin(self, now: float) -> None:
+        """Take note that an attempt begins."""
+        if self._rate < inf:
+            gap = 1 / self.rate
+            self._next = max(self._next, now - min(_LATE, gap / 10)) + gap  # nothing is saved up

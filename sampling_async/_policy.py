@@ -24,7 +24,9 @@ REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 
 _PASSING_FAULTS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNAVAILABLE: Final = 503
-_THROTTLED: Final = frozenset({429, _UNAVAILABLE})
+_TOO_MANY: Final = 429
+_THROTTLED: Final = frozenset({_TOO_MANY, _UNAVAILABLE})
+_AWAY: Final = frozenset({502, _UNAVAILABLE, 504})
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that is waited for; a longer one is left to the caller."""
 
@@ -105,7 +107,9 @@ class RetryPolicy:
     """How failed calls are repeated.
 
     Attributes:
-        max_attempts: Attempts of a call in all; 1 means never to repeat.
+        max_attempts: Attempts of a call in all; 1 means never to repeat. A chunk of a fan-out that could not be
+            sent, or was refused with 429, was not processed: it goes back into the queue, and uses up none, as
+            long as `OutagePolicy.patience` lasts.
         base: Seconds of the first backoff at most; it doubles with each attempt and is drawn from 0 up.
         throttled_base: The same after 429 and 503.
         cap: Longest backoff in seconds.
@@ -143,7 +147,7 @@ class RetryPolicy:
             return False
         if last.retry_after is not None and last.retry_after > MAX_RETRY_AFTER:
             return False
-        if self._says_unprocessed(last):
+        if self.says_unprocessed(last):
             return True
         if isinstance(last, DecodeError) and any(isinstance(error, DecodeError) for error in failures[:-1]):
             return False
@@ -153,7 +157,7 @@ class RetryPolicy:
             return self.retry_ambiguous and not any(may_have_worked(error) for error in failures[:-1])
         return self.retry_ambiguous_reads if endpoint == "generate_invite" else True
 
-    def _says_unprocessed(self, error: SamplingError) -> bool:
+    def says_unprocessed(self, error: SamplingError) -> bool:
         """Return whether the failure surely came before the request was processed, and may have gone since."""
         if isinstance(error, ServiceError):
             told_by_service = error.status == _UNAVAILABLE and error.delivery == "answered"
@@ -172,6 +176,37 @@ class RetryPolicy:
         return max(last.retry_after, jittered) + random() * min(1.0, 0.1 * last.retry_after)
 
 
+@frozen(kw_only=True)
+class OutagePolicy:
+    """What to do when the service is away: when that is taken to be so, and for how long to wait.
+
+    After `failures` failures in a row (no connection, one that is cut, a time limit, 502, 503, 504), with no
+    answer in between, nothing is sent but Get Settings, which has no effect. When that is answered, work goes
+    on, one request at a time at first.
+
+    Attributes:
+        patience: Seconds that a fan-out waits for the service to come back, or to let anything in. What is left
+            then ends `not_sent`, and nothing more is taken from an input that can be read only once. Calls that
+            somebody waits for do not wait: they fail with `OutageError`.
+        failures: How many in a row. Where three requests of ten fail, in the worst hour of a service that still
+            works, five in a row come once in four hundred requests, and cost one question; in an outage, five
+            requests are fewer than what is under way anyway. With a lower `max_concurrency` so many are enough,
+            or two.
+        first_pause: Seconds until Get Settings is asked first; it doubles each time, and is drawn from its half
+            up.
+        longest_pause: The longest of these pauses. With one question in so many seconds from each client, a
+            service that comes back is noticed soon, and not overrun.
+
+    Raises:
+        InvalidRequestError: A number is out of its range.
+    """
+
+    patience: float = field(default=600.0, validator=_not_negative)
+    failures: int = field(default=5, validator=_positive)
+    first_pause: float = field(default=0.25, validator=_positive)
+    longest_pause: float = field(default=1.5, validator=_positive)
+
+
 def may_have_worked(error: SamplingError) -> bool:
     """Return whether the failed attempt may have had its effect all the same."""
     return error.delivery == "unknown"
@@ -180,8 +215,22 @@ def may_have_worked(error: SamplingError) -> bool:
 def shows_overload(error: SamplingError) -> bool:
     """Return whether the failed attempt says that the service, or the way to it, had enough."""
     if isinstance(error, ServiceError):
-        return error.status in _THROTTLED
+        return error.status in _AWAY or error.status == _TOO_MANY
     return isinstance(error, TransportError) and not error.permanent
+
+
+def is_refused_for_load(error: SamplingError) -> bool:
+    """Return whether the service, or what is in front of it, said that there are too many requests."""
+    return isinstance(error, ServiceError) and error.status in _THROTTLED
+
+
+def shows_outage(error: SamplingError) -> bool | None:
+    """Return whether an attempt failed as it does when the service is away; None if it says neither."""
+    if isinstance(error, ServiceError):
+        return error.status in _AWAY or (None if error.status == _TOO_MANY else False)
+    if isinstance(error, TransportError) and not error.permanent:
+        return True
+    return None
 
 
 def _passing(error: SamplingError) -> bool:

@@ -184,7 +184,8 @@ class Session:
         if self.closed:
             return ClientClosedError("the client was closed during the call", delivery=track.delivery)
         return TransportTimeoutError(
-            f"no complete answer within {wall:.3g} s, the wall limit or what was left of the deadline",
+            f"no complete answer within {max(wall, 0.0):.3g} s, "
+            "the wall limit or what was left of the deadline",
             delivery=track.delivery,
         )
 

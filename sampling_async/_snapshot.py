@@ -16,6 +16,9 @@ class Snapshot:
         running: How many attempts run.
         waiting: How many wait to be let in.
         held_for: Seconds for which the service asked to send nothing, still to go.
+        away_for: Seconds for which the service has been away, see `OutagePolicy`; 0 while it is there.
+        requests_per_second: How many bulk invites may begin in a second, where the service refused some for
+            load; None where it did not.
         retry_tokens: What is left of the retry budget.
         seconds_per_request: What a bulk invite takes at best without its IDs, as learned so far; None before
             the first answer.
@@ -27,6 +30,8 @@ class Snapshot:
     running: int
     waiting: int
     held_for: float
+    away_for: float
+    requests_per_second: float | None
     retry_tokens: float
     seconds_per_request: float | None
     seconds_per_id: float | None

@@ -21,6 +21,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async import (
     InvalidRequestError,
     InviteRequest,
+    OutagePolicy,
     RetryPolicy,
     SamplingError,
     Timeouts,
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
+NO_PATIENCE = OutagePolicy(patience=0)
+"""What is refused for load, or cannot be sent, uses up its attempts."""
 
 
 def refusing(bad: set[int], status: int = 400, **headers: str) -> doubles.Service:
     """Return a service that refuses a request whole if it holds one of these IDs."""
 
     def answer(request: httpx.Request):
+        if request.method == "GET":
+            return httpx.Response(200, json=[])
         if bad & set(doubles.asked(request)):
             return httpx.Response(status, json={"Result": "NO_QUOTA_ID", "ResultCode": 10}, headers=headers)
         return doubles.bulk(request)
@@ -117,7 +122,10 @@ async def test_a_503_that_does_not_pass_while_others_are_answered_is_taken_apart
 
 async def test_a_503_of_the_service_itself_is_repeated_and_not_taken_apart():
     service = refusing({7}, 503)
-    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, retry=RetryPolicy(budget=100))
+    policy = RetryPolicy(budget=100)
+    result = await bulk(
+        service, range(1, 33), chunk_size=8, max_concurrency=2, retry=policy, outage=NO_PATIENCE
+    )
     assert len(result.not_sent) == 8
     assert len(service.requests) == 3 + 3
 
@@ -131,16 +139,16 @@ async def test_a_503_of_who_knows_whom_is_sent_once_and_proves_nothing():
 
 async def test_a_503_alone_is_about_the_load():
     service = refusing({7}, 503)
-    assert len((await bulk(service, range(1, 9))).not_sent) == 8
+    assert len((await bulk(service, range(1, 9), outage=NO_PATIENCE)).not_sent) == 8
     assert len(service.requests) == 3
 
 
 async def test_an_outage_is_not_taken_apart_for_long():
     service = doubles.Service(httpx.Response(503))
     async with doubles.client(service, retry=RetryPolicy(unprocessed=DIRECT)) as client:
-        for _ in range(100):
-            await client.bulk_invite("m", range(1, 101))
-    assert len(service.requests) <= 110
+        for _ in range(3):
+            assert len((await client.bulk_invite("m", range(1, 101))).not_sent) == 100
+    assert len([request for request in service.requests if request.method == "POST"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -153,7 +161,7 @@ async def test_an_outage_is_not_taken_apart_for_long():
 )
 async def test_a_503_is_not_taken_apart(options, headers):
     service = refusing({7}, 503, **headers)
-    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, **options)
+    result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, outage=NO_PATIENCE, **options)
     assert len(result.not_sent) == 8
     assert len(service.requests) <= 3 + 3
 
@@ -296,13 +304,36 @@ async def test_the_limits_of_an_attempt_are_cut_to_what_is_left():
     assert set(service.requests[0].extensions["timeout"].values()) == {3}
 
 
-async def test_no_attempt_begins_with_less_than_a_second_left():
+async def test_waits_are_cut_to_what_a_deadline_leaves():
     time = doubles.FakeTime()
     service = doubles.Service(httpx.ConnectError("refused"))
     async with doubles.client(service, time) as client:
         with pytest.raises(Exception, match="no connection") as caught:
-            await client.get_settings(deadline=1.7)  # waits of 0.25 and 0.5 s
-    assert (caught.value.attempts, time.slept) == (2, [0.25])
+            await client.get_settings(deadline=0.45)  # of which 0.05 must be left; else 0.25 and 0.5
+    assert (caught.value.attempts, time.slept) == (3, [pytest.approx(0.2), pytest.approx(0.1)])
+
+
+async def test_no_attempt_begins_with_less_time_left_than_one_takes():
+    time = doubles.FakeTime()
+
+    async def answer(request: httpx.Request):
+        time.now += 0.4
+        return httpx.Response(200, json=doubles.bulk(request)) if time.now < 1 else httpx.Response(429)
+
+    async with doubles.client(answer, time, max_concurrency=1) as client:
+        for _ in range(2):
+            await client.bulk_invite("m", [1])
+        result = await client.bulk_invite("m", [1], deadline=0.79)
+    assert result[0].error.attempts == 1
+    assert result[0].status == "not_sent"
+
+
+@pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
+async def test_one_429_under_a_deadline_of_a_second_ends_in_answers(random):
+    service = doubles.Service(httpx.Response(429), doubles.bulk)
+    async with doubles.client(service, random=lambda: random) as client:
+        result = await client.bulk_invite("m", range(1, 11), deadline=1)
+    assert len(result.invited) + len(result.rejected) == 10
 
 
 async def test_a_wait_beyond_the_deadline_is_left_to_the_caller():
@@ -582,8 +613,9 @@ async def test_an_endpoint_that_fails_does_not_hold_back_the_others():
             with contextlib.suppress(Exception):
                 await client.get_quotas()
         assert client.snapshot().held_for == 60
+        began = time.now  # reading quotas has a pace by now
         assert len((await client.bulk_invite("m", range(1, 1001))).unknown) == 0
-        assert (client.snapshot().limit, time.now) == (8, 0)
+        assert (client.snapshot().limit, time.now) == (8, began)
 
 
 async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():

@@ -14,7 +14,7 @@ from typing import Any
 import doubles
 import httpx
 
-from sampling_async import RetryPolicy, SamplingClient, Timeouts
+from sampling_async import OutagePolicy, RetryPolicy, SamplingClient, Timeouts
 
 ONCE = RetryPolicy(max_attempts=1)
 _TESTS = Path(__file__).parent
@@ -40,7 +40,10 @@ def engine() -> httpx.AsyncBaseTransport | None:
 
 
 def client_of(url: str, **options: Any) -> SamplingClient:
-    """Return a client of a server on a socket whose backoffs and holds take no time."""
+    """Return a client of a server on a socket whose backoffs and holds take no time.
+
+    It has no patience with a fault that lasts, which is about outages; and no number of faults makes one.
+    """
     time = doubles.FakeTime()
     given = {
         "panel_guid": doubles.PANEL,
@@ -48,6 +51,7 @@ def client_of(url: str, **options: Any) -> SamplingClient:
         "clock": time.clock,
         "sleep": time.sleep,
         "random": lambda: 1.0,
+        "outage": OutagePolicy(patience=0, failures=1_000_000),
         "transport": engine(),
     }
     return SamplingClient(url, **given | options)

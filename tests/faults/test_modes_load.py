@@ -217,7 +217,7 @@ async def test_mode_15_a_wait_too_long_is_left_to_the_caller(asked):
             await client.get_settings()
         result = await client.bulk_invite("m1", range(1, 1001))
     assert caught.value.retry_after > 60
-    assert time.slept == []
+    assert max(time.slept, default=0) <= 0.1  # the pace that a 429 sets, and nothing of what was asked
     assert len(result.not_sent) == 1000
     assert result[999].error.retry_after == caught.value.retry_after
     assert len(service.requests) <= 1 + 8

@@ -1,0 +1,299 @@
+"""A service that is away: noticed soon, asked one harmless question, and gone on with when it is back."""
+
+from __future__ import annotations
+
+import logging
+import re
+from itertools import pairwise, repeat
+
+import anyio
+import anyio.lowlevel
+import doubles
+import httpx
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from sampling_async import (
+    ClientClosedError,
+    ForbiddenError,
+    InvalidRequestError,
+    InviteRequest,
+    OutageError,
+    OutagePolicy,
+    RetryPolicy,
+    TransportError,
+)
+from sampling_async._outage import Outage
+
+pytestmark = pytest.mark.anyio
+
+GONE = [
+    httpx.ConnectError("refused"),
+    httpx.ReadError("cut"),
+    httpx.ReadTimeout("late"),
+    httpx.Response(502),
+    httpx.Response(503),
+    httpx.Response(504),
+]
+
+
+class Service:
+    """A service that is away for a while, by a clock that moves only when somebody sleeps.
+
+    Args:
+        until: When it is back.
+        since: When it goes.
+        gone: How requests fail then.
+    """
+
+    def __init__(self, until: float, since: float = 0.0, gone=GONE[0], *, seconds: float = 0.0) -> None:
+        self.time = doubles.FakeTime()
+        self.asked: list[tuple[float, str]] = []
+        self._since, self._until, self._gone, self._seconds = since, until, gone, seconds
+
+    def client(self, **options):
+        return doubles.client(self, self.time, **options)
+
+    @property
+    def invites(self) -> int:
+        return sum(method == "POST" for _, method in self.asked)
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        at = self.time.now
+        self.asked.append((at, request.method))
+        await anyio.lowlevel.checkpoint()
+        self.time.now += self._seconds
+        if self._since <= at < self._until:
+            if isinstance(self._gone, Exception):
+                raise self._gone
+            return self._gone
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+
+def members(number: int):
+    return (InviteRequest(f"m{n}", [2, 3]) for n in range(number))
+
+
+async def statuses(stream) -> list[str]:
+    async with stream:
+        return [outcome.status async for outcome in stream]
+
+
+@pytest.mark.parametrize("gone", GONE, ids=str)
+async def test_one_window_is_lost_at_most_and_the_rest_is_asked_when_it_is_back(gone):
+    service = Service(until=3.5, since=0.5, gone=gone, seconds=0.01)
+    async with service.client(max_concurrency=4) as client:
+        seen = await statuses(client.fan_out(members(400)))
+        assert not client.snapshot().away_for
+    assert len(seen) == 800
+    assert seen.count("unknown") <= 2 * (4 + 1)
+    assert "not_sent" not in seen
+    back = next(at for at, _ in service.asked if at >= 3.5)
+    assert back < 3.5 + 2
+
+
+async def test_while_it_is_away_only_get_settings_is_asked_less_and_less_often():
+    service = Service(until=100.0)
+    async with service.client() as client:
+        result = await client.bulk_invite("m", range(1, 2001))
+    assert not result.not_sent
+    questions = [at for at, method in service.asked if method == "GET"]
+    pauses = [after - before for before, after in pairwise(questions)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 1.5
+    assert all(at >= 100 for at, method in service.asked[20:] if method == "POST")
+
+
+async def test_it_goes_on_slowly_first():
+    service = Service(until=3.0)
+    async with service.client(max_concurrency=64) as client:
+        async with client.fan_out(members(500)) as outcomes:
+            await anext(outcomes)
+            assert client.snapshot().limit <= 8
+            assert len([outcome async for outcome in outcomes]) == 999
+        assert client.snapshot().limit > 8
+
+
+async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
+    service, taken = Service(until=1e9, since=1.0, seconds=0.01), 0
+
+    def requests():
+        nonlocal taken
+        for request in repeat(InviteRequest("m", [2, 3])):
+            taken += 1
+            yield request
+
+    async with service.client(outage=OutagePolicy(patience=30.0)) as client:
+        async with client.fan_out(requests()) as outcomes:
+            seen = [outcome async for outcome in outcomes]
+        assert 30 <= service.time.now - 1 < 40
+        assert client.snapshot().away_for == pytest.approx(30, abs=0.1)
+    assert len(seen) == 2 * taken
+    last = seen[-1]
+    assert (last.status, type(last.error), last.error.delivery) == ("not_sent", OutageError, "not_sent")
+    assert "refused" not in str(last.error)  # what a transport says may quote the wire
+    assert "no connection" in str(last.error)
+
+
+async def test_a_collection_is_answered_whole_all_the_same():
+    async with Service(until=1e9).client(outage=OutagePolicy(patience=10.0)) as client:
+        result = await client.bulk_invite("m", range(1, 10_001))
+    assert len(result.not_sent) == len(result) == 10_000
+
+
+async def test_without_patience_nothing_is_waited_for():
+    service = Service(until=1e9)
+    async with service.client(outage=OutagePolicy(patience=0)) as client:
+        result = await client.bulk_invite("m", range(1, 10_001))
+    assert len(result.not_sent) == 10_000
+    assert service.time.now < 5  # the pauses between three attempts
+
+
+async def test_a_call_that_somebody_waits_for_fails_at_once_and_says_why():
+    service = Service(until=10.0)
+    async with service.client(retry=RetryPolicy(max_attempts=1)) as client:
+        for _ in range(5):
+            with pytest.raises(TransportError):
+                await client.get_quotas()
+        for call in (client.get_quotas(), client.generate_invite("m", 2), client.get_settings()):
+            with pytest.raises(
+                OutageError, match=r"away for 0\.0 s, the last failure: no connection"
+            ) as caught:
+                await call
+            assert (caught.value.attempts, caught.value.delivery) == (0, "not_sent")
+        assert len(service.asked) == 5
+        service.time.now = 11.0  # a question is due: the first one who comes asks it
+        await client.get_settings()
+        assert [method for _, method in service.asked[5:]] == ["GET", "GET"]
+
+
+async def test_calls_find_it_away_still_while_a_fan_out_waits():
+    service = Service(until=5.0)
+    async with service.client() as client:
+        async with client.fan_out(members(100)) as outcomes, anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, outcomes)
+            while not outcomes.paused:
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(OutageError):
+                await client.get_quotas()
+            assert outcomes.paused
+        assert len([*outcomes.left_over]) > 0
+
+
+async def test_the_log_says_it_once(caplog):
+    caplog.set_level(logging.INFO, "sampling_async")
+    async with Service(until=60.0).client() as client:
+        await client.bulk_invite("m", range(1, 3001))
+    assert [record.levelname for record in caplog.records if "HTTP" not in record.message] == [
+        "WARNING",
+        "INFO",
+    ]
+    began, ended = (record.message for record in caplog.records if "HTTP" not in record.message)
+    assert "away, after 5 failures in a row" in began
+    assert re.search(r"answers again, after (5|6)\d\.\d s", ended)
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
+async def test_whatever_the_service_itself_says_ends_it(answer):
+    """A key that is refused is an answer too; what that means, the next request finds out."""
+    state = {"gone": True}
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            state["gone"] = False
+            return httpx.Response(200, text=answer) if isinstance(answer, str) else answer
+        if state["gone"]:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(handle) as client:
+        assert not (await client.bulk_invite("m", range(1, 1001))).not_sent
+
+
+async def test_a_refused_key_ends_the_fan_out_after_an_outage():
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if time.now < 5:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(403)
+
+    time = doubles.FakeTime()
+    async with doubles.client(handle, time) as client:
+        result = await client.bulk_invite("m", range(1, 1001))
+    assert len(result.not_sent) == 1000
+    assert isinstance(result[999].error, ForbiddenError)
+
+
+async def test_successes_in_between_are_no_outage():
+    answers = [httpx.Response(502)] * 4 + [doubles.bulk]
+    service = doubles.Service(*answers * 20)
+    async with doubles.client(service) as client:
+        client._gate.kind("bulk_invite").adaptive.start_again()  # one at a time, or they would change places
+        seen = await statuses(client.fan_out(members(100)))
+    assert seen.count("unknown") == 2 * 80
+    assert all(request.method == "POST" for request in service.requests)
+
+
+async def test_an_outage_obeys_retry_after():
+    service = Service(until=1.0, gone=httpx.Response(503, headers={"Retry-After": "20"}))
+    async with service.client() as client:
+        await client.bulk_invite("m", range(1, 2001))
+    assert [at for at, _ in service.asked if 0 < at < 20] == []
+
+
+async def test_get_settings_that_fails_alone_stops_nobody():
+    def answer(request: httpx.Request):
+        return doubles.bulk(request) if request.method == "POST" else httpx.Response(502)
+
+    async with doubles.client(doubles.Service(answer)) as client:
+        for _ in range(10):
+            with pytest.raises(Exception, match="502"):
+                await client.get_settings()
+        assert not (await client.bulk_invite("m", [2, 3])).not_sent
+
+
+async def test_closing_ends_the_wait():
+    async def away(_request: httpx.Request) -> httpx.Response:
+        await anyio.lowlevel.checkpoint()
+        raise httpx.ConnectError("refused")
+
+    client = doubles.client(away, sleep=lambda _: anyio.sleep_forever(), clock=anyio.current_time)
+    async with client.fan_out(members(100)) as outcomes:
+        await wait_all_tasks_blocked()
+        with anyio.fail_after(5):
+            await client.aclose()
+            seen = [outcome async for outcome in outcomes]
+    assert {outcome.status for outcome in seen} == {"not_sent"}
+    assert isinstance(seen[-1].error, ClientClosedError)
+
+
+async def test_who_asks_may_be_cancelled_and_another_one_takes_over():
+    """No task of its own asks: if the one who does gives up, the next one who waits must."""
+    time, asked = doubles.FakeTime(), 0
+
+    async def asks(_seconds: float) -> float | None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await anyio.sleep_forever()
+        return None
+
+    policy = OutagePolicy(failures=1)
+    outage = Outage(policy, asks, under_way=8, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    outage.failed("gone", 0.0)
+    async with anyio.create_task_group() as others:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outage.over, 600.0, 0.0)
+            await wait_all_tasks_blocked()
+            others.start_soon(outage.over, 600.0, 0.0)
+            await wait_all_tasks_blocked()
+            assert (asked, outage.is_on) == (1, True)
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            await wait_all_tasks_blocked()
+    assert (asked, outage.is_on) == (2, False)
+
+
+@pytest.mark.parametrize("field", ["patience", "failures", "first_pause", "longest_pause"])
+def test_a_policy_has_numbers_in_range(field):
+    with pytest.raises(InvalidRequestError, match=f"OutagePolicy.{field}"):
+        OutagePolicy(**{field: -1})
