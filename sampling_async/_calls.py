@@ -326,7 +326,11 @@ class Caller:
             permit.kind.pace.answered(self.clock())
         is_away = shows_outage(error)
         if is_away and call.endpoint != "get_settings":  # which may fail alone, and would never say it is over
-            self.outage.failed(str(error.args[0]), began, alone_for=error.retry_after or 0.0)
+            self.outage.failed(
+                str(error.args[0]),
+                began,
+                alone_for=error.retry_after or 0.0,
+            )
         elif is_away is False:
             self.outage.answered()
 

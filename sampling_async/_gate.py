@@ -20,7 +20,7 @@ from sampling_async._limit import AdaptiveLimit, Pace
 from sampling_async._loops import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from sampling_async._outage import Outage
 
@@ -90,6 +90,8 @@ class Kind:
         adaptive: Its limit.
         pace: How soon after each other its attempts may begin.
         held: The permits for it that are out.
+        stale: Those of them that were granted before an outage: their attempts may hang for long, which says
+            nothing of the service as it is since.
         interactive: The lane of calls that somebody waits for.
         lanes: A heap of the other lanes where somebody waits, by turn.
         held_until: When it may go on that was asked to wait.
@@ -107,12 +109,14 @@ class Kind:
         "pace",
         "reported_at",
         "spread",
+        "stale",
     )
 
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
         self.pace = Pace()
         self.held: set[Permit] = set()
+        self.stale: set[Permit] = set()
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
         self.held_until = -inf
@@ -123,7 +127,12 @@ class Kind:
     @property
     def has_room(self) -> bool:
         """Whether its limit allows for another attempt."""
-        return len(self.held) < self.adaptive.limit
+        return len(self.held) - len(self.stale) < self.adaptive.limit
+
+    @property
+    def has_scout(self) -> bool:
+        """Whether an attempt is under way that was begun since the limit was lowered last."""
+        return any(permit.generation == self.adaptive.generation for permit in self.held)
 
 
 class Gate:
@@ -151,7 +160,7 @@ class Gate:
         self.maximum = maximum
         self._outage = outage
         if outage is not None:
-            outage.on_end = self._start_slowly
+            outage.on_change = self._note_outage
         self.waiting = 0
         self.clock = clock
         self._sleep = sleep
@@ -273,6 +282,11 @@ class Gate:
             permit.release()
             raise
 
+    def _lanes(self) -> Iterator[Lane]:
+        for kind in self._kinds.values():
+            yield kind.interactive
+            yield from (lane for _, _, lane in kind.lanes)
+
     def _is_shut(self, kind: Kind) -> bool:
         return (self._outage is not None and self._outage.is_on) or self.held_for(kind) > 0
 
@@ -295,9 +309,17 @@ class Gate:
             finally:
                 self._held_back.discard(scope)
 
-    def _start_slowly(self) -> None:
-        """Begin with one at a time, of each kind."""
+    def _note_outage(self) -> None:
+        """Let everybody wait for the end of an outage, not for permits; after it, begin with one at a time."""
+        if self._outage is not None and self._outage.is_on:
+            for lane in self._lanes():
+                while lane:
+                    waiter = lane.leave()
+                    if waiter.turn_came is not None:
+                        waiter.turn_came.set()
+            return
         for kind in self._kinds.values():
+            kind.stale = set(kind.held)
             kind.adaptive.start_again()
 
     def _queue(self, permit: Permit) -> _Waiter:
@@ -330,6 +352,7 @@ class Gate:
     def release(self, permit: Permit) -> None:
         """Take a permit back."""
         permit.kind.held.discard(permit)
+        permit.kind.stale.discard(permit)
         self._held.discard(permit)
         self.serve()
 
@@ -339,13 +362,23 @@ class Gate:
             if not (self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive()):
                 return
 
+    def _has_room(self, kind: Kind) -> bool:
+        """Return whether a kind of work may have another permit.
+
+        Of a service that went away, some attempts fail and the others may hang, up to the lowered limit and for
+        a minute. One more at a time finds out soon what is the case.
+        """
+        if kind.has_room:
+            return True
+        return self._outage is not None and self._outage.is_suspected and not kind.has_scout
+
     def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
         if self._in_a_row >= most_in_a_row:
             return False
         first: Lane | None = None
         for kind in self._kinds.values():
             lane = kind.interactive
-            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
+            if lane and self._has_room(kind) and (first is None or lane.first().came < first.first().came):
                 first = lane
         if first is None:
             return False
@@ -357,7 +390,7 @@ class Gate:
         while True:
             first: Kind | None = None
             for kind in self._kinds.values():
-                if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
+                if kind.lanes and self._has_room(kind) and (first is None or kind.lanes[0] < first.lanes[0]):
                     first = kind
             if first is None:
                 return False

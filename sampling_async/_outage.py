@@ -45,7 +45,7 @@ class Outage:
         began_at: When that was noticed last.
         answered_at: When it answered last, whatever.
         cause: What failed last, in words.
-        on_end: Called when it is back.
+        on_change: Called when it has gone, and when it is back.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Outage:
         self.began_at = -inf
         self.answered_at = -inf
         self.cause = ""
-        self.on_end: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
         self._asks = asks
         self._clock = clock
         self._sleep = sleep
@@ -82,6 +82,11 @@ class Outage:
         """Learn that the service answered. Once it is away, only the answer to the question ends that."""
         self._failures = 0
         self.answered_at = self._clock()
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the latest attempts failed, and too few to be sure."""
+        return self._failures > 0 and not self.is_on
 
     def failed(self, cause: str, began_at: float, *, alone_for: float = 0.0) -> None:
         """Learn that an attempt failed as they do when the service is away.
@@ -105,6 +110,7 @@ class Outage:
             self._failures,
             cause,
         )
+        self._say_so()
 
     def away_for(self) -> float:
         """Return for how many seconds it has been away; 0 if it is not."""
@@ -162,8 +168,7 @@ class Outage:
         now = self._clock()
         logger.info("the service answers again, after %.1f s", now - self.began_at)
         self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
-        if self.on_end is not None:
-            self.on_end()
+        self._say_so()
 
     def close(self, *, wakes: bool) -> None:
         """Let everybody go on, to learn that the client is closed.
@@ -176,6 +181,10 @@ class Outage:
             self._nap.cancel()
         if wakes:
             self._tell()
+
+    def _say_so(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _tell(self) -> None:
         if self._news is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._limit import AdaptiveLimit, LatencyLine, Line
+from sampling_async._limit import AdaptiveLimit, LatencyLine, Line, Pace
 
 
 def answered(limit: AdaptiveLimit, seconds: float, *, ids: int = 100, running: int = 99, **changes) -> None:
@@ -176,3 +177,66 @@ def test_a_line_is_never_below_nothing(points):
     line = learned(*points)
     assert line.a >= -1e-9
     assert line.b >= 0
+
+
+# --- The pace
+
+
+def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: float = 0.002) -> tuple[int, float]:
+    """Let one after the other through a gateway; returns how many it refused, and how long all took."""
+    now, level, last, refused, left = 0.0, 0.0, 0.0, 0, attempts
+    while left:
+        now += pace.wait(now)
+        pace.begin(now)
+        level, last = max(0.0, level - rate * (now - last)), now
+        now += seconds
+        if level > burst:
+            refused += 1
+            pace.refused(now)
+        else:
+            level += 1
+            left -= 1
+            pace.answered(now)
+    return refused, now
+
+
+def test_there_is_none_until_something_is_refused():
+    pace = Pace()
+    for _ in range(100):
+        pace.begin(1.0)
+        pace.answered(1.0)
+    assert (pace.rate, pace.wait(1.0)) == (math.inf, 0.0)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(2, 5), (20, 5), (20, 20), (200, 5), (20, 1)])
+def test_it_finds_the_rate_that_is_allowed_and_keeps_to_it(rate, burst):
+    refused, seconds = allowed(Pace(), rate, burst, 600)
+    assert seconds <= 600 / rate / 0.9
+    assert refused <= 0.06 * 600
+
+
+def test_it_grows_when_the_limit_has_gone():
+    pace = Pace()
+    allowed(pace, 20, 5, 600)
+    now = 1000.0
+    for _ in range(400):
+        now += pace.wait(now) + 0.001
+        pace.begin(now)
+        pace.answered(now)
+    assert pace.rate > 100
+
+
+def test_it_never_stops_altogether():
+    pace, now = Pace(), 0.0
+    for _ in range(100):
+        now += pace.wait(now)
+        pace.begin(now)
+        pace.refused(now)
+    assert pace.wait(now) <= 5.0
+
+
+def test_nothing_is_saved_up_while_nobody_asks():
+    pace = Pace()
+    pace.refused(0.0)
+    pace.begin(100.0)
+    assert pace.wait(100.0) == pytest.approx(0.1, abs=0.01)

@@ -223,6 +223,33 @@ async def test_a_refused_key_ends_the_fan_out_after_an_outage():
     assert isinstance(result[999].error, ForbiddenError)
 
 
+async def test_requests_that_hang_from_before_do_not_keep_it_from_going_on():
+    """Some of a window fail at once, the others hang: nothing more would come to count as a failure."""
+    time, hung = doubles.FakeTime(), 0
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal hung
+        if request.method == "POST" and time.now < 2:
+            if hung < 4:
+                hung += 1
+                await anyio.sleep_forever()
+            await anyio.lowlevel.checkpoint()
+            raise httpx.ReadError("cut")
+        if time.now < 2:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(handle, time) as client:
+        async with client.fan_out(members(100)) as outcomes:
+            seen = []
+            with anyio.fail_after(5):
+                while len(seen) < 2 * 96:  # four are swallowed
+                    seen.append((await anext(outcomes)).status)
+        assert len(outcomes.left_over) == 2 * 4
+    assert seen.count("unknown") <= 2 * 5
+    assert "not_sent" not in seen
+
+
 async def test_successes_in_between_are_no_outage():
     answers = [httpx.Response(502)] * 4 + [doubles.bulk]
     service = doubles.Service(*answers * 20)

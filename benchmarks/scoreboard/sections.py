@@ -21,6 +21,7 @@ SECTIONS: Final = {
     "interruption": "Interruption: all tasks cancelled at every tick, a handler that raises at every line",
     "manners": "Manners: load put on a failing service",
     "brownout": "Brown-out: a service that slows down",
+    "outages": "Outages and limits: a service that is away, a gateway that lets some through",
     "retry_after": "Retry-After: never early",
     "churn": "Churn: calls cut off in every phase, then calls with time enough",
     "leaks": "Clean-up after faults and cancellations",

@@ -14,8 +14,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def tool(name: str) -> ModuleType:
-    """Import a module of the fault tests, which import one another by their plain names."""
-    for folder in (ROOT / "tests", ROOT / "tests" / "faults"):
+    """Import a module of the tests' kits, which import one another by their plain names."""
+    for folder in (ROOT / "tests", ROOT / "tests" / "faults", ROOT / "tests" / "proxies"):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     return import_module(name)

@@ -1,0 +1,145 @@
+"""A service that goes away for three seconds, and a gateway that lets twenty requests a second through."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async import InviteRequest, RetryPolicy, SamplingClient
+from scoreboard.board import Row, Run, at_least, at_most, exactly, published
+from scoreboard.testkit import tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH: Final = 8
+AWAY: Final = 3.0
+NOTICED: Final = 2.0
+RATE: Final = 20
+LIMITS: Final = f"limit_req_zone $server_port zone=all:1m rate={RATE}r/s;"
+IDS: Final = 100
+DIRECT: Final = RetryPolicy(unprocessed={408, 425, 429, 503})
+
+
+@dataclass
+class Trial:
+    """What became of a fan-out.
+
+    Attributes:
+        statuses: How many quota IDs had each status.
+        lies: Claims that the ledger denies.
+        seconds: How long it took.
+        noticed: Seconds from the service's return to the first answer.
+    """
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    lies: int = 0
+    seconds: float = 0.0
+    noticed: float | None = None
+
+
+def rows(run: Run) -> list[Row]:
+    """Measure with and without nginx, where that is installed."""
+    found = _outage_rows("connection refused and cut", _outage(run.of(0, 4_000), nginx=False))
+    if shutil.which("nginx") is None and shutil.which("nginx", path="/usr/sbin") is None:
+        return [*found, published("behind nginx", "not measured: nginx (a Debian package) is not installed")]
+    found += _outage_rows("502 of nginx", _outage(run.of(0, 4_000), nginx=True))
+    requests = run.of(200, 600)
+    for status, policy, title in (
+        (429, None, "429"),
+        (503, DIRECT, "503 that counts as a refusal"),
+        (503, None, "503 that proves nothing"),
+    ):
+        trial = _limited(requests, status, policy)
+        name = f"nginx lets {RATE} requests a second through, {requests} asked, {title}"
+        answered = trial.statuses["invited"] + trial.statuses["rejected"]
+        found.append(at_least(f"{name}: of the allowed rate", 0.9, answered / 2 / trial.seconds / RATE))
+        if policy is None and status == 503:
+            # 3 % of them, and in the short version those of the beginning, before the rate is known.
+            most, share = run.of(8.0, 3.0), 100 * trial.statuses["unknown"] / trial.statuses.total()
+            found.append(at_most("the same: `unknown`", most, share, unit="%"))
+        else:
+            found.append(exactly("the same: IDs without an answer", 0, 2 * requests - answered))
+        found.append(exactly("the same: lies", 0, trial.lies))
+    return found
+
+
+def _outage_rows(how: str, trial: Trial) -> list[Row]:
+    name, window = f"service away for {AWAY:.0f} s ({how})", (WIDTH + 1) * IDS
+    asked = f"{trial.statuses.total():,} IDs in {trial.seconds:.0f} s, {WIDTH} requests at once"
+    return [
+        at_most(f"{name}: IDs `unknown`", window, trial.statuses["unknown"], note=f"one window; {asked}"),
+        exactly(f"{name}: IDs `not_sent`", 0, trial.statuses["not_sent"]),
+        exactly(f"{name}: lies", 0, trial.lies),
+        at_most(f"{name}: return noticed after", NOTICED, trial.noticed or 999.0, unit="s"),
+    ]
+
+
+def _outage(members: int, *, nginx: bool) -> Trial:
+    """Ask until the service is back and has answered for a while, and so many members in any case."""
+    with tool("backend").Backend(0.002) as backend, _in_front(backend.url, nginx=nginx) as url:
+        trial, back = Trial(), threading.Event()
+        returned = [0.0]
+
+        def go() -> None:
+            time.sleep(1.0)
+            backend.go_away()
+            time.sleep(AWAY)
+            backend.come_back()
+            returned[0] = time.perf_counter()
+            back.set()
+
+        def requests() -> Iterator[InviteRequest]:
+            number = 0
+            while number < members or not back.is_set() or time.perf_counter() < returned[0] + NOTICED:
+                number += 1
+                yield InviteRequest(f"m{number}", range(1, IDS + 1))
+
+        def seen(outcome: Any) -> None:
+            if back.is_set() and trial.noticed is None and outcome.status in {"invited", "rejected"}:
+                trial.noticed = time.perf_counter() - returned[0]
+
+        thread = threading.Thread(target=go)
+        thread.start()
+        asyncio.run(_asked(url, requests(), trial, backend.ledger, seen))
+        thread.join()
+        return trial
+
+
+def _limited(requests: int, status: int, policy: RetryPolicy | None) -> Trial:
+    location = f"limit_req zone=all burst=5; limit_req_status {status};"
+    with (
+        tool("backend").Backend() as backend,
+        _in_front(backend.url, nginx=True, http=LIMITS, location=location) as url,
+    ):
+        trial = Trial()
+        asked = (InviteRequest(f"m{number}", [2, 3]) for number in range(requests))
+        asyncio.run(_asked(url, asked, trial, backend.ledger, retry=policy))
+        return trial
+
+
+@contextmanager
+def _in_front(url: str, *, nginx: bool, **options: str) -> Iterator[str]:
+    with tool("real_proxies").nginx(url, **options) if nginx else nullcontext(url) as address:
+        yield address
+
+
+async def _asked(
+    url: str, requests: Iterator[InviteRequest], trial: Trial, ledger: Any, seen: Any = None, **options: Any
+) -> None:
+    known = tool("doubles")
+    began = time.perf_counter()
+    client = SamplingClient(url, panel_guid=known.PANEL, api_key=known.KEY, max_concurrency=WIDTH, **options)
+    async with client, client.fan_out(requests) as outcomes:
+        async for outcome in outcomes:
+            trial.statuses[outcome.status] += 1
+            trial.lies += len(ledger.lies([outcome])) if outcome.status != "unknown" else 0
+            if seen is not None:
+                seen(outcome)
+    trial.seconds = time.perf_counter() - began
