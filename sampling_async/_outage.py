@@ -35,7 +35,7 @@ class Outage:
         policy: When it counts as away, how often to ask, how long a fan-out waits.
         asks: Asks the harmless question, within so many seconds; returns None if the service is there, else the
             seconds that it wants to be left alone.
-        under_way: How many requests may be under way: so many failures, or two, are enough in any case.
+        under_way: How many requests may be under way.
         clock: Seconds, from any start.
         sleep: Waits a number of seconds.
         random: Draws from 0 to 1.
@@ -68,7 +68,7 @@ class Outage:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        self._enough = min(policy.failures, max(2, under_way))
+        self._enough = policy.enough(under_way)
         self._failures = 0  # in a row
         self._ended_at = -inf
         self._asked = 0  # how often since it is away

@@ -23,6 +23,7 @@ REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 """Statuses that say, whoever answers, that a request was not processed: it came too late, early or often."""
 
 _PASSING_FAULTS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_FAILURES: Final = 5
 _UNAVAILABLE: Final = 503
 _TOO_MANY: Final = 429
 _THROTTLED: Final = frozenset({_TOO_MANY, _UNAVAILABLE})
@@ -180,18 +181,18 @@ class RetryPolicy:
 class OutagePolicy:
     """What to do when the service is away: when that is taken to be so, and for how long to wait.
 
-    After `failures` failures in a row (no connection, one that is cut, a time limit, 502, 503, 504), with no
-    answer in between, nothing is sent but Get Settings, which has no effect. When that is answered, work goes
-    on, one request at a time at first.
+    After some failures in a row (no connection, one that is cut, a time limit, 502, 503, 504), with no answer
+    in between, nothing is sent but Get Settings, which has no effect. When that is answered, work goes on, one
+    request at a time at first.
 
     Attributes:
         patience: Seconds that a fan-out waits for the service to come back, or to let anything in. What is left
             then ends `not_sent`, and nothing more is taken from an input that can be read only once. Calls that
             somebody waits for do not wait: they fail with `OutageError`.
-        failures: How many in a row. Where three requests of ten fail, in the worst hour of a service that still
-            works, five in a row come once in four hundred requests, and cost one question; in an outage, five
-            requests are fewer than what is under way anyway. With a lower `max_concurrency` so many are enough,
-            or two.
+        failures: How many in a row. None: five, or `max_concurrency` where that is lower, and two at least.
+            Where three requests of ten fail, in the worst hour of a service that still works, five in a row
+            come once in four hundred requests, and cost one question; in an outage, five requests are fewer
+            than what is under way anyway.
         first_pause: Seconds until Get Settings is asked first; it doubles each time, and is drawn from its half
             up.
         longest_pause: The longest of these pauses. With one question in so many seconds from each client, a
@@ -202,9 +203,13 @@ class OutagePolicy:
     """
 
     patience: float = field(default=600.0, validator=_not_negative)
-    failures: int = field(default=5, validator=_positive)
+    failures: int | None = field(default=None, validator=_positive)
     first_pause: float = field(default=0.25, validator=_positive)
     longest_pause: float = field(default=1.5, validator=_positive)
+
+    def enough(self, under_way: int) -> int:
+        """Return how many failures in a row make an outage where so many requests may be under way."""
+        return self.failures or min(_FAILURES, max(2, under_way))
 
 
 def may_have_worked(error: SamplingError) -> bool:

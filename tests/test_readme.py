@@ -63,4 +63,4 @@ def test_recipes_are_parts_of_those_that_are_run_on_the_engines():
 
 
 def test_there_are_examples():
-    assert (len(SCRIPTS), len(TESTS)) == (7, 1)
+    assert (len(SCRIPTS), len(TESTS)) == (8, 1)

@@ -20,6 +20,7 @@ from sampling_async import (
     BulkInviteResult,
     ForbiddenError,
     InviteRequest,
+    OutagePolicy,
     RetryPolicy,
     SamplingClient,
     SamplingError,
@@ -244,6 +245,41 @@ def test_mode_15_all_requests_wait_and_come_back_spread_out(backend):
         after = [moment for moment in started if moment > 1]
         assert min(after) >= 31
         assert len({round(moment, 3) for moment in after[:8]}) > 4, "all came back in the same moment"
+
+
+@BACKENDS
+@pytest.mark.parametrize(("status", "burst"), [(429, 5), (429, 0), (503, 5)])
+def test_a_gateway_that_lets_some_through_is_kept_to(backend, status, burst):
+    """20 requests a second: nothing is given up, little is refused, and it takes hardly longer than it must."""
+    with seeded(SEED) as rng:
+        level, last, refused = 0.0, 0.0, 0
+
+        async def gateway(request: httpx.Request) -> httpx.Response:
+            nonlocal level, last, refused
+            await anyio.sleep(0.002)
+            now = anyio.current_time()
+            level, last = max(0.0, level - 20 * (now - last)), now
+            if level > burst:
+                refused += 1
+                return httpx.Response(status)
+            level += 1
+            return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+        async def main() -> tuple[set[str], float]:
+            policy = RetryPolicy(unprocessed={408, 425, 429, 503})
+            requests = [InviteRequest(f"m{n}", [2, 3]) for n in range(400)]
+            async with simulated(
+                httpx.MockTransport(gateway), rng, retry=policy, outage=OutagePolicy()
+            ) as client:
+                async with client.fan_out(requests) as outcomes:
+                    seen = {outcome.status async for outcome in outcomes}
+                assert 15 < client.snapshot().requests_per_second < 50
+            return seen, anyio.current_time()
+
+        seen, seconds = run(main, backend=backend)
+        assert seen == {"invited", "rejected"}
+        assert refused < 0.1 * 400
+        assert seconds < 400 / 20 / 0.75
 
 
 # --- 27: a key that is revoked in mid-run
