@@ -21,6 +21,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async import (
     InvalidRequestError,
     InviteRequest,
+    OutageError,
     OutagePolicy,
     RetryPolicy,
     SamplingError,
@@ -326,6 +327,30 @@ async def test_no_attempt_begins_with_less_time_left_than_one_takes():
         result = await client.bulk_invite("m", [1], deadline=0.79)
     assert result[0].error.attempts == 1
     assert result[0].status == "not_sent"
+
+
+@pytest.mark.parametrize("refused", [httpx.Response(429), httpx.ConnectError("refused")])
+async def test_a_chunk_that_was_surely_not_processed_is_asked_as_often_as_it_takes(refused):
+    service = doubles.Service(*[refused] * 12, doubles.bulk)
+    result = await bulk(service, [2, 3], outage=OutagePolicy(failures=100), retry=RetryPolicy(budget=0))
+    assert [outcome.status for outcome in result] == ["invited", "rejected"]
+    assert len(service.requests) == 13
+
+
+async def test_it_is_not_for_who_repeats_nothing():
+    service = doubles.Service(httpx.Response(429), doubles.bulk)
+    assert len((await bulk(service, [2, 3], retry=ONCE)).not_sent) == 2
+    assert len(service.requests) == 1
+
+
+async def test_it_is_given_up_when_nothing_was_let_in_for_long():
+    time, service = doubles.FakeTime(), doubles.Service(httpx.Response(429))
+    async with doubles.client(service, time, outage=OutagePolicy(patience=100)) as client:
+        result = await client.bulk_invite("m", range(1, 5001))
+    assert len(result.not_sent) == 5000
+    assert isinstance(result[4999].error, OutageError)
+    assert "answered 429" in str(result[0].error)
+    assert 100 <= time.now < 200
 
 
 @pytest.mark.parametrize("random", [0.0, 0.5, 1.0])

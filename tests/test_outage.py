@@ -105,13 +105,27 @@ async def test_while_it_is_away_only_get_settings_is_asked_less_and_less_often()
 
 
 async def test_it_goes_on_slowly_first():
-    service = Service(until=3.0)
-    async with service.client(max_concurrency=64) as client:
-        async with client.fan_out(members(500)) as outcomes:
-            await anext(outcomes)
-            assert client.snapshot().limit <= 8
-            assert len([outcome async for outcome in outcomes]) == 999
-        assert client.snapshot().limit > 8
+    time, running, beside = doubles.FakeTime(), 0, []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal running
+        gone = 0.5 <= time.now < 3.5
+        running += 1
+        if time.now >= 3.5 and request.method == "POST":
+            beside.append(running)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+        time.now += 0.001
+        if gone:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(handle, time, max_concurrency=64) as client:
+        seen = await statuses(client.fan_out(members(2000)))
+    assert len(seen) == 4000
+    assert beside[:3] == [1, 1, 2]
+    assert max(beside) >= 6
 
 
 async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
