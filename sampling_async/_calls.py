@@ -117,6 +117,9 @@ class Caller:
                 self.budget.deposit()
                 return answer
             self._note(answer, call, track, started)
+            if permit.lane.patience:
+                with self._session.until_closed():
+                    await self.outage.make_sure(lambda: not permit.kind.has_room)
             if self._goes_back(answer, permit, answered_at):
                 put_back += 1
                 if self.clock() - started > permit.lane.patience:

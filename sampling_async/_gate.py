@@ -129,11 +129,6 @@ class Kind:
         """Whether its limit allows for another attempt."""
         return len(self.held) - len(self.stale) < self.adaptive.limit
 
-    @property
-    def has_scout(self) -> bool:
-        """Whether an attempt is under way that was begun since the limit was lowered last."""
-        return any(permit.generation == self.adaptive.generation for permit in self.held)
-
 
 class Gate:
     """A fair limit on what runs at once, which adapts and can be held shut for a while.
@@ -362,23 +357,13 @@ class Gate:
             if not (self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive()):
                 return
 
-    def _has_room(self, kind: Kind) -> bool:
-        """Return whether a kind of work may have another permit.
-
-        Of a service that went away, some attempts fail and the others may hang, up to the lowered limit and for
-        a minute. One more at a time finds out soon what is the case.
-        """
-        if kind.has_room:
-            return True
-        return self._outage is not None and self._outage.is_suspected and not kind.has_scout
-
     def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
         if self._in_a_row >= most_in_a_row:
             return False
         first: Lane | None = None
         for kind in self._kinds.values():
             lane = kind.interactive
-            if lane and self._has_room(kind) and (first is None or lane.first().came < first.first().came):
+            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
                 first = lane
         if first is None:
             return False
@@ -390,7 +375,7 @@ class Gate:
         while True:
             first: Kind | None = None
             for kind in self._kinds.values():
-                if kind.lanes and self._has_room(kind) and (first is None or kind.lanes[0] < first.lanes[0]):
+                if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
                     first = kind
             if first is None:
                 return False

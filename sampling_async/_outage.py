@@ -83,11 +83,6 @@ class Outage:
         self._failures = 0
         self.answered_at = self._clock()
 
-    @property
-    def is_suspected(self) -> bool:
-        """Whether the latest attempts failed, and too few to be sure."""
-        return self._failures > 0 and not self.is_on
-
     def failed(self, cause: str, began_at: float, *, alone_for: float = 0.0) -> None:
         """Learn that an attempt failed as they do when the service is away.
 
@@ -111,6 +106,32 @@ class Outage:
             cause,
         )
         self._say_so()
+
+    async def make_sure(self, is_stuck: Callable[[], bool]) -> None:
+        """Ask whether the service is there, while attempts have failed, but too few, and no more can be sent.
+
+        Of a service that went away, some attempts fail at once, and the others may hang for a minute.
+
+        Args:
+            is_stuck: Returns whether nothing more may be sent before another attempt has ended.
+        """
+        while self._is_suspected() and is_stuck():
+            self._is_led = True
+            try:
+                await self._sleep(self.policy.first_pause)
+                if not (self._is_suspected(led=True) and is_stuck()):
+                    return
+                answer = await self._asks(_QUESTION_SECONDS)
+            finally:
+                self._is_led = False
+                self._tell()
+            if answer is None:
+                self._failures = 0
+                return
+            self.failed(self.cause, self._clock(), alone_for=answer)
+
+    def _is_suspected(self, *, led: bool = False) -> bool:
+        return self._failures > 0 and not self.is_on and self._is_led == led
 
     def away_for(self) -> float:
         """Return for how many seconds it has been away; 0 if it is not."""

@@ -77,12 +77,14 @@ class Backend:
                     await self._exchange(reader, writer)
         finally:
             self._writers.discard(writer)
-            writer.close()
+            writer.transport.abort() if self._server is None else writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         request = Request.of(head + await reader.readexactly(int(length or 0)))
+        if self._server is None:  # it went away while this connection was being accepted
+            raise ConnectionAbortedError
         self.ledger.received.append(request)
         if self._seconds:
             await asyncio.sleep(self._seconds)

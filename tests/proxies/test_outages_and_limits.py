@@ -1,0 +1,71 @@
+"""A service that goes away behind nginx, and an nginx that lets only some requests through."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import doubles
+import pytest
+from backend import Backend
+from real_proxies import nginx
+
+from sampling_async import InviteRequest, RetryPolicy, SamplingClient
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+WIDTH = 8
+LIMITS = "limit_req_zone $server_port zone=all:1m rate=20r/s;"
+DIRECT = RetryPolicy(unprocessed={408, 425, 429, 503})
+
+
+def client_of(url: str, **options) -> SamplingClient:
+    """Return a client by the real clock: what is measured here is time."""
+    return SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY, max_concurrency=WIDTH, **options)
+
+
+@pytest.mark.parametrize("behind_nginx", [True, False])
+async def test_an_outage_costs_one_window_and_its_end_is_noticed_soon(behind_nginx):
+    back = threading.Event()
+    with Backend(0.002) as backend, nginx(backend.url) as proxied:
+        url = proxied if behind_nginx else backend.url
+
+        def go() -> None:
+            time.sleep(0.3)
+            backend.go_away()
+            time.sleep(1.0)
+            backend.come_back()
+            back.set()
+
+        def requests():
+            number = 0
+            while not back.is_set() or number % 100:
+                number += 1
+                yield InviteRequest(f"m{number}", [2, 3])
+
+        thread = threading.Thread(target=go)
+        thread.start()
+        async with client_of(url) as client, client.fan_out(requests()) as outcomes:
+            seen = [outcome async for outcome in outcomes]
+        thread.join()
+        assert backend.ledger.lies(seen) == []
+    statuses = [outcome.status for outcome in seen]
+    assert statuses.count("unknown") <= 2 * (WIDTH + 1)
+    assert statuses.count("not_sent") == 0
+    assert {"invited", "rejected"} <= set(statuses[-200:])  # among which those may be that hung
+
+
+@pytest.mark.parametrize(("status", "policy"), [(429, None), (503, DIRECT), (503, None)])
+async def test_what_nginx_lets_through_is_used_and_little_is_refused(status, policy):
+    location = f"limit_req zone=all burst=5; limit_req_status {status};"
+    requests = [InviteRequest(f"m{number}", [2, 3]) for number in range(60)]
+    began = time.monotonic()
+    with Backend() as backend, nginx(backend.url, http=LIMITS, location=location) as url:
+        async with client_of(url, retry=policy) as client, client.fan_out(requests) as outcomes:
+            seen = [outcome async for outcome in outcomes]
+        assert backend.ledger.lies(seen) == []
+    statuses = [outcome.status for outcome in seen]
+    assert statuses.count("not_sent") == 0
+    # Of a 503 that proves nothing, those of the beginning, before the rate is known.
+    assert statuses.count("unknown") <= (2 * 10 if status == 503 and policy is None else 0)
+    assert time.monotonic() - began < 2 * 60 / 20 + 5
