@@ -268,6 +268,6 @@ def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
                     tasks.start_soon(found.aclose)
 
     # trio finds its stack of nurseries in disorder, and says so when the task ends, in one way or another.
-    in_disorder = pytest.raises((RuntimeError, trio.TrioInternalError), match="Nursery|internal error")
+    in_disorder = pytest.raises((RuntimeError, trio.TrioInternalError), match=r"Nursery|internal error")
     with pytest.warns(RuntimeWarning, match="PEP 789"), in_disorder:
         anyio.run(main, backend="trio")
