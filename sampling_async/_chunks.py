@@ -30,7 +30,7 @@ from sampling_async._stepwise import ENTRIES, Turns, pieces
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from sampling_async._journal import Journal
+    from sampling_async._journal_run import JournalRun
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class PanelSource:
         size: int,
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
-        journal: Journal | None = None,
+        journal: JournalRun | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size
@@ -300,7 +300,7 @@ class _Recalling:
         part: What the journal knew of the part that was read last, until it is planned.
     """
 
-    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: Journal) -> None:
+    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: JournalRun) -> None:
         self._member_code = member_code
         self._counted = counted
         self._items = self._places()

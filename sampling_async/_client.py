@@ -30,7 +30,7 @@ from sampling_async._errors import Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._inputs import AnyIterable, readable
 from sampling_async._invites import Inviter
-from sampling_async._journal import Journal
+from sampling_async._journal import Journal, run_of
 from sampling_async._loops import current_time
 from sampling_async._policy import RetryPolicy, Timeouts
 from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from sampling_async._journal_run import JournalRun
     from sampling_async._models import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._outcomes import BulkInviteResult
     from sampling_async._settings import PartnerSettings
@@ -365,18 +366,19 @@ class SamplingClient:
             JournalError: On entering, the journal cannot be used; while iterating or on leaving, it could not
                 be written.
         """
+        run: JournalRun | None = None
         if journal is not None:
-            journal = journal if isinstance(journal, Journal) else Journal(journal)
-            journal.claim(str(self._base_url), self._panel_guid)
+            run = run_of(journal if isinstance(journal, Journal) else Journal(journal))
+            run.claim(str(self._base_url), self._panel_guid)
         until, size = self._until(deadline), _size(chunk_size)
         source = PanelSource(
             readable(requests, "requests"),
             size=size,
             size_of=self._size_of(size, goal, until),
             remaining=None if isinstance(requests, Collection) else self._remaining(until),
-            journal=journal,
+            journal=run,
         )
-        return self._stream(source, until, weight, journal)
+        return self._stream(source, until, weight, run)
 
     def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
         """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
@@ -397,7 +399,7 @@ class SamplingClient:
         return None if until == inf else lambda: until - self._gate.clock()
 
     def _stream(
-        self, source: ChunkSource, until: float, weight: float, journal: Journal | None = None
+        self, source: ChunkSource, until: float, weight: float, journal: JournalRun | None = None
     ) -> OutcomeStream:
         lane = Lane(BULK, _share(weight))
         permit = partial(Permit, self._gate, lane, until)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async._calls import Caller
     from sampling_async._gate import Permit
     from sampling_async._job import Job
-    from sampling_async._journal import Journal
+    from sampling_async._journal_run import JournalRun
     from sampling_async._outcomes import InviteOutcome
     from sampling_async._replies import BulkAnswer
     from sampling_async._session import Track
@@ -61,7 +61,7 @@ class Inviter:
         journal: Where to write down what is sent and answered.
     """
 
-    def __init__(self, caller: Caller, panel_guid: str, journal: Journal | None = None) -> None:
+    def __init__(self, caller: Caller, panel_guid: str, journal: JournalRun | None = None) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal
