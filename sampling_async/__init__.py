@@ -52,7 +52,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from sampling_async._bodies import BodyLimits
-    from sampling_async._bulk import OutcomeStream
+    from sampling_async._bulk import OutcomeStream, Progress
     from sampling_async._client import SamplingClient
     from sampling_async._journal import Journal
     from sampling_async._recontact import RecontactStream
@@ -80,6 +80,7 @@ __all__ = [
     "PagingError",
     "PartnerSettings",
     "Price",
+    "Progress",
     "QuestionAndAnswers",
     "Quota",
     "Quotas",
@@ -109,6 +110,7 @@ _OF_CLIENT: Final = {
     "BodyLimits": "_bodies",
     "Journal": "_journal",
     "OutcomeStream": "_bulk",
+    "Progress": "_bulk",
     "RecontactStream": "_recontact",
     "SamplingClient": "_client",
 }

@@ -45,6 +45,9 @@ _MANY: Final = 4096
 _FEW: Final = 128
 """The same, where each of them may have another dict grow."""
 
+_COUNTED: Final = 65_536
+"""Requests whose quota IDs are counted beforehand, which takes some milliseconds."""
+
 _RECALLED: Final = 1000
 """Quota IDs that a journal is asked about in one go."""
 
@@ -401,6 +404,15 @@ async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
         pieces_of_some.clear()
         await turns.step(_MANY)
     return counted
+
+
+def total_of(requests: object) -> int | None:
+    """Return how many quota IDs requests have in all, where they lie there and are not too many."""
+    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
+        return None
+    if not all(isinstance(request, InviteRequest) for request in requests):
+        return None  # which is told when the first that is none is drawn
+    return sum(len(request.quota_ids) for request in requests)
 
 
 def source_of(

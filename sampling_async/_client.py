@@ -23,6 +23,7 @@ from sampling_async._chunks import (
     checked_request,
     source_of,
     spread,
+    total_of,
 )
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
@@ -283,7 +284,8 @@ class SamplingClient:
         until, size = self._until(deadline), _size(chunk_size)
         size_of = self._size_of(size, goal, until)
         request = await checked_request(member_code, quota_ids)
-        async with self._stream(PanelSource([request], size=size, size_of=size_of), until, weight) as stream:
+        source = PanelSource([request], size=size, size_of=size_of)
+        async with self._stream(source, until, weight, total=len(request.quota_ids)) as stream:
             return await stream.result(request)
 
     def stream_bulk_invite(
@@ -328,7 +330,8 @@ class SamplingClient:
             size_of=self._size_of(size, goal, until),
             remaining=self._remaining(until),
         )
-        return self._stream(source, until, weight)
+        total = len(quota_ids) if isinstance(quota_ids, Collection) else None
+        return self._stream(source, until, weight, total=total)
 
     def fan_out(
         self,
@@ -378,7 +381,7 @@ class SamplingClient:
             remaining=None if isinstance(requests, Collection) else self._remaining(until),
             journal=run,
         )
-        return self._stream(source, until, weight, run)
+        return self._stream(source, until, weight, total=total_of(requests), journal=run)
 
     def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
         """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
@@ -399,12 +402,19 @@ class SamplingClient:
         return None if until == inf else lambda: until - self._gate.clock()
 
     def _stream(
-        self, source: ChunkSource, until: float, weight: float, journal: JournalRun | None = None
+        self,
+        source: ChunkSource,
+        until: float,
+        weight: float,
+        *,
+        total: int | None,
+        journal: JournalRun | None = None,
     ) -> OutcomeStream:
         lane = Lane(BULK, _share(weight))
         permit = partial(Permit, self._gate, lane, until)
         inviter = Inviter(self._caller, self._panel_guid, journal)
-        return OutcomeStream(inviter, source, permit, window=self._gate.maximum + 1)
+        window, clock = self._gate.maximum + 1, self._gate.clock
+        return OutcomeStream(inviter, source, permit, window=window, total=total, clock=clock)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).

@@ -70,6 +70,11 @@ class Inviter:
         self._isolates = True
         self._answered = 0
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether there is a journal, of which outcomes of runs before may come."""
+        return self._journal is not None
+
     async def begin(self) -> None:
         """Open the journal, if there is one.
 
