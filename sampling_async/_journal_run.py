@@ -48,7 +48,8 @@ class JournalRun:
         self._owner = ("", "")
         self._file: JournalFile | None = None
         self._lock = anyio.Lock()
-        self._chunks = self._chunks_before = 0
+        self._chunks = 0
+        self._chunks_before: int | None = None
         self._in_flight: dict[str, dict[int, Chunk]] = {}
         self._settled = anyio.Event()
 
@@ -58,10 +59,13 @@ class JournalRun:
 
     # --- The file
 
-    async def open(self) -> None:
+    async def open(self, *, goes_on: bool = False) -> None:
         """Open the file for a run, and check all of it.
 
         Cancelled, this returns at once; the file is let go of as soon as the thread at it notices.
+
+        Args:
+            goes_on: Whether this is still the run that had it open last, if there was one.
 
         Raises:
             JournalError: It cannot be opened, is something else than a journal, is damaged, belongs to another
@@ -79,7 +83,9 @@ class JournalRun:
             self._file = None
             file.abandon()
             raise
-        self._chunks = self._chunks_before = file.chunks
+        self._chunks = file.chunks
+        if self._chunks_before is None or not goes_on:
+            self._chunks_before = file.chunks
 
     async def close(self) -> None:
         """Write what is noted and let go of the file, which happens whatever comes: cancelled, this ends later.
@@ -123,7 +129,7 @@ class JournalRun:
         """
         # Cut off here, what is known of the request would be lost.
         known: list[InviteOutcome] = []
-        file, before = self._opened(), self._chunks_before
+        file, before = self._opened(), self._chunks_before or 0
         with anyio.CancelScope(shield=True):
             known = await in_thread(_recalled, file, member_code, tuple(quota_ids), before)
         return {outcome.quota_id: outcome for outcome in known}
