@@ -127,7 +127,7 @@ class Journal:
 
 def run_of(journal: Journal) -> JournalRun:
     """Return what a fan-out does its work with."""
-    return journal._run  # noqa: SLF001  not for users
+    return journal._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  not for users
 
 
 class _Reader:

@@ -413,7 +413,8 @@ def test_help_of_every_command_has_an_example():
 
 
 def program(*arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    package = Path(_cli.__file__).parents[2]  # as it was imported here
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
     pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
     # Some runners start programs with SIGINT ignored, and a child would inherit that.
