@@ -37,8 +37,9 @@ class Progress:
         answered: Of these, those whose outcome you have.
         replayed: Of these, those whose outcome is of a journal of a run before.
         total: All that there are to be; None where that is not known.
-        seconds_left: How long the rest will take at the rate so far; None as long as that cannot be said.
-        per_second: The rate so far; None as long as nothing was answered.
+        seconds_left: How long it will take, at the rate so far, until all outcomes are known; None as long as
+            that cannot be said.
+        per_second: The rate so far; None as long as no request was answered.
     """
 
     taken: int
@@ -94,19 +95,25 @@ class OutcomeStream:
         """How far it has come: made anew each time, from counts that are kept anyway.
 
         `total` is known where the input is a collection, of requests one of a list, tuple or set, at most
-        65,536. The rate is that of outcomes since the block was entered, without those of a journal, which come
-        at once; what is left is reckoned by it as if the journal knew nothing of the rest.
+        65,536. The rate is that of the outcomes that are known, which may be a few requests more than you have
+        seen, since the block was entered; those of a journal do not count, since they come at once. The time
+        left is reckoned by it as if the journal knew nothing of the rest.
         """
-        under_way, answered, replayed = 0, self._answered, self._replayed
+        taken = known = answered = self._answered
+        replayed = of_journal = self._replayed
         for job in self._jobs.open:
-            under_way += _places(job)
+            places = _places(job)
+            taken += places
             answered += job.taken
-            replayed += self._replayed_of(job, job.taken)
-        asked = answered - replayed
+            if job.answered is not None:
+                known += places
+                replayed += self._replayed_of(job, job.taken)
+                of_journal += self._replayed_of(job, places)
+        asked = known - of_journal
         rate = asked / seconds if asked and (seconds := self._seconds()) > 0 else None
-        rest = None if self._total is None else self._total - answered
+        rest = None if self._total is None else self._total - known
         left = 0.0 if rest == 0 else None if rest is None or rate is None else rest / rate
-        return Progress(self._answered + under_way, answered, replayed, self._total, left, rate)
+        return Progress(taken, answered, replayed, self._total, left, rate)
 
     def _seconds(self) -> float:
         """Return how long the block has been entered, or was."""

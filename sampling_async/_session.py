@@ -462,9 +462,9 @@ class _Unwatched:
         telemetry = sys.modules.get("opentelemetry.instrumentation.utils")
         suppressed = getattr(telemetry, "suppress_http_instrumentation", nullcontext)
         self._telemetry: AbstractContextManager[object] = suppressed()
-        self._quiet = _ours.set(True)
         self._telemetry.__enter__()
+        self._quiet = _ours.set(True)
 
     def __exit__(self, *_: object) -> None:
-        self._telemetry.__exit__(None, None, None)
         _ours.reset(self._quiet)
+        self._telemetry.__exit__(None, None, None)
