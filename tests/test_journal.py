@@ -497,6 +497,18 @@ async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
     assert len(stream.left_over) == 5
 
 
+async def test_a_run_that_goes_on_with_its_journal_replays_nothing_of_its_own(tmp_path):
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    journal = await opened(tmp_path / "journal")
+    journal.note_answered(journal.note_sent(Chunk("m1", {1: 1})), answers("m1", [1]))
+    for goes_on, replayed in ((True, False), (False, True)):
+        await journal.close()
+        await journal.open(goes_on=goes_on)
+        assert {o.replayed for o in (await journal.recall("m1", [1])).values()} == {replayed}
+        assert {o.replayed for o in (await journal.recall("m0", range(1, 7))).values()} == {True}
+    await journal.close()
+
+
 async def read(journal: Journal, *args) -> list[InviteOutcome]:
     return [outcome async for outcome in journal.outcomes(*args)]
 
