@@ -76,11 +76,12 @@ class Sentry:
 
 
 class OpenTelemetry:
-    """OpenTelemetry's instrumentation of httpx: its spans and its metrics."""
+    """OpenTelemetry's instrumentation of httpx: its spans, with all headers, and its metrics."""
 
     module = "opentelemetry.instrumentation.httpx"
 
     def __init__(self) -> None:
+        os.environ["OTEL_INSTRUMENTATION_HTTP_CAPTURE_HEADERS_CLIENT_REQUEST"] = ".*"
         from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor  # noqa: PLC0415
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
@@ -149,7 +150,7 @@ class NewRelic:
 
 
 class Datadog:
-    """ddtrace, whose spans are looked at where they would be written."""
+    """ddtrace, told to note the header of the key; its spans are looked at where they would be written."""
 
     module = "ddtrace"
 
@@ -157,6 +158,7 @@ class Datadog:
         os.environ.update(
             DD_INSTRUMENTATION_TELEMETRY_ENABLED="0",
             DD_REMOTE_CONFIGURATION_ENABLED="0",
+            DD_TRACE_HEADER_TAGS="API_AUTH_KEY:header",
             DD_TRACE_STARTUP_LOGS="0",
             DD_TRACE_STATS_COMPUTATION_ENABLED="0",
         )
