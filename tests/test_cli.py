@@ -564,6 +564,28 @@ def wait_for_handlers(process) -> None:
 
 
 @pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_a_signal_before_a_command_has_begun_accounts_for_every_id_too(slow, tmp_path, number, with_journal):
+    arguments = ["bulk-invite", member(slow), *ASKED]
+    if with_journal:
+        run("bulk-invite", member(slow), 7, "--journal", tmp_path / "journal")
+        arguments += ["--journal", tmp_path / "journal"]
+    with program(*arguments, stdin=subprocess.DEVNULL) as process:
+        held = partial(Path(f"/proc/{process.pid}/status").read_text)
+        while not int(held().partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(number)
+        outcomes = [json.loads(line) for line in process.stdout]
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == ENDINGS[number]
+    assert sorted(each["QuotaID"] for each in outcomes) == list(ASKED)
+    assert {each["QuotaID"]: each["Status"] for each in outcomes if each["Status"] != "not_sent"} == (
+        {7: "rejected"} if with_journal else {}
+    )
+
+
+@pytest.mark.parametrize("number", ENDINGS)
 def test_a_second_signal_ends_at_once(slow, number):
     """Also where nobody reads what is written."""
     arguments = ("bulk-invite", member(slow), *range(1, 20_001), "--max-concurrency", 1)

@@ -17,7 +17,7 @@ Exit codes:
 
 After the first signal `bulk-invite` accounts for every ID: what it was given and did not ask is printed as
 `not_sent`. So is the rest of a file, and what still comes of a pipe within a second. A second signal ends the
-program at once.
+program at once. Until a command has begun, signals are held back.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED, TERMINATED = 130, 143
 _NEEDED = {"rich", "typer"}
+_held: list[set[int]] = []
+"""The signals that were held back before we did, if we do."""
 
 
 def main() -> None:
@@ -44,13 +46,29 @@ def main() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     with _terminated_as_interrupted() as came:
         try:
-            _run()
-        except KeyboardInterrupt:  # before a command has begun
+            _hold_signals()
+            try:
+                _run()
+            finally:
+                release_signals()
+        except KeyboardInterrupt:  # where a command has not begun, or has ended
             raise SystemExit(TERMINATED if came else INTERRUPTED) from None
         except SystemExit as exc:
             if came and exc.code == INTERRUPTED:
                 raise SystemExit(TERMINATED) from None
             raise
+
+
+def _hold_signals() -> None:
+    """Hold back what ends the program until somebody is there to account for what it was given."""
+    if hasattr(signal, "pthread_sigmask"):  # pragma: no branch  there is none on Windows
+        _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}))
+
+
+def release_signals() -> None:
+    """Hold back nothing any more; what came meanwhile comes now."""
+    while _held:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
 
 
 @contextmanager

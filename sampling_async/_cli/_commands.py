@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path  # noqa: TC003  typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Final
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
-from sampling_async._cli import _match, _quota_ids, _simulation
+from sampling_async._cli import _match, _quota_ids, _simulation, release_signals
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_invite import Bulk, OutcomePrinter
-from sampling_async._cli._connection import Connection, calls_service, ended_by_failure, fail
+from sampling_async._cli._connection import KEY_VARIABLE, Connection, calls_service, ended_by_failure, fail
 from sampling_async._cli._signals import Ending
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
@@ -58,12 +59,15 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
 
 @app.callback()
 def sampling_async(
+    context: typer.Context,
     *,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  it has been shown by now
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
+    if context.invoked_subcommand != "bulk-invite" or KEY_VARIABLE not in os.environ:
+        release_signals()  # nothing is to be accounted for, or a person is going to be asked for the key
 
 
 @app.command(

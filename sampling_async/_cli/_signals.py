@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from sampling_async._cli import release_signals
+
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
@@ -53,6 +55,7 @@ class Ending:
                 self._before[number] = signal.signal(number, self._take)
             except ValueError:  # not the main thread, where there are no signals
                 break
+        release_signals()
         return self
 
     def __exit__(
