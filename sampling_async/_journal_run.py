@@ -79,13 +79,13 @@ class JournalRun:
         file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
         try:
             await in_thread(file.open)
+            self._chunks = file.chunks
+            if self._chunks_before is None or not goes_on:
+                self._chunks_before = file.chunks
         except BaseException:
             self._file = None
             file.abandon()
             raise
-        self._chunks = file.chunks
-        if self._chunks_before is None or not goes_on:
-            self._chunks_before = file.chunks
 
     async def close(self) -> None:
         """Write what is noted and let go of the file, which happens whatever comes: cancelled, this ends later.
