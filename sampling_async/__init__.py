@@ -53,7 +53,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from sampling_async._bodies import BodyLimits
-    from sampling_async._bulk import OutcomeStream
+    from sampling_async._bulk import OutcomeStream, Progress
     from sampling_async._client import SamplingClient
     from sampling_async._journal import Journal
     from sampling_async._recontact import RecontactStream
@@ -83,6 +83,7 @@ __all__ = [
     "PagingError",
     "PartnerSettings",
     "Price",
+    "Progress",
     "QuestionAndAnswers",
     "Quota",
     "Quotas",
@@ -112,6 +113,7 @@ _OF_CLIENT: Final = {
     "BodyLimits": "_bodies",
     "Journal": "_journal",
     "OutcomeStream": "_bulk",
+    "Progress": "_bulk",
     "RecontactStream": "_recontact",
     "SamplingClient": "_client",
 }

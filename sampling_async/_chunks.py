@@ -30,7 +30,7 @@ from sampling_async._stepwise import ENTRIES, Turns, pieces
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from sampling_async._journal import Journal
+    from sampling_async._journal_run import JournalRun
 
 T = TypeVar("T")
 
@@ -44,6 +44,9 @@ _MANY: Final = 4096
 
 _FEW: Final = 128
 """The same, where each of them may have another dict grow."""
+
+_COUNTED: Final = 65_536
+"""Requests whose quota IDs are counted beforehand, which takes some milliseconds."""
 
 _RECALLED: Final = 1000
 """Quota IDs that a journal is asked about in one go."""
@@ -211,7 +214,7 @@ class PanelSource:
         size: int,
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
-        journal: Journal | None = None,
+        journal: JournalRun | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size
@@ -300,7 +303,7 @@ class _Recalling:
         part: What the journal knew of the part that was read last, until it is planned.
     """
 
-    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: Journal) -> None:
+    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: JournalRun) -> None:
         self._member_code = member_code
         self._counted = counted
         self._items = self._places()
@@ -401,6 +404,15 @@ async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
         pieces_of_some.clear()
         await turns.step(_MANY)
     return counted
+
+
+def total_of(requests: object) -> int | None:
+    """Return how many quota IDs requests have in all, where they lie there and are not too many."""
+    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
+        return None
+    if not all(isinstance(request, InviteRequest) for request in requests):
+        return None  # which is told when the first that is none is drawn
+    return sum(len(request.quota_ids) for request in requests)
 
 
 def source_of(

@@ -23,6 +23,7 @@ from sampling_async._chunks import (
     checked_request,
     source_of,
     spread,
+    total_of,
 )
 from sampling_async._codec import warm_up
 from sampling_async._configuration import Secret, base_url_of, guid_of
@@ -30,7 +31,7 @@ from sampling_async._errors import Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._inputs import AnyIterable, readable
 from sampling_async._invites import Inviter
-from sampling_async._journal import Journal
+from sampling_async._journal import Journal, run_of
 from sampling_async._loops import current_time
 from sampling_async._outage import Outage
 from sampling_async._policy import OutagePolicy, RetryPolicy, Timeouts
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from sampling_async._journal_run import JournalRun
     from sampling_async._models import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._outcomes import BulkInviteResult
     from sampling_async._settings import PartnerSettings
@@ -301,7 +303,8 @@ class SamplingClient:
         size_of = self._size_of(size, goal, until)
         request = await checked_request(member_code, quota_ids)
         source = PanelSource([request], size=size, size_of=size_of)
-        async with self._stream(self._inviter(), source, until, weight) as stream:
+        total = len(request.quota_ids)
+        async with self._stream(self._inviter(), source, until, weight, total) as stream:
             return await stream.result(request)
 
     def stream_bulk_invite(
@@ -346,7 +349,8 @@ class SamplingClient:
             size_of=self._size_of(size, goal, until),
             remaining=self._remaining(until, inviter),
         )
-        return self._stream(inviter, source, until, weight)
+        total = len(quota_ids) if isinstance(quota_ids, Collection) else None
+        return self._stream(inviter, source, until, weight, total)
 
     def fan_out(
         self,
@@ -384,18 +388,19 @@ class SamplingClient:
             JournalError: On entering, the journal cannot be used; while iterating or on leaving, it could not
                 be written.
         """
+        run: JournalRun | None = None
         if journal is not None:
-            journal = journal if isinstance(journal, Journal) else Journal(journal)
-            journal.claim(str(self._base_url), self._panel_guid)
-        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter(journal)
+            run = run_of(journal if isinstance(journal, Journal) else Journal(journal))
+            run.claim(str(self._base_url), self._panel_guid)
+        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter(run)
         source = PanelSource(
             readable(requests, "requests"),
             size=size,
             size_of=self._size_of(size, goal, until),
             remaining=None if isinstance(requests, Collection) else self._remaining(until, inviter),
-            journal=journal,
+            journal=run,
         )
-        return self._stream(inviter, source, until, weight)
+        return self._stream(inviter, source, until, weight, total_of(requests))
 
     def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
         """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
@@ -416,13 +421,16 @@ class SamplingClient:
         """Return what tells for how many seconds more an input is to be read that can be read only once."""
         return lambda: -inf if inviter.has_given_up else until - self._gate.clock()
 
-    def _inviter(self, journal: Journal | None = None) -> Inviter:
+    def _inviter(self, journal: JournalRun | None = None) -> Inviter:
         return Inviter(self._caller, self._panel_guid, journal)
 
-    def _stream(self, inviter: Inviter, source: ChunkSource, until: float, weight: float) -> OutcomeStream:
+    def _stream(
+        self, inviter: Inviter, source: ChunkSource, until: float, weight: float, total: int | None
+    ) -> OutcomeStream:
         lane = Lane(BULK, _share(weight), patience=self._outage.policy.patience)
         permit = partial(Permit, self._gate, lane, until)
-        return OutcomeStream(inviter, source, permit, window=self._gate.maximum + 1)
+        window, clock = self._gate.maximum + 1, self._gate.clock
+        return OutcomeStream(inviter, source, permit, window=window, total=total, clock=clock)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sampling_async._calls import Caller
     from sampling_async._gate import Permit
     from sampling_async._job import Job
-    from sampling_async._journal import Journal
+    from sampling_async._journal_run import JournalRun
     from sampling_async._outcomes import InviteOutcome
     from sampling_async._replies import BulkAnswer
     from sampling_async._session import Track
@@ -62,7 +62,7 @@ class Inviter:
         journal: Where to write down what is sent and answered.
     """
 
-    def __init__(self, caller: Caller, panel_guid: str, journal: Journal | None = None) -> None:
+    def __init__(self, caller: Caller, panel_guid: str, journal: JournalRun | None = None) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal
@@ -80,6 +80,11 @@ class Inviter:
     def has_given_up(self) -> bool:
         """Whether the service was away for longer than is waited for."""
         return isinstance(self._stopped_by, OutageError)
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether there is a journal, of which outcomes of runs before may come."""
+        return self._journal is not None
 
     async def begin(self) -> None:
         """Open the journal, if there is one.

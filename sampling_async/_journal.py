@@ -2,37 +2,30 @@
 
 A process that is killed in the middle is started again with the same input and the same journal. What was
 answered is handed over from the journal, what was in flight is `unknown`, and only what was surely not sent
-goes out. Rows of several requests are committed together, in a thread, and a commit has reached the disk when
-it returns. The file itself is `_journal_file`'s; here is what of this run is under way.
+goes out. Here is what users have of it; what a run does with it is `_journal_run`'s.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from itertools import islice
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
-import anyio
-import anyio.lowlevel
-
-from sampling_async._codec import plain_json
-from sampling_async._errors import InvalidRequestError, JournalError, SamplingError
-from sampling_async._models import Invite
-from sampling_async._outcomes import InviteOutcome
+from sampling_async._errors import InvalidRequestError
+from sampling_async._journal_lines import outcomes_of, status_of
+from sampling_async._journal_run import JournalRun, journal_file
+from sampling_async._outcomes import OutcomeStatus
 from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from sampling_async._journal_file import JournalFile
-    from sampling_async._protocol import Chunk
+    from sampling_async._journal_rows import Request
+    from sampling_async._outcomes import InviteOutcome
 
 T = TypeVar("T")
-
-_LINES: Final = 100
-_AT_ONCE: Final = 10_000  # quota IDs looked at without a turn of the event loop
 
 
 class Journal:
@@ -42,6 +35,9 @@ class Journal:
     holds member codes and invite links (never the key) and is made readable for its owner only. A small file
     beside it, whose name ends in `-lock`, belongs to it: it says how much the journal holds, so that no part of
     it can be missing unnoticed. `backup` copies both.
+
+    `outcomes` and `counts` read it without a run. For that time they have it as a run has it, so no run can use
+    it meanwhile, and while a run uses it, they are refused: `backup` it, and read the copy.
 
     Args:
         path: The file; it is made if it is not there. One run uses it at a time.
@@ -58,57 +54,45 @@ class Journal:
     def __init__(
         self, path: str | os.PathLike[str], *, resend_unknown: bool = False, accept_damage: bool = False
     ) -> None:
-        self.path = _path_of(path)
-        self._resend_unknown = resend_unknown
-        self._accept_damage = accept_damage
-        self._owner = ("", "")
-        self._file: JournalFile | None = None
-        self._lock = anyio.Lock()
-        self._chunks = 0
-        self._in_flight: dict[str, dict[int, Chunk]] = {}
-        self._settled = anyio.Event()
+        self._run = JournalRun(_path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage)
 
     def __repr__(self) -> str:
-        return f"Journal({str(self.path)!r}, resend_unknown={self._resend_unknown})"
+        return f"Journal({str(self.path)!r}, resend_unknown={self._run.resend_unknown})"
 
-    def claim(self, base_url: str, panel_guid: str) -> None:
-        """Say whose journal it is."""
-        self._owner = (base_url, panel_guid.lower())
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._run.path
 
-    # --- The file
+    def outcomes(self, member_code: str | None = None) -> AsyncIterator[InviteOutcome]:
+        """Yield what is known of each member and quota, once: its latest outcome, in the order of the requests.
 
-    async def open(self) -> None:
-        """Open the file for a run, and check all of it.
+            async for outcome in journal.outcomes(): ...
 
-        Cancelled, this returns at once; the file is let go of as soon as the thread at it notices.
+        What was in flight when a run ended is `unknown`. They are all `replayed`. The file is read in a thread,
+        some thousand outcomes at a time, whatever its size, and let go of at the end or when you drop the
+        iterator.
 
-        Raises:
-            JournalError: It cannot be opened, is something else than a journal, is damaged, belongs to another
-                service or panel, or is in use.
-        """
-        if self._file is not None and not self._file.is_gone:
-            raise JournalError("is in use by another fan-out; give each its own", path=self.path)
-        self._in_flight.clear()
-        self._settled = anyio.Event()
-        self._lock = anyio.Lock()
-        file = self._file = _file(self.path, self._owner, accept_damage=self._accept_damage)
-        try:
-            await in_thread(file.open)
-        except BaseException:
-            self._file = None
-            file.abandon()
-            raise
-        self._chunks = file.chunks
-
-    async def close(self) -> None:
-        """Write what is noted and let go of the file, which happens whatever comes: cancelled, this ends later.
+        Args:
+            member_code: This member's only.
 
         Raises:
-            JournalError: It could not be written; the file is closed all the same.
+            JournalError: While iterating: it is not there, is damaged, or is in use.
         """
-        file, self._file = self._file, None
-        if file is not None:
-            await _to_its_end(file.leave)
+        return _Outcomes(_Reader(self.path, member_code))
+
+    async def counts(self) -> dict[OutcomeStatus, int]:
+        """Return how many members and quotas ended how; each is counted once, by its latest outcome.
+
+        Raises:
+            JournalError: It is not there, is damaged, or is in use.
+        """
+        reader = _Reader(self.path)
+        counts: dict[OutcomeStatus, int] = dict.fromkeys(get_args(OutcomeStatus), 0)
+        while (some := await reader.read(_counted)) is not None:
+            for status, count in some.items():
+                counts[status] += count
+        return counts
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the journal, also while a run uses it; the copy is a journal as good as this one.
@@ -122,10 +106,10 @@ class Journal:
                 cannot be written.
         """
         target = _path_of(path)
-        if self._file is not None and not self._file.is_gone:
-            await in_thread(self._file.back_up, target)
+        if self._run.file is not None:
+            await in_thread(self._run.file.back_up, target)
             return
-        file = _file(self.path, None)
+        file = journal_file(self.path, None)
 
         def back_up() -> None:
             file.open()
@@ -140,88 +124,86 @@ class Journal:
             file.abandon()
             raise
 
-    def _opened(self) -> JournalFile:
-        if self._file is None:
-            raise JournalError("is not open", path=self.path)
-        return self._file
 
-    # --- What is known
+def run_of(journal: Journal) -> JournalRun:
+    """Return what a fan-out does its work with."""
+    return journal._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  not for users
 
-    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
-        """Wait until nothing of this run is under way about some of a member's quotas."""
-        asked = iter(quota_ids)
-        while some := tuple(islice(asked, _AT_ONCE)):
-            waiting = list(self._in_flight.get(member_code, {}).keys() & set(some))
-            while waiting:
-                if waiting[-1] in self._in_flight.get(member_code, {}):
-                    await self._settled.wait()
-                else:
-                    waiting.pop()
-            await anyio.lowlevel.checkpoint()
 
-    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> dict[int, InviteOutcome]:
-        """Return what is known of some of a member's quotas: all but what was surely never sent.
+class _Reader:
+    """Reads a journal without a run, part by part.
 
-        Nothing is waited for: what is under way is `unknown`. It takes time by the number of quotas given, so a
-        thousand are enough at once.
+    Args:
+        path: The file.
+        member_code: Where given, this member's only.
+    """
+
+    def __init__(self, path: Path, member_code: str | None = None) -> None:
+        self._file: JournalFile | None = journal_file(path, None)
+        self._is_open = False
+        self._member_code = member_code
+        self._row = 0
+
+    async def read(self, make: Callable[[list[Request], Path], T]) -> T | None:
+        """Return what a function makes, in a thread, of the next requests; None after the last.
+
+        Cancelled, it can be called again: nothing is lost. Dropped, the file is let go of.
         """
-        # Cut off here, what is known of the request would be lost.
-        known: list[InviteOutcome] = []
-        with anyio.CancelScope(shield=True):
-            known = await in_thread(_recalled, self._opened(), member_code, tuple(quota_ids))
-        return {outcome.quota_id: outcome for outcome in known}
+        file = self._file
+        if file is None:
+            return None
+        try:
+            if not self._is_open:
+                await in_thread(file.open)
+                self._is_open = True
+            found: tuple[int, T] | None = await in_thread(self._made, file, make)
+        except BaseException as exc:
+            if not self._is_open or isinstance(exc, Exception):
+                self._file = None
+                file.abandon()
+            raise
+        if found is None:
+            self._file = None
+            await in_thread(file.leave)
+            return None
+        self._row = found[0]
+        return found[1]
 
-    def asks_again(self, outcome: InviteOutcome) -> bool:
-        """Return whether to send what is known of already."""
-        return self._resend_unknown and outcome.status == "unknown"
+    def _made(self, file: JournalFile, make: Callable[[list[Request], Path], T]) -> tuple[int, T] | None:
+        requests = file.requests(self._row, None if self._member_code is None else self._member_code.encode())
+        return (requests[-1].row, make(requests, file.path)) if requests else None
 
-    # --- What is under way
 
-    def take_up(self, chunk: Chunk) -> None:
-        """Note that a chunk is under way: a later request about the same waits for what it comes to."""
-        self._in_flight.setdefault(chunk.member_code, {}).update(dict.fromkeys(chunk.places, chunk))
+class _Outcomes:
+    """See `Journal.outcomes`. No generator, which would hold the file until its event loop closes it."""
 
-    def settle(self, chunk: Chunk) -> None:
-        """Note that a chunk is under way no more; nothing happens where it was not."""
-        under_way = self._in_flight.get(chunk.member_code, {})
-        for quota_id in chunk.places:
-            if under_way.get(quota_id) is chunk:
-                del under_way[quota_id]
-        if not under_way:
-            self._in_flight.pop(chunk.member_code, None)
-        self._settled.set()
-        self._settled = anyio.Event()
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self._some: Iterator[InviteOutcome] = iter(())
 
-    # --- Writing
+    def __aiter__(self) -> Self:
+        return self
 
-    def note_sent(self, chunk: Chunk) -> int:
-        """Note that a chunk is going to be sent, once `written()` returns; gives its number."""
-        from sampling_async._journal_rows import SENT  # noqa: PLC0415
+    async def __anext__(self) -> InviteOutcome:
+        while True:
+            for outcome in self._some:
+                return outcome
+            some = await self._reader.read(_read)
+            if some is None:
+                raise StopAsyncIteration
+            self._some = iter(some)
 
-        file = self._opened()
-        self._chunks += 1
-        file.note(SENT, self._chunks, chunk.member_code.encode(), plain_json(list(chunk.places)))
-        return self._chunks
 
-    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
-        """Note what a chunk came to."""
-        from sampling_async._journal_rows import ANSWERED  # noqa: PLC0415
+def _read(requests: Iterable[Request], path: Path) -> list[InviteOutcome]:
+    return [
+        outcome
+        for request in requests
+        for outcome in outcomes_of(request.member_code.decode(), request.lines, path, replayed=True)
+    ]
 
-        outcomes = list(outcomes)
-        if outcomes:
-            lines = b"".join(map(_line, outcomes))
-            self._opened().note(ANSWERED, number, outcomes[0].member_code.encode(), lines)
 
-    async def written(self) -> None:
-        """Wait until all that was noted has reached the disk; who comes first writes for all.
-
-        What was noted without waiting is written with the next rows, at the latest when the journal is closed.
-        """
-        file = self._opened()
-        noted = file.noted
-        async with self._lock:
-            if file.written < noted:
-                await in_thread(file.write)
+def _counted(requests: Iterable[Request], _path: Path) -> Counter[OutcomeStatus]:
+    return Counter(status_of(line) for request in requests for line in request.lines.values())
 
 
 def _path_of(path: str | os.PathLike[str]) -> Path:
@@ -246,96 +228,3 @@ def _can_be_encoded(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bool = False) -> JournalFile:
-    from sampling_async._journal_file import JournalFile  # noqa: PLC0415  with sqlite3, for runs that have one
-
-    return JournalFile(path, owner, accept_damage=accept_damage)
-
-
-async def _to_its_end(function: Callable[[], None]) -> None:
-    """Call a function in a thread until it has ended, whatever comes meanwhile; a second call only waits.
-
-    A shield of anyio's keeps off no cancellation of asyncio's own, of which there may be several.
-    """
-    cancelled: BaseException | None = None
-    with anyio.CancelScope(shield=True):
-        while True:
-            try:
-                await in_thread(function)
-            except anyio.get_cancelled_exc_class() as exc:
-                cancelled = exc
-            else:
-                break
-    if cancelled is not None:
-        raise cancelled
-
-
-def _recalled(file: JournalFile, member_code: str, quota_ids: tuple[int, ...]) -> list[InviteOutcome]:
-    lines = file.recall(member_code.encode(), quota_ids)
-    known = [_in_flight(member_code, quota_id) for quota_id, line in lines.items() if line is None]
-    try:
-        answered = filter(None, lines.values())
-        while values := json.loads(b"[%b]" % b",".join(islice(answered, _LINES))):  # few lists live at once
-            known += [_outcome(member_code, each) for each in values]
-    except (ValueError, TypeError):
-        values = None
-    if values is None:  # raised out here, since those errors hold the line
-        raise JournalError("has been damaged since it was opened: an answer cannot be read", path=file.path)
-    return [outcome for outcome in known if outcome.status != "not_sent"]
-
-
-# --- An outcome as a line of a row
-
-
-def _line(outcome: InviteOutcome) -> bytes:
-    """Return a line feed, and an outcome as JSON, which begins with its quota ID."""
-    invite, error = outcome.invite, outcome.error
-    values = [
-        outcome.quota_id,
-        outcome.status,
-        None if invite is None else _values_of(invite),
-        outcome.result_code,
-        outcome.result,
-    ]
-    if error is None and outcome.anomaly is None:
-        return b"\n" + plain_json([*values, None, None])
-    told = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
-    # What is told may hold anything that came over the wire, which this writes in ASCII.
-    return b"\n" + json.dumps([*values, told, outcome.anomaly], separators=(",", ":")).encode("ascii")
-
-
-def _values_of(invite: Invite) -> list[Any]:
-    return [
-        invite.survey_id,
-        invite.wave_id,
-        invite.quota_id,
-        invite.partner_amount,
-        invite.url,
-        invite.loi,
-        invite.ir,
-        invite.member_amount,
-    ]
-
-
-def _outcome(member_code: str, values: list[Any]) -> InviteOutcome:
-    """Return the outcome that was written in a line."""
-    quota_id, status, invite, code, result, told, anomaly = values
-    return InviteOutcome(
-        member_code,
-        quota_id,
-        status,
-        None if invite is None else Invite(*invite),
-        code,
-        result,
-        None if told is None else SamplingError(told[0], endpoint="bulk_invite", delivery=told[1]),
-        anomaly,
-    )
-
-
-def _in_flight(member_code: str, quota_id: int) -> InviteOutcome:
-    error = SamplingError(
-        "sent by a run that ended before an answer was written down", endpoint="bulk_invite", delivery="unknown"
-    )
-    return InviteOutcome(member_code, quota_id, "unknown", error=error)

@@ -21,10 +21,19 @@ from weakref import ref
 
 from sampling_async._errors import JournalError
 from sampling_async._journal_lock import Damage, Header, JournalLock, sync_folder
-from sampling_async._journal_rows import ANSWERED, DIGEST, FORM, SENT, Note, Rows
+from sampling_async._journal_rows import (
+    ANSWERED,
+    DIGEST,
+    FORM,
+    SENT,
+    Note,
+    Rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator
+
+    from sampling_async._journal_rows import Latest, Request
 
 _WAY_OUT: Final = (
     "Restore a backup, or go on with what can be read of it: Journal(path, accept_damage=True). What was sent "
@@ -281,11 +290,16 @@ class JournalFile:
         self.written += len(notes)
         self._lock.write(rows.header)
 
-    def recall(self, member_code: bytes, quota_ids: Collection[int]) -> dict[int, bytes | None]:
+    def recall(self, member_code: bytes, quota_ids: Collection[int]) -> dict[int, Latest]:
         """Return what `Rows.recall` does, of what was noted too."""
         with self._alone, _typed(self.path):
             self._write()
             return self._opened().recall(member_code, quota_ids)
+
+    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
+        """Return what `Rows.requests` does."""
+        with self._alone, _typed(self.path):
+            return self._opened().requests(after, member_code)
 
     def back_up(self, path: Path) -> None:
         """Copy the journal, with the file beside it, to another path."""
@@ -419,7 +433,7 @@ def _unknown(doubtful: Iterable[Note], mended: Rows) -> Iterator[Note]:
     for note in doubtful:
         quota_ids = _ids_of(note)
         known = mended.recall(note.member_code, quota_ids)
-        left = {quota_id for quota_id in quota_ids if not _is_answer(known.get(quota_id))}
+        left = {each for each in quota_ids if each not in known or not _is_answer(known[each].line)}
         if left:
             chunk += 1
             yield Note(SENT, chunk, note.member_code, _listed(left))

@@ -49,9 +49,21 @@ CREATE TABLE pair (
 CREATE TABLE answer (chunk INTEGER PRIMARY KEY, row INTEGER NOT NULL);
 """
 _FIND: Final = """
-SELECT quota_id, row FROM pair LEFT JOIN answer USING (chunk)
+SELECT quota_id, chunk, row FROM pair LEFT JOIN answer USING (chunk)
 WHERE member = (SELECT id FROM member WHERE digest = ?) AND quota_id IN (SELECT value FROM json_each(?))
 """
+_SENT: Final = """
+SELECT row, chunk, member_code, content FROM rows
+WHERE row > ? AND kind = 'sent' AND (? IS NULL OR member_code = ?) ORDER BY row
+"""
+_STILL: Final = """
+SELECT quota_id FROM pair
+WHERE member = (SELECT id FROM member WHERE digest = ?) AND chunk = ?
+AND quota_id IN (SELECT each.value FROM json_each(?) AS each)
+"""
+_TOGETHER: Final = 1000
+"""Quotas after which no further request is read in one go."""
+
 _FEW: Final = 5  # lines of a row that are found sooner one by one
 
 
@@ -70,6 +82,32 @@ class Note(NamedTuple):
     chunk: int
     member_code: bytes
     content: bytes
+
+
+class Latest(NamedTuple):
+    """What is known of a member and quota.
+
+    Attributes:
+        chunk: The chunk it was sent in last.
+        line: What that came to for this quota; None for no answer.
+    """
+
+    chunk: int
+    line: bytes | None
+
+
+class Request(NamedTuple):
+    """What a chunk came to, for the quotas that were not sent again later.
+
+    Attributes:
+        row: The row that says that it was sent.
+        member_code: The member, in UTF-8.
+        lines: The line about each of those quotas; None for no answer.
+    """
+
+    row: int
+    member_code: bytes
+    lines: dict[int, bytes | None]
 
 
 class Rows:
@@ -235,18 +273,40 @@ class Rows:
         except (sqlite3.DatabaseError, Damage):
             return None
 
-    def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, bytes | None]:
-        """Return the latest line about each of a member's quotas that was sent; None for no answer."""
+    def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, Latest]:
+        """Return the latest about each of a member's quotas that was sent."""
         key = blake2b(member_code, digest_size=DIGEST).digest()
-        known: dict[int, bytes | None] = {}
-        by_row: dict[int, list[int]] = {}
-        for quota_id, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
-            known[quota_id] = None
+        known: dict[int, Latest] = {}
+        by_row: dict[tuple[int, int], list[int]] = {}
+        for quota_id, chunk, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
+            known[quota_id] = Latest(chunk, None)
             if row is not None:
-                by_row.setdefault(row, []).append(quota_id)
-        for row, ids in by_row.items():
-            known.update(_lines(self._content(row), ids))
+                by_row.setdefault((chunk, row), []).append(quota_id)
+        for (chunk, row), ids in by_row.items():
+            known.update((quota_id, Latest(chunk, line)) for quota_id, line in _lines(self._content(row), ids))
         return known
+
+    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
+        """Return what some chunks came to that were sent after a row, in their order; none after the last.
+
+        Args:
+            after: The row of the last one that is known.
+            member_code: Where given, this member's only.
+        """
+        found: list[Request] = []
+        quotas = 0
+        for row, chunk, member, content in self._database.execute(_SENT, (after, member_code, member_code)):
+            key = blake2b(member, digest_size=DIGEST).digest()
+            still = {each for (each,) in self._index.execute(_STILL, (key, chunk, content.decode("ascii")))}
+            lines: dict[int, bytes | None] = {each: None for each in json.loads(content) if each in still}
+            answer = self._index.execute("SELECT row FROM answer WHERE chunk = ?", (chunk,)).fetchone()
+            if lines and answer is not None:
+                lines.update(_lines(self._content(answer[0]), [*lines]))
+            found.append(Request(row, member, lines))
+            quotas += len(lines)
+            if quotas >= _TOGETHER:
+                break
+        return found
 
     def _content(self, row: int) -> bytes:
         found = self._database.execute("SELECT content FROM rows WHERE row = ?", (row,)).fetchone()

@@ -41,6 +41,8 @@ class InviteOutcome:
         result: The service's name for it; names drift, so key on the number.
         error: Why it is `not_sent` or `unknown`, where a failure was the cause, else None.
         anomaly: What was odd about the answer, in words, else None.
+        replayed: Whether it was handed over from a journal of a run before: nothing was sent for it in this
+            one, a run being one stream from its entering to its end.
     """
 
     member_code: str = field(repr=hidden)
@@ -51,6 +53,7 @@ class InviteOutcome:
     result: str | None = None
     error: SamplingError | None = None
     anomaly: str | None = None
+    replayed: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):  # so what holds a million of them needs no look either
@@ -105,6 +108,7 @@ def made(member_code: str, quota_ids: Iterable[int], answers: Iterable[Answer]) 
         outcome.result_code = item.ResultCode
         outcome.result = item.Result
         outcome.error = outcome.anomaly = None
+        outcome.replayed = False
         outcome.__class__ = InviteOutcome
         yield outcome
 
@@ -196,6 +200,11 @@ class BulkInviteResult(Sequence[InviteOutcome]):
     def invited(self) -> tuple[InviteOutcome, ...]:
         """Outcomes with an invite."""
         return self._having("invited")
+
+    @property
+    def invites(self) -> tuple[Invite, ...]:
+        """The invites themselves, in the order of `invited`."""
+        return tuple(outcome.invite for outcome in self.invited if outcome.invite is not None)
 
     @property
     def rejected(self) -> tuple[InviteOutcome, ...]:

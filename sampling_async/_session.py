@@ -8,8 +8,9 @@ whether anything was sent.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from math import inf
@@ -36,6 +37,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from sampling_async._configuration import Secret
@@ -109,7 +111,7 @@ class Session:
         self._limits = limits
         self._own_engine = transport is None
         self._carrier = _Carrier(transport, base_url, api_key, idle=connections)
-        self._http = _Client(transport=self._carrier, follow_redirects=False, trust_env=False)
+        self._http = _Client(self._carrier)
         # httpx takes longer for a URL, and for headers, than for the whole request.
         self._url = lru_cache(maxsize=64)(self._made_url)
         self._headers_for = lru_cache(maxsize=256)(self._made_headers)
@@ -196,12 +198,7 @@ class Session:
         within: float,
         read: BodyReader | None,
     ) -> Reply:
-        request = self._request(call, track, within)
-        quiet = _ours.set(True)
-        try:
-            response = await self._http.send(request, stream=True)
-        finally:
-            _ours.reset(quiet)
+        response = await self._http.send(self._request(call, track, within), stream=True)
         body = Body(response, *self._limits.of(call.endpoint))
         try:
             if response.status_code == OK:
@@ -323,26 +320,21 @@ class _UntilClosed:
         return left
 
 
-class _NoCookies(httpx.Cookies):
-    """Takes none, without looking: httpx's own look takes longer than all else that its client does."""
-
-    def extract_cookies(self, response: httpx.Response) -> None:
-        """Leave them."""
-
-
 class _Client(httpx.AsyncClient):
-    """httpx's client, which keeps no cookies."""
+    """httpx's client, which hands requests to their carrier and does nothing else.
 
-    _none = _NoCookies()
+    It follows no redirects, keeps no cookies and writes no log. Above all it passes nothing that monitoring
+    agents wrap in httpx's class: they put addresses, and so member codes, into what they report.
+    """
 
-    @property
-    def cookies(self) -> httpx.Cookies:
-        """None."""
-        return self._none
+    def __init__(self, carrier: _Carrier) -> None:
+        super().__init__(transport=carrier, trust_env=False)
+        self._transport = carrier  # an agent may have put something between a client and its transport
 
-    @cookies.setter
-    def cookies(self, cookies: object) -> None:
-        """Keep none."""
+    async def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
+        """Return the answer, whose body is still to be read."""
+        # respx may have patched what is asked for the transport.
+        return await self._transport_for_url(request.url).handle_async_request(request)
 
 
 class _Carrier(httpx.AsyncBaseTransport):
@@ -395,7 +387,8 @@ class _Carrier(httpx.AsyncBaseTransport):
                 extensions=request.extensions,
             )
             del headers
-            return await self._other_than_ours().handle_async_request(keyed)
+            with _Unwatched():
+                return await self._other_than_ours().handle_async_request(keyed)
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames below hold the headers in their locals, where a crash reporter finds them.
             raise exc.with_traceback(None)  # noqa: B904
@@ -457,3 +450,22 @@ _ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)
 def _not_ours(_record: logging.LogRecord) -> bool:
     """Keep httpx's lines about our requests, which spell out URLs with member codes, out of its log."""
     return not _ours.get()
+
+
+class _Unwatched:
+    """A block in which a transport of others tells nobody of a request: not httpx's log, and not OpenTelemetry.
+
+    A transport may be built on a client of httpx, and OpenTelemetry watches transports.
+    """
+
+    def __enter__(self) -> None:
+        # Never imported here: where it is not loaded, it watches nothing.
+        telemetry = sys.modules.get("opentelemetry.instrumentation.utils")
+        suppressed = getattr(telemetry, "suppress_http_instrumentation", nullcontext)
+        self._telemetry: AbstractContextManager[object] = suppressed()
+        self._telemetry.__enter__()
+        self._quiet = _ours.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _ours.reset(self._quiet)
+        self._telemetry.__exit__(None, None, None)

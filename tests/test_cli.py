@@ -202,6 +202,7 @@ def test_quota_ids_from_arguments_file_and_stdin(sim, tmp_path):
         "Result",
         "Error",
         "Anomaly",
+        "Replayed",
     } == first.keys()
 
 
@@ -220,6 +221,8 @@ def test_a_journal_is_gone_on_with(sim, tmp_path):
     first = lines(run("bulk-invite", code, "--journal", tmp_path / "journal", stdin=text))
     sent = len(sim.ledger.requests)
     again = lines(run("bulk-invite", code, *asked, "--journal", tmp_path / "journal"))
+    assert {each.pop("Replayed") for each in first} == {False}
+    assert {each.pop("Replayed") for each in again} == {True}
     assert sorted(map(str, first)) == sorted(map(str, again))
     assert len(again) == len(asked)
     assert sent > before
@@ -290,14 +293,14 @@ def test_ids_split_between_blocks_stay_whole():
             return super().read(min(size, 3))
 
     async def read():
-        return [each async for each in _quota_ids.quota_ids_of(lambda: Drip(b"1234567, 89\n10 1100042"))]
+        return [each async for each in _quota_ids.QuotaIDs(lambda: Drip(b"1234567, 89\n10 1100042"))]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
 
 
 def test_text_without_end_is_not_kept():
     async def read():
-        return [each async for each in _quota_ids.quota_ids_of(lambda: io.BytesIO(b"7" * 1_000_000))]
+        return [each async for each in _quota_ids.QuotaIDs(lambda: io.BytesIO(b"7" * 1_000_000))]
 
     with pytest.raises(InvalidRequestError):
         anyio.run(read)
@@ -410,11 +413,13 @@ def test_help_of_every_command_has_an_example():
 
 
 def program(*arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    package = Path(_cli.__file__).parents[2]  # as it was imported here
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
     pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
     # Some runners start programs with SIGINT ignored, and a child would inherit that.
-    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    sigint = options.pop("sigint", signal.default_int_handler)
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, sigint)
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
@@ -425,25 +430,203 @@ def test_a_reader_that_goes_away_ends_it_quietly(sim):
     assert process.returncode == 1
 
 
-def test_ctrl_c_accounts_for_every_id(monkeypatch):
-    sim = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.3))
-    with sim.serve() as base_url:
-        for name, value in zip(KEY_NAMES, (base_url, sim.panel_guid, sim.api_key), strict=True):
+@pytest.fixture
+def slow(monkeypatch):
+    """Give a service that takes its time over every request, for programs to be struck in the middle."""
+    simulator = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.2))
+    with simulator.serve() as base_url:
+        for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
             monkeypatch.setenv(name, value)
-        asked = list(range(1, 1001))
-        with program("bulk-invite", member(sim), *asked, "--max-concurrency", 1) as process:
-            first = process.stdout.readline()
-            while sim.ledger.request_count < 2:
-                time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            rest, errors = process.stdout.read(), process.stderr.read()
-    outcomes = [json.loads(line) for line in (first + rest).splitlines()]
-    assert process.returncode == 130
-    assert sorted(each["QuotaID"] for each in outcomes) == asked
-    assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
-    assert "interrupted" in errors
-    assert "1,000 quota IDs" in errors
+        yield simulator
+
+
+def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+    arguments = ("bulk-invite", member(sim), *arguments, "--max-concurrency", 1)
+    before = sim.ledger.request_count
+    with program(*arguments, stdin=stdin if text is None else subprocess.PIPE, **options) as process:
+        if text is not None:
+            process.stdin.write(text)
+            process.stdin.flush()
+        while sim.ledger.request_count < before + requests:
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, errors = process.stdout.read(), process.stderr.read()
     assert "Traceback" not in errors
+    return [json.loads(line) for line in out.splitlines()], process.returncode, errors
+
+
+ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+ASKED = range(1, 3002)
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("source", ["arguments", "file", "stdin", "stdin of a file"])
+def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
+    file = tmp_path / "ids"
+    file.write_text("\n".join(map(str, ASKED)))
+    match source:
+        case "arguments":
+            outcomes, code, errors = struck(slow, number, *ASKED)
+        case "file":
+            outcomes, code, errors = struck(slow, number, "--file", file)
+        case "stdin":
+            outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+            assert "has not ended" in errors
+        case _:
+            with file.open("rb") as stdin:
+                outcomes, code, errors = struck(slow, number, stdin=stdin)
+    asked = ASKED[:-1] if source == "stdin" else ASKED  # without its end, nobody knows whether 3001 is whole
+    assert code == ENDINGS[number]
+    assert sorted(each["QuotaID"] for each in outcomes) == list(asked)
+    assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100
+    assert f"{len(asked):,} quota IDs" in errors
+    assert ("interrupted" if number == signal.SIGINT else "told to end") in errors
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_pipe_is_read_to_its_end_if_that_comes_soon(slow, number):
+    writer = subprocess.Popen(
+        ["sh", "-c", "seq 1 500; sleep 0.6; seq 501 900; sleep 0.2; seq 901 1000"], stdout=subprocess.PIPE
+    )
+    with writer:
+        outcomes, code, errors = struck(slow, number, stdin=writer.stdout)
+    assert code == ENDINGS[number]
+    assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, 1001)]
+    assert "has not ended" not in errors
+
+
+def test_a_pipe_without_end_is_left_after_a_moment(slow):
+    endless = "import itertools; [print(number) for number in itertools.count(1)]"
+    with subprocess.Popen(
+        [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as writer:
+        outcomes, code, errors = struck(slow, signal.SIGTERM, stdin=writer.stdout)
+        writer.kill()
+    assert code == 143
+    assert "has not ended" in errors
+    assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, len(outcomes) + 1)]
+
+
+def test_what_is_no_quota_id_ends_the_account_where_it_is(slow, tmp_path):
+    file = tmp_path / "ids"
+    file.write_text("\n".join(map(str, [*range(1, 20_001), "oops", 5])))
+    outcomes, code, errors = struck(slow, signal.SIGTERM, "--file", file)
+    assert code == 143
+    assert [each["QuotaID"] for each in sorted(outcomes, key=lambda each: each["QuotaID"])] == [
+        *range(1, 20_001)
+    ]
+    assert "'oops'" in errors
+
+
+@pytest.mark.parametrize("source", ["arguments", "file"])
+def test_a_signal_with_a_journal_tells_what_the_journal_knows(slow, tmp_path, source):
+    code = member(slow)
+    first = lines(run("bulk-invite", code, *range(2501, 2601), "--journal", tmp_path / "journal"))
+    file = tmp_path / "ids"
+    file.write_text("\n".join(map(str, ASKED)))
+    given = ("--file", file) if source == "file" else ASKED
+    outcomes, _, _ = struck(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
+    by_id = {each["QuotaID"]: each for each in outcomes}
+    assert len(outcomes) == len(by_id) == len(ASKED)
+    assert [each["Status"] for each in first] == [by_id[each["QuotaID"]]["Status"] for each in first]
+    assert {quota_id for quota_id, each in by_id.items() if each["Replayed"]} == set(range(2501, 2601))
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    again = lines(run("bulk-invite", code, *ASKED, "--journal", tmp_path / "journal"))
+    told = {quota_id for quota_id, each in by_id.items() if each["Status"] != "not_sent"}
+    assert {each["QuotaID"] for each in again if each["Replayed"]} == told
+
+
+def test_a_signal_before_all_was_read_asks_the_journal_too(slow, tmp_path):
+    run("bulk-invite", member(slow), *range(11, 21), "--journal", tmp_path / "journal")
+    with program(
+        "bulk-invite", member(slow), "--journal", tmp_path / "journal", stdin=subprocess.PIPE
+    ) as process:
+        process.stdin.write("\n".join(map(str, range(1, 101))) + "\n")
+        process.stdin.flush()
+        wait_for_handlers(process)
+        process.send_signal(signal.SIGTERM)
+        outcomes = [json.loads(line) for line in process.stdout.read().splitlines()]
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 143
+    assert [each["QuotaID"] for each in outcomes] == [*range(1, 101)]
+    assert {each["QuotaID"] for each in outcomes if each["Replayed"]} == set(range(11, 21))
+    assert {each["Status"] for each in outcomes if not each["Replayed"]} == {"not_sent"}
+
+
+def wait_for_handlers(process) -> None:
+    """Wait until a program catches SIGTERM, and has an event loop that runs."""
+    status = Path(f"/proc/{process.pid}/status")
+    while len(list(status.parent.joinpath("task").iterdir())) < 2:  # the thread that reads
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_a_signal_before_a_command_has_begun_accounts_for_every_id_too(slow, tmp_path, number, with_journal):
+    arguments = ["bulk-invite", member(slow), *ASKED]
+    if with_journal:
+        run("bulk-invite", member(slow), 7, "--journal", tmp_path / "journal")
+        arguments += ["--journal", tmp_path / "journal"]
+    before = slow.ledger.request_count
+    with program(*arguments, stdin=subprocess.DEVNULL) as process:
+        held = partial(Path(f"/proc/{process.pid}/status").read_text)
+        while not int(held().partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1:
+            if slow.ledger.request_count > before or process.poll() is not None:
+                process.kill()
+                pytest.fail("signals were never held back")
+            time.sleep(0.002)
+        process.send_signal(number)
+        outcomes = [json.loads(line) for line in process.stdout]
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == ENDINGS[number]
+    assert sorted(each["QuotaID"] for each in outcomes) == list(ASKED)
+    assert {each["QuotaID"]: each["Status"] for each in outcomes if each["Status"] != "not_sent"} == (
+        {7: "rejected"} if with_journal else {}
+    )
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_second_signal_ends_at_once(slow, number):
+    """Also where nobody reads what is written."""
+    arguments = ("bulk-invite", member(slow), *range(1, 20_001), "--max-concurrency", 1)
+    with program(*arguments, stdin=subprocess.DEVNULL) as process:
+        while slow.ledger.request_count < 2:
+            time.sleep(0.01)
+        process.send_signal(number)
+        time.sleep(0.5)
+        assert process.poll() is None  # it writes, and the pipe is full
+        process.send_signal(number)
+        assert process.wait(5) == ENDINGS[number]
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("command", [["quotas"], ["bulk-invite", "m1", "1"]])
+def test_sigterm_is_heeded_where_ctrl_c_is_ignored(slow, command):
+    """As of a script that has put the program into the background."""
+    slow.faults.add(Fault.delay(20))
+    process = program(*command, stdin=subprocess.DEVNULL, sigint=signal.SIG_IGN)
+    while not slow.ledger.request_count:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=10)
+    slow.faults.clear()
+    assert process.returncode == 143
+    assert "Traceback" not in errors
+    assert len(out.splitlines()) == (command[0] == "bulk-invite")
+
+
+def test_sigterm_before_a_command_has_begun_is_told_by_the_exit_code(monkeypatch):
+    monkeypatch.setattr(_cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        _cli.main()
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_help_loads_no_server():

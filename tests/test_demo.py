@@ -38,9 +38,11 @@ def processes(monkeypatch):
 
 def test_a_demo_agrees_with_the_ledger(processes):
     seen = []
-    findings = run_demo(
-        SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=lambda: seen.append(1))
-    )
+
+    def outcome(stream) -> None:
+        seen.append(stream.progress.answered)
+
+    findings = run_demo(SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=outcome))
     assert findings.agrees
     findings.ledger_invites += 1
     assert not findings.agrees  # an invite more, and the counts no longer meet
@@ -48,6 +50,7 @@ def test_a_demo_agrees_with_the_ledger(processes):
     assert findings.verdict.ok
     assert findings.ledger_invites == findings.tally.statuses["invited"] > 0
     assert seen[0] == findings.tally.total == len(seen) - 1 >= 60
+    assert seen[1:] == list(range(1, seen[0] + 1))
     assert len(findings.request_seconds) >= 6
     assert 0 < findings.percentile(50) <= findings.percentile(99)
     assert sum(findings.recontact_pages) > 0

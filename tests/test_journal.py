@@ -35,6 +35,7 @@ from sampling_async import (
     _journal_lock,
 )
 from sampling_async._chunks import PanelSource
+from sampling_async._journal import run_of
 from sampling_async._journal_file import JournalFile
 from sampling_async._journal_lock import JournalLock
 from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
@@ -43,6 +44,8 @@ from sampling_async._threads import in_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sampling_async._journal_run import JournalRun
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
@@ -458,11 +461,206 @@ def test_a_path_that_can_be_none_is_refused_at_once(path):
         Journal(path)
 
 
+# --- Of a run before
+
+
+async def test_what_a_run_before_knows_is_replayed_and_what_this_one_asked_is_not(tmp_path):
+    service = Ledger()
+    first = await run(service, tmp_path / "journal", [PANEL[0], PANEL[0]])
+    assert len(first) == 12
+    assert not any(outcome.replayed for outcome in first)  # the second six are from the journal of this run
+    killed(tmp_path / "journal")
+    second = await run(service, Journal(tmp_path / "journal"), [PANEL[0], PANEL[1], PANEL[1]])
+    assert {(o.member_code, o.replayed) for o in second} == {("m0", True), ("m1", False)}
+    assert {o.status for o in second if o.replayed} == {"invited", "rejected", "unknown"}
+
+
+async def test_what_is_asked_again_is_not_replayed(tmp_path):
+    service = Ledger()
+    await run(service, tmp_path / "journal", PANEL[:1])
+    killed(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal", resend_unknown=True)
+    outcomes = await run(service, journal, PANEL[:1])
+    assert {o.quota_id: o.replayed for o in outcomes} == {i: i > 3 for i in range(1, 7)}
+    again = await run(service, tmp_path / "journal", PANEL[:1])  # with an object of its own
+    assert all(outcome.replayed for outcome in again)
+    once_more = await run(service, journal, PANEL[:1])  # a run of the same object is a run before, too
+    assert {o.quota_id for o in once_more if o.replayed} >= {4, 5, 6}
+
+
+async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    async with doubles.client(Ledger()) as client:
+        async with client.fan_out(PANEL[:1], journal=tmp_path / "journal") as stream:
+            seen = [await anext(stream)]
+    assert all(outcome.replayed for outcome in (*seen, *stream.left_over))
+    assert len(stream.left_over) == 5
+
+
+async def test_a_run_that_goes_on_with_its_journal_replays_nothing_of_its_own(tmp_path):
+    await run(Ledger(), tmp_path / "journal", PANEL[:1])
+    journal = await opened(tmp_path / "journal")
+    journal.note_answered(journal.note_sent(Chunk("m1", {1: 1})), answers("m1", [1]))
+    for goes_on, replayed in ((True, False), (False, True)):
+        await journal.close()
+        await journal.open(goes_on=goes_on)
+        assert {o.replayed for o in (await journal.recall("m1", [1])).values()} == {replayed}
+        assert {o.replayed for o in (await journal.recall("m0", range(1, 7))).values()} == {True}
+    await journal.close()
+
+
+async def read(journal: Journal, *args) -> list[InviteOutcome]:
+    return [outcome async for outcome in journal.outcomes(*args)]
+
+
+async def test_outcomes_of_a_journal_are_read_without_a_run(tmp_path):
+    service = Ledger()
+    journal = Journal(tmp_path / "journal")
+    await run(service, journal)
+    killed(tmp_path / "journal", chunk=3)
+    known = await read(journal)
+    assert len(known) == len({(o.member_code, o.quota_id) for o in known}) == 30
+    counts = Counter(o.status for o in known)
+    assert counts["unknown"] == 3
+    assert all(outcome.replayed for outcome in known)
+    assert "ended before an answer was written down" in str(next(o for o in known if not o.result_code).error)
+    assert facts(await run(service, journal)) == facts(known)
+    assert await journal.counts() == dict.fromkeys(("not_sent",), 0) | Counter(o.status for o in known)
+    assert facts(await read(journal, "m2")) == facts([o for o in known if o.member_code == "m2"])
+    assert not await read(journal, "m")
+    assert set(service.asked.values()) == {1}
+
+
+async def test_the_latest_outcome_counts_and_each_pair_once(tmp_path):
+    answers = iter([httpx.Response(429), httpx.Response(500), *[doubles.bulk] * 9])
+    service = Ledger(
+        lambda request: (answer := next(answers)) and (answer(request) if callable(answer) else answer)
+    )
+    journal = Journal(tmp_path / "journal", resend_unknown=True)
+    one = [InviteRequest("m0", [1, 2])]
+    told = []
+    for _ in range(3):
+        await run(service, journal, one, retry=ONCE)
+        told.append([(o.quota_id, o.status) for o in await read(journal)])
+    assert told == [
+        [(1, "not_sent"), (2, "not_sent")],
+        [(1, "unknown"), (2, "unknown")],
+        [(1, "unknown"), (2, "invited")],  # a rejection proves nothing any more
+    ]
+    assert await journal.counts() == {"invited": 1, "rejected": 0, "not_sent": 0, "unknown": 1}
+
+
+async def test_a_large_journal_is_read_part_by_part(tmp_path, monkeypatch):
+    written = await opened(tmp_path / "journal")
+    for number in range(60):
+        places = dict.fromkeys(range(number * 100 + 1, number * 100 + 101), 1)
+        chunk = Chunk("m0", places)
+        written.note_answered(written.note_sent(chunk), answers("m0", places))
+    await written.close()
+    parts, requests = [], Rows.requests
+
+    def noted(self, *args):
+        found = requests(self, *args)
+        parts.append(sum(len(request.lines) for request in found))
+        return found
+
+    monkeypatch.setattr(Rows, "requests", noted)
+    known = await read(Journal(tmp_path / "journal"))
+    assert [outcome.quota_id for outcome in known] == list(range(1, 6001))
+    assert list(map(told, known[:4])) == [
+        (evolve(outcome, replayed=True), error) for outcome, error in map(told, answers("m0", range(1, 5)))
+    ]
+    assert parts == [1000] * 6 + [0]
+
+
+async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    async with doubles.client(Ledger()) as client:
+        async with client.fan_out(PANEL[:1], journal=journal) as stream:
+            for reading in (read(journal), journal.counts(), read(Journal(journal.path))):
+                with pytest.raises(JournalError, match="in use"):
+                    await reading
+            await journal.backup(tmp_path / "copy")
+            assert await anext(stream)
+    assert await read(Journal(tmp_path / "copy")) is not None
+    outcomes = journal.outcomes()
+    await anext(outcomes)
+    with pytest.raises(JournalError, match="in use"):
+        await run(Ledger(), journal)
+    del outcomes  # dropped, it lets go at once
+    assert len(await run(Ledger(), journal)) == 30
+
+
+async def test_reading_that_is_cancelled_lets_go(tmp_path, monkeypatch):
+    await run(Ledger(), tmp_path / "journal")
+    load, working, go_on = Rows.load, threading.Event(), threading.Event()
+
+    def slow(self, *args) -> None:
+        working.set()
+        go_on.wait(5)
+        load(self, *args)
+
+    monkeypatch.setattr(Rows, "load", slow)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, Journal(tmp_path / "journal"))
+        await in_thread(working.wait, 5)
+        tasks.cancel_scope.cancel()
+    monkeypatch.undo()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go_on_later, go_on)
+        assert (await Journal(tmp_path / "journal").counts())["unknown"] == 0
+
+
+async def test_reading_that_was_cancelled_in_the_middle_goes_on(tmp_path, monkeypatch):
+    await run(Ledger(), tmp_path / "journal")
+    requests, working, go_on = Rows.requests, threading.Event(), threading.Event()
+
+    def slow(self, *args):
+        working.set()
+        go_on.wait(5)
+        return requests(self, *args)
+
+    monkeypatch.setattr(Rows, "requests", slow)
+    outcomes = Journal(tmp_path / "journal").outcomes()
+    with anyio.move_on_after(0.01) as scope:
+        await anext(outcomes)
+    assert scope.cancelled_caught
+    go_on.set()
+    assert len([outcome async for outcome in outcomes]) == 30
+    with pytest.raises(StopAsyncIteration):
+        await anext(outcomes)
+
+
+async def test_what_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(JournalError, match="is not there"):
+        await Journal(tmp_path / "journal").counts()
+    assert not list(tmp_path.iterdir())
+    await run(Ledger(), tmp_path / "journal")
+    with closing(sqlite3.connect(tmp_path / "journal")) as database:
+        database.execute("UPDATE rows SET content = x'00' WHERE row = 3")
+        database.commit()
+    outcomes = Journal(tmp_path / "journal").outcomes()
+    with pytest.raises(JournalError, match="is damaged: row 3"):
+        await anext(outcomes)
+    assert [outcome async for outcome in outcomes] == []
+    assert len(await run(Ledger(), Journal(tmp_path / "journal", accept_damage=True))) == 30
+    assert sum((await Journal(tmp_path / "journal").counts()).values()) == 30
+
+
+def test_users_see_of_a_journal_what_is_theirs():
+    assert {name for name in dir(Journal) if not name.startswith("_")} == {
+        "backup",
+        "counts",
+        "outcomes",
+        "path",
+    }
+
+
 # --- What is under way
 
 
-async def opened(path: Path, **options) -> Journal:
-    journal = Journal(path, **options)
+async def opened(path: Path, **options) -> JournalRun:
+    journal = run_of(Journal(path, **options))
     journal.claim(*OWNER)
     await journal.open()
     return journal
@@ -574,7 +772,7 @@ async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown
 
 
 async def test_a_journal_that_is_not_open_says_so(tmp_path):
-    journal = Journal(tmp_path / "journal")
+    journal = run_of(Journal(tmp_path / "journal"))
     await journal.close()
     with pytest.raises(JournalError, match="is not open"):
         await journal.recall("m0", [1])
@@ -758,7 +956,9 @@ async def test_what_cannot_be_copied_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(JournalError, match="is empty"):
         await Journal(tmp_path / "empty").backup(tmp_path / "copy")
-    journal = await opened(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal")
+    run_of(journal).claim(*OWNER)
+    await run_of(journal).open()
     (tmp_path / "letter").write_text("kept")
     with pytest.raises(JournalError, match="letter is there already, and is no journal"):
         await journal.backup(tmp_path / "letter")
@@ -770,5 +970,5 @@ async def test_what_cannot_be_copied_is_refused(tmp_path):
         await journal.backup("a\0b")
     with pytest.raises(JournalError, match="in use"):
         await Journal(journal.path).backup(tmp_path / "copy")
-    await journal.close()
+    await run_of(journal).close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "journal", "journal-lock", "letter"]

@@ -35,6 +35,7 @@ def test_every_outcome_is_of_one_kind(result):
     assert [len(kind) for kind in kinds] == [1, 1, 2, 1]
     assert sum(map(len, kinds)) == len(result)
     assert result.unrequested == (STRAY,)
+    assert result.invites == ()
 
 
 def test_only_what_was_not_sent_is_safe_to_send_again(result):
@@ -80,6 +81,8 @@ def test_outcomes_are_made_when_they_are_looked_at_and_equal_each_time():
     assert [outcome.quota_id for outcome in result.invited] == [4, 2, 4]
     assert [outcome.quota_id for outcome in result.rejected] == [3, 1]
     assert result.not_sent == result.unknown == ()
+    assert result.invites == tuple(outcome.invite for outcome in result.invited)
+    assert [invite.quota_id for invite in result.invites] == [4, 2, 4]
     with pytest.raises(IndexError):
         result[5]
     result.raise_for_incomplete()
@@ -94,6 +97,7 @@ def test_what_is_made_is_what_a_constructor_makes():
     rebuilt = Invite(**{name: getattr(invite, name) for name in fields})
     assert (type(invite), invite, hash(invite)) == (Invite, rebuilt, hash(rebuilt))
     assert invited == InviteOutcome("member-1", 4, "invited", rebuilt, 1, "SUCCESS")
+    assert invited.replayed is rejected.replayed is False
     assert rejected == InviteOutcome("member-1", 3, "rejected", result_code=9, result=rejected.result)
     with pytest.raises(AttributeError):
         invited.status = "unknown"

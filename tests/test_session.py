@@ -166,10 +166,21 @@ async def test_a_cancelled_call_shows_no_key():
             assert not [line for line in shown.splitlines() if doubles.KEY in line]
 
 
-async def test_lines_of_httpx_about_us_do_not_reach_the_log(caplog):
+class OverHttpx(httpx.AsyncBaseTransport):
+    """A transport that is built on a client of httpx, as those with a cache are."""
+
+    def __init__(self, service: doubles.Service) -> None:
+        self._client = httpx.AsyncClient(transport=httpx.MockTransport(service))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self._client.send(request)
+
+
+@pytest.mark.parametrize("transport", [httpx.MockTransport, OverHttpx])
+async def test_lines_of_httpx_about_us_do_not_reach_the_log(caplog, transport):
     caplog.set_level(logging.DEBUG)
     service = doubles.Service(doubles.invite(5))
-    async with doubles.client(service) as client:
+    async with doubles.client(service, transport=transport(service)) as client:
         await client.generate_invite("member-canary", 5)
     names = {record.name for record in caplog.records}
     assert "httpx" not in names

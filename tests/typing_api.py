@@ -8,8 +8,11 @@ from sampling_async import (
     Invite,
     InviteOutcome,
     InviteRequest,
+    Journal,
+    OutcomeStatus,
     OutcomeStream,
     PartnerSettings,
+    Progress,
     Quotas,
     RecontactMembers,
     SamplingClient,
@@ -38,6 +41,8 @@ async def use(client: SamplingClient) -> None:
     assert_type(result[0], InviteOutcome)
     assert_type(result[0:1], tuple[InviteOutcome, ...])
     assert_type(result.resendable(), tuple[int, ...])
+    assert_type(result.invites, tuple[Invite, ...])
+    assert_type(result[0].replayed, bool)
     if result[0].status == "invited":
         assert_type(result[0].invite, Invite | None)
     assert_type(result[0].error, SamplingError | None)
@@ -49,7 +54,13 @@ async def use(client: SamplingClient) -> None:
             assert_type(outcome, InviteOutcome)
     async with client.fan_out(requests()) as outcomes:
         assert_type(outcomes.left_over, tuple[InviteOutcome, ...])
-    async with client.fan_out([InviteRequest("m", range(3))]) as outcomes:
+        assert_type(outcomes.progress, Progress)
+        assert_type(outcomes.progress.seconds_left, float | None)
+    journal = Journal("run.journal")
+    async for outcome in journal.outcomes():
+        assert_type(outcome, InviteOutcome)
+    assert_type(await journal.counts(), dict[OutcomeStatus, int])
+    async with client.fan_out([InviteRequest("m", range(3))], journal=journal) as outcomes:
         assert_type(await anext(outcomes), InviteOutcome)
     async for code in client.recontact_members(1, max_results=5, after="m"):
         assert_type(code, str)

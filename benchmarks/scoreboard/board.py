@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Value: TypeAlias = int | float | str | None
 
-LIBRARIES = ("httpx", "httpcore", "h11", "anyio", "attrs", "cattrs", "tenacity", "pydantic")
+AGENTS = ("ddtrace", "newrelic", "opentelemetry-instrumentation-httpx", "sentry-sdk")
+LIBRARIES = ("httpx", "httpcore", "h11", "anyio", "attrs", "cattrs", "tenacity", "pydantic", *AGENTS)
 
 
 INTRODUCTION = (

@@ -9,6 +9,8 @@ import logging
 import pickle
 import re
 import socket
+import subprocess
+import sys
 import traceback
 from collections import Counter
 from contextlib import aclosing, redirect_stderr, redirect_stdout
@@ -26,7 +28,7 @@ from peers.ours import OurClient
 import sampling_async
 from sampling_async import InviteRequest, SamplingClient
 from sampling_async.simulator import Fault, Simulator
-from scoreboard.board import Row, Run, exactly, published
+from scoreboard.board import Row, Run, at_least, exactly, missing, published
 from scoreboard.replies import NOWHERE
 from scoreboard.service import FIRST_QUOTA, open_inventory
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 KEY: Final = "c0ffee00-5ec2-4e7c-a11a-0ddba11deca1"
 MEMBER: Final = "canary member/7b1e"
+CANARY: Final = Path(__file__).parents[2] / "tests" / "agent_canary.py"
+AGENTS: Final = ("sentry", "opentelemetry", "newrelic", "ddtrace")
 CHANNELS: Final = ("log", "printed", "str", "repr", "attributes", "traceback", "pickle")
 """Where neither may be; `attributes` and `pickle` of errors."""
 
@@ -136,7 +140,33 @@ def rows(run: Run) -> list[Row]:
             them.member["locals"],
             note="an argument the caller gave; plain tracebacks do not show locals",
         ),
+        *(row for agent in AGENTS for row in _watched(agent)),
     ]
+
+
+def _watched(agent: str) -> list[Row]:
+    """Let an agent of application monitoring watch us, and httpx as it is commonly used."""
+    name, found = f"hits in what {agent} would transmit", "key, member code, panel, URL"
+    try:
+        us = [_transmitted(agent, caller) for caller in ("engine", "transport", "loaded first")]
+        them = _transmitted(agent, "plain")
+    except subprocess.CalledProcessError as exc:
+        return [missing(name, "0", f"the canary ended with {exc.returncode}: {exc.stderr.strip()[-200:]}")]
+    texts = sum(each["texts"] for each in us)
+    note = f"{found}; {texts} texts; over our engine, over httpx's, and loaded before the agent"
+    hits = sum(sum(each["hits"].values()) for each in us)
+    plainly = sum(them["hits"].values())
+    return [
+        exactly(name, 0, hits, plainly, note=note),
+        at_least(f"the same of a plain httpx.AsyncClient: {agent} can hit", 1, plainly, note=found),
+    ]
+
+
+def _transmitted(agent: str, caller: str) -> dict[str, Any]:
+    command = [sys.executable, str(CANARY), agent, caller]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _search(peer: type[Peer], package: Path, seed: int) -> Findings:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+import os
 from functools import partial
 from pathlib import Path  # noqa: TC003  typer reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sampling_async import (
-    InvalidRequestError,
-    InviteOutcome,
-    InviteRequest,
-    OutcomeStream,
-    SamplingClient,
-    __version__,
-)
-from sampling_async._cli import _match, _quota_ids, _simulation
+from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
+from sampling_async._cli import _match, _quota_ids, _simulation, release_signals
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import Connection, calls_service, ended_by_failure, fail
-from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
+from sampling_async._cli._bulk_invite import Bulk, OutcomePrinter
+from sampling_async._cli._connection import KEY_VARIABLE, Connection, calls_service, ended_by_failure, fail
+from sampling_async._cli._signals import Ending
+from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
 if TYPE_CHECKING:
     from sampling_async import RecontactStream
@@ -31,7 +26,7 @@ an argument; where it is not set and a person is there, it is asked for unseen.
 
 [bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or \
 the output's reader went away - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 and 4 \
-also where no quota ID was answered at all) - 130 interrupted.
+also where no quota ID was answered at all) - 130 interrupted (Ctrl-C) - 143 told to end (SIGTERM).
 
 [bold]Try it:[/bold] sampling-async demo
 """
@@ -64,12 +59,15 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
 
 @app.callback()
 def sampling_async(
+    context: typer.Context,
     *,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  it has been shown by now
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
+    if context.invoked_subcommand != "bulk-invite" or KEY_VARIABLE not in os.environ:
+        release_signals()  # nothing is to be accounted for, or a person is going to be asked for the key
 
 
 @app.command(
@@ -172,28 +170,23 @@ def bulk_invite(
     """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
 
     Quota IDs are arguments, a file, or stdin, separated by blanks, commas or
-    newlines. Every ID gets one outcome, also when interrupted. A summary
-    closes on stderr. With a journal, all IDs are read before the first is sent.
+    newlines. Every ID gets one outcome, also when interrupted: the rest is
+    not_sent then. A second signal ends at once. A summary closes on stderr.
+    With a journal, all IDs are read before the first is sent.
     """
     asked = ended_by_failure(lambda: _asked(quota_ids or [], file))
-    tally = Tally()
-    shown = _OutcomePrinter(tally, as_lines=show.as_lines(as_json), total=_length(asked))
-
-    async def work(client: SamplingClient) -> None:
-        if journal is None:
-            stream = client.stream_bulk_invite(member_code, asked)
-        else:
-            known = [each async for each in asked] if isinstance(asked, AsyncIterable) else asked
-            stream = client.fan_out([InviteRequest(member_code, known)], journal=journal)
-        await shown.follow(stream)
-
-    connection.call(work)
+    tally, ending = Tally(), Ending()
+    shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json))
+    bulk = Bulk(member_code, asked, None if journal is None else Journal(journal), shown, ending)
+    connection.call(bulk.run)
+    if ending.came:
+        fail("interrupted" if ending.exit_code == INTERRUPTED else "told to end", ending.exit_code)
     if not tally.total and not quota_ids:
         fail("no quota IDs came in", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
-def _asked(quota_ids: list[str], file: Path | None) -> Any:
+def _asked(quota_ids: list[str], file: Path | None) -> list[int] | _quota_ids.QuotaIDs:
     """Return the quota IDs of whichever source was given: a list, or a stream."""
     if quota_ids and quota_ids != ["-"]:
         if file is not None:
@@ -202,64 +195,10 @@ def _asked(quota_ids: list[str], file: Path | None) -> Any:
     if file is not None and str(file) != "-":
         if not file.exists() or file.is_dir():  # not is_file(): it may be a FIFO
             raise InvalidRequestError("--file names no file that is there")
-        return _quota_ids.quota_ids_of(partial(_quota_ids.file_source, file))
+        return _quota_ids.QuotaIDs(partial(_quota_ids.file_source, file))
     if not quota_ids and _quota_ids.stdin_is_terminal():
         raise InvalidRequestError("give quota IDs as arguments, with --file, or piped into stdin")
-    return _quota_ids.quota_ids_of(_quota_ids.stdin_source)
-
-
-def _length(asked: Any) -> int | None:
-    return None if isinstance(asked, AsyncIterable) else len(asked)
-
-
-class _OutcomePrinter:
-    """Shows the outcomes of a stream as they finish, what is left over however it ends, and the summary."""
-
-    def __init__(self, tally: Tally, *, as_lines: bool, total: int | None) -> None:
-        self._tally = tally
-        self._total = total
-        self._progress = show.progress_bar(total_known=total is not None, lines=as_lines)
-        self._page = None if as_lines else show.OutcomePage(self._progress)
-        self._reader_is_gone = False
-
-    async def follow(self, stream: OutcomeStream) -> None:
-        """Show every outcome, also of those left over if this is interrupted or the input fails."""
-        finished = False
-        try:
-            with self._progress:
-                await self._show_all(stream)
-            finished = True
-        finally:
-            if finished or self._tally.total:
-                show.print_summary(self._tally)
-
-    async def _show_all(self, stream: OutcomeStream) -> None:
-        task = self._progress.add_task("Inviting", total=self._total)
-        try:
-            async with stream:
-                async for outcome in stream:
-                    self._add(outcome)
-                    self._progress.advance(task)
-        finally:
-            for outcome in stream.left_over:
-                self._add(outcome)
-            if self._page is not None:
-                self._page.flush()
-            self._tally.unrequested = len(stream.unrequested)
-
-    def _add(self, outcome: InviteOutcome) -> None:
-        self._tally.add(outcome)
-        if self._page is not None:
-            self._page.add(outcome)
-        elif not self._reader_is_gone:
-            self._write(outcome)
-
-    def _write(self, outcome: InviteOutcome) -> None:
-        try:
-            show.emit_json(show.outcome_json(outcome))
-        except OSError:  # the reader went away, the disk is full
-            self._reader_is_gone = True  # what is left over is counted all the same
-            raise
+    return _quota_ids.QuotaIDs(_quota_ids.stdin_source)
 
 
 @app.command(

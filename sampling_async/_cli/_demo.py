@@ -23,7 +23,7 @@ import anyio
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async import InviteOutcome, InviteRequest, Quotas, SamplingClient
+from sampling_async import InviteOutcome, InviteRequest, OutcomeStream, Quotas, SamplingClient
 from sampling_async._cli._tally import Tally
 from sampling_async.simulator import LedgerEntry, Verdict
 
@@ -105,12 +105,12 @@ class Watcher:
 
     Attributes:
         inventory: Called with the inventory and the number of quota IDs that will be asked for.
-        outcome: Called after every outcome.
+        outcome: Called after every outcome with the stream, which says how far it has come.
         finished: Called when the last outcome is there.
     """
 
     inventory: Callable[[Quotas, int], object] = lambda _inventory, _total: None
-    outcome: Callable[[], object] = lambda: None
+    outcome: Callable[[OutcomeStream], object] = lambda _stream: None
     finished: Callable[[], object] = lambda: None
 
 
@@ -143,7 +143,7 @@ async def _drive(simulator: SimulatorProcess, watcher: Watcher) -> tuple[Finding
                 async for outcome in stream:
                     outcomes.append(outcome)
                     findings.tally.add(outcome)
-                    watcher.outcome()
+                    watcher.outcome(stream)
         findings.seconds = findings.tally.seconds
         findings.request_seconds = sorted(seconds)
         watcher.finished()

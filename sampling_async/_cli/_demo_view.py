@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +14,7 @@ from sampling_async._cli._demo import Findings, Plan, Watcher
 from sampling_async._cli._tally import STATUSES
 
 if TYPE_CHECKING:
-    from sampling_async import Quotas
+    from sampling_async import OutcomeStream, Quotas
 
 _SHOWN_SURVEYS = 5
 _BAR_CELLS = 24
@@ -27,14 +26,13 @@ class DemoScreen:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._console = show.screen()
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self._bar: show.StreamBar | None = None
 
     def watcher(self, *, silent: bool) -> Watcher:
         """Return who is to be told; silent, only the bar on stderr is shown."""
         return Watcher(
             inventory=self._start if silent else self._show_inventory,
-            outcome=self._advance,
+            outcome=self._follow,
             finished=self.stop,
         )
 
@@ -61,19 +59,17 @@ class DemoScreen:
         )
         self._start(inventory, total)
 
-    def _start(self, _inventory: Quotas, total: int) -> None:
-        progress = self._progress = show.progress_bar(total_known=True)
-        progress.start()
-        self._task = progress.add_task("Inviting", total=total)
+    def _start(self, _inventory: Quotas, _total: int) -> None:
+        self._bar = show.StreamBar().__enter__()
 
-    def _advance(self) -> None:
-        if self._progress is not None:
-            self._progress.advance(self._task)
+    def _follow(self, stream: OutcomeStream) -> None:
+        if self._bar is not None:
+            self._bar.follow(stream)
 
     def stop(self) -> None:
         """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.__exit__()
 
     def show_findings(self, findings: Findings) -> None:
         """Show what came of it."""

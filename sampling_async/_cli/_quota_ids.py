@@ -6,17 +6,19 @@ requests are in flight. Memory holds one block of text, however long the input.
 
 from __future__ import annotations
 
-import asyncio
+import os
+import stat
 import sys
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from sampling_async import InvalidRequestError
+from sampling_async._threads import begun
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from sampling_async._threads import Run
 
 _BLOCK_BYTES: Final = 65_536
 _LONGEST_ID: Final = 19
@@ -32,6 +34,10 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Let go of the file."""
+        ...
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
         ...
 
 
@@ -65,23 +71,77 @@ def parsed(texts: list[str]) -> list[int]:
     return [quota_id for text in texts for quota_id in _ids_of(text.encode(errors="replace"))]
 
 
-async def quota_ids_of(opened: Callable[[], ByteSource]) -> AsyncGenerator[int, None]:
-    """Open a source when the first quota ID is wanted, yield its IDs as they come, and close it.
+class QuotaIDs:
+    """The quota IDs of a source, as they come: an async iterator, opened when the first is wanted.
+
+    Cancelled at any moment, it has lost nothing: read on, it goes on where it was.
+
+    Args:
+        opened: Opens the source, in a thread: a FIFO waits for who writes into it.
+
+    Attributes:
+        is_over: Whether all of it was read.
+        is_file: Whether it is a file, which has an end; known when something was read.
 
     Raises:
-        InvalidRequestError: Something in it is no quota ID; those before it have been yielded.
-        OSError: It cannot be read.
+        InvalidRequestError: While iterating: something is no quota ID; those before it have been yielded.
+        OSError: While iterating: it cannot be opened or read.
     """
-    rest, source = b"", opened()
+
+    def __init__(self, opened: Callable[[], ByteSource]) -> None:
+        self._opened = opened
+        self._source: ByteSource | None = None
+        self._reading: Run[bytes | None] | None = None
+        self._ids: Iterator[int] = iter(())
+        self._cut = b""  # the end of what was read, which may be a part of an ID
+        self.is_over = False
+        self.is_file = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        while True:
+            try:
+                for quota_id in self._ids:
+                    return quota_id
+            except InvalidRequestError:
+                self.is_over = True
+                raise
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._read_on()
+
+    async def _read_on(self) -> None:
+        # A daemon thread: one that waits for ever must not keep the program from ending.
+        self._reading = self._reading or begun(self._block)
+        await self._reading.over.wait()
+        reading, self._reading = self._reading, None
+        block = reading.result()
+        if block:
+            whole, self._cut = _split_whole(self._cut + block)
+            self._ids = _ids_of(whole)
+        else:
+            self.is_over = True
+            self._ids = _ids_of(self._cut)
+
+    def _block(self) -> bytes | None:
+        if self._source is None:
+            self._source = self._opened()
+            self.is_file = _is_file(self._source)
+        return self._source.read(_BLOCK_BYTES)
+
+    def close(self) -> None:
+        """Let go of the source."""
+        if self._source is not None:
+            self._source.close()
+
+
+def _is_file(source: ByteSource) -> bool:
     try:
-        while block := await _read(source):
-            whole, rest = _split_whole(rest + block)
-            for quota_id in _ids_of(whole):
-                yield quota_id
-        for quota_id in _ids_of(rest):
-            yield quota_id
-    finally:
-        source.close()
+        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
+    except (OSError, ValueError):  # it is none of the system, as under a test
+        return False
 
 
 def _split_whole(text: bytes) -> tuple[bytes, bytes]:
@@ -99,31 +159,3 @@ def _ids_of(text: bytes) -> Iterator[int]:
             shown = word[: _LONGEST_ID + 1].decode("ascii", "replace")
             raise InvalidRequestError(f"not a quota ID: {shown!r}; whole numbers, from `sampling-async quotas`")
         yield int(word)
-
-
-async def _read(source: ByteSource) -> bytes | None:
-    """Read a block in a daemon thread: one that waits for ever must not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    block: asyncio.Future[bytes | None] = loop.create_future()
-
-    def settle(value: bytes | None, error: OSError | None) -> None:
-        if block.done():
-            return
-        if error is None:
-            block.set_result(value)
-        else:
-            block.set_exception(error)
-
-    def read() -> None:
-        value, error = None, None
-        try:
-            value = source.read(_BLOCK_BYTES)
-        except OSError as exc:
-            error = exc
-        except ValueError:  # closed meanwhile
-            return
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=read, name="quota-ids", daemon=True).start()
-    return await block

@@ -11,7 +11,9 @@ import os
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from datetime import timedelta
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from attrs import evolve
 from rich.box import SIMPLE_HEAD
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import TextIO
 
-    from sampling_async import Invite, InviteOutcome, Quota, Quotas, Setting, Survey
+    from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
+    from sampling_async import Progress as Told
     from sampling_async._cli._tally import Tally
     from sampling_async._outcomes import OutcomeStatus
 
@@ -199,6 +202,7 @@ def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
         "Result": outcome.result,
         "Error": None if outcome.error is None else str(outcome.error),
         "Anomaly": outcome.anomaly,
+        "Replayed": outcome.replayed,
     }
 
 
@@ -259,6 +263,8 @@ def summary(tally: Tally) -> Iterable[Text]:
         yield Text("  Not sent: safe to send again, once the cause is mended.")
     if tally.statuses["unknown"]:
         yield Text("  Unknown: an invite may exist; sending again may make a second one.")
+    if tally.replayed:
+        yield Text(f"  {tally.replayed:,} are from the journal, of a run before.")
     if tally.anomalies:
         yield Text(f"  {tally.anomalies:,} answers were odd: see Anomaly.")
     if tally.unrequested:
@@ -296,16 +302,53 @@ def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
     It is off where stderr is no terminal, and where lines of JSON may come out on the same screen: there
     directly, or through a pipe whose reader prints them.
     """
-    console = errors()
     known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
+    return _display(*(known if total_known else open_ended), lines=lines)
+
+
+def _display(*columns: ProgressColumn, lines: bool) -> Progress:
+    console = errors()
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        *(known if total_known else open_ended),
+        *columns,
         console=console,
         transient=True,
         disable=not console.is_terminal or (lines and not _is_file(sys.stdout)),
         redirect_stdout=False,
         redirect_stderr=True,
     )
+
+
+class StreamBar:
+    """A progress display that shows what a stream says of itself: a context manager; gone when it ends."""
+
+    def __init__(self, *, lines: bool = False) -> None:
+        self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), lines=lines)
+        self._task = self.display.add_task("Inviting", total=None, told="")
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        self.display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.stop()
+
+    def follow(self, stream: OutcomeStream) -> None:
+        """Show how far a stream has come, if that was not shown a moment ago."""
+        now = time.monotonic()
+        if not self.display.disable and now - self._shown_at > _MOMENT:
+            self._shown_at, told = now, stream.progress
+            self.display.update(self._task, completed=told.answered, total=told.total, told=progress_text(told))
+
+
+def progress_text(told: Told) -> str:
+    """Return in words how far a stream has come."""
+    parts = [f"{told.answered:,}" if told.total is None else f"{told.answered:,}/{told.total:,}"]
+    if told.per_second is not None:
+        parts.append(f"{told.per_second:,.0f}/s")
+    if told.seconds_left is not None:
+        parts.append(f"{timedelta(seconds=ceil(told.seconds_left))} left")
+    return "  ".join(parts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from attrs import define, field
 
 from sampling_async import InvalidRequestError, ResultCode, SamplingError, ServiceError
+from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
 from sampling_async._outcomes import OutcomeStatus
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
-DONE, INCOMPLETE, USAGE, REFUSED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, INCOMPLETE, USAGE, REFUSED, FAILED = 0, 1, 2, 3, 4
 """The exit codes, see the package's docstring."""
 
 _KEPT_FAILURES: Final = 20
@@ -52,6 +53,7 @@ class Tally:
         failures: Why IDs are `not_sent` or `unknown`: the error's text and how many IDs it befell; at most 20
             texts.
         anomalies: How many outcomes have something odd about them.
+        replayed: How many are from a journal of a run before.
         unrequested: How many answers nobody asked for came, as far as they are known.
     """
 
@@ -59,6 +61,7 @@ class Tally:
     codes: Counter[tuple[int | None, str | None]] = field(factory=Counter[tuple[int | None, str | None]])
     failures: Counter[str] = field(factory=Counter[str])
     anomalies: int = 0
+    replayed: int = 0
     unrequested: int = 0
     _exit_codes: set[int] = field(factory=set[int])
     _clock: Callable[[], float] = time.perf_counter
@@ -73,6 +76,7 @@ class Tally:
         code = outcome.result_code
         self.codes[code, None if code is None else ResultCode.name_of(code) or outcome.result] += 1
         self.anomalies += outcome.anomaly is not None
+        self.replayed += outcome.replayed
         if outcome.error is not None:
             self._add_failure(outcome.error)
 

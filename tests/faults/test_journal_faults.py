@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sampling_async import Invite, InviteOutcome, Journal, JournalError
-from sampling_async._journal import _line
+from sampling_async._journal import run_of
 from sampling_async._journal_file import JournalFile
+from sampling_async._journal_lines import line_of
 from sampling_async._journal_lock import Damage
 from sampling_async._journal_rows import ANSWERED, SENT, Rows
 
@@ -43,7 +44,7 @@ def note(file: JournalFile, chunk: int, member_code: str, quota_ids: range, *, a
     code = member_code.encode()
     file.note(SENT, chunk, code, json.dumps(list(quota_ids)).encode())
     if answered:
-        lines = (_line(outcome(member_code, quota_id)) for quota_id in quota_ids)
+        lines = (line_of(outcome(member_code, quota_id)) for quota_id in quota_ids)
         file.note(ANSWERED, chunk, code, b"".join(lines))
 
 
@@ -79,7 +80,7 @@ def told(path: Path, **options) -> dict[tuple[str, int], InviteOutcome]:
     """Return what a journal knows, as a run is told."""
 
     async def main() -> dict[tuple[str, int], InviteOutcome]:
-        journal = Journal(path, **options)
+        journal = run_of(Journal(path, **options))
         journal.claim(*OWNER)
         await journal.open()
         try:

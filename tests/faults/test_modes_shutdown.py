@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections import Counter
 from itertools import count
@@ -154,6 +155,10 @@ def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None
 
 def again(server: FaultServer, raising: Raising, journal: Path) -> None:
     """Make a fan-out once more with the journal of one that was struck; nothing may be asked twice."""
+    for thread in threading.enumerate():
+        if thread.name == "sampling_async":  # which may be about to let go of the journal
+            thread.join(5)
+    gc.collect()  # what was struck on its way to letting go lets go with it
     taken, seen = Taken([f"a{raising.at}", f"b{raising.at}"], range(1, 5)), []
 
     async def main() -> None:

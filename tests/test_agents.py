@@ -1,0 +1,194 @@
+"""Application monitoring: what agents wrap is not passed, and what they would transmit holds no secret of ours.
+
+The agents themselves run in processes of their own (`agent_canary.py`), where they are installed: the
+dependency group `scoreboard` has them. The other tests stand in for them everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import types
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import doubles
+import httpcore
+import httpx
+import pytest
+import wire
+from agent_canary import AGENTS, CALLERS
+
+from sampling_async import RetryPolicy, SamplingClient
+
+pytestmark = pytest.mark.anyio
+CANARY = Path(__file__).with_name("agent_canary.py")
+MEMBER = "canary"
+
+
+def installed(agent: str) -> bool:
+    try:
+        return find_spec(AGENTS[agent].module) is not None
+    except ModuleNotFoundError:  # of the package it is in
+        return False
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_would_transmit_none_of_our_secrets(agent, caller, anyio_backend):
+    if not installed(agent):
+        pytest.skip(f"{agent} is not installed; the dependency group `scoreboard` has it")
+    command = [sys.executable, str(CANARY), agent, caller]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["texts"]
+    if caller == "plain":  # or nobody would know whether a hit can be seen
+        assert all(found["hits"][name] for name in ("member code", "panel", "URL"))
+        assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # which look at no headers
+    else:
+        assert not any(found["hits"].values()), found
+
+
+async def used(client: SamplingClient) -> None:
+    async with client:
+        assert {outcome.status for outcome in await client.bulk_invite(MEMBER, range(1, 201))} == {"rejected"}
+
+
+def client_of(url: str, **options) -> SamplingClient:
+    options |= {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": RetryPolicy(max_attempts=1)}
+    return SamplingClient(url, **options)
+
+
+WRAPPED = [
+    (httpx.AsyncClient, "send"),
+    (httpx.AsyncClient, "request"),
+    (httpx.AsyncClient, "build_request"),
+    (httpx.AsyncClient, "_send_handling_auth"),
+    (httpx.AsyncClient, "_send_handling_redirects"),
+    (httpx.AsyncClient, "_send_single_request"),
+    (httpx.AsyncHTTPTransport, "handle_async_request"),
+    (httpcore.AsyncConnectionPool, "handle_async_request"),
+    (httpcore.AsyncHTTPConnection, "handle_async_request"),
+]
+
+
+def watched(monkeypatch, targets) -> list[str]:
+    """Wrap methods as agents do, which leave their names and modules as they were."""
+    seen: list[str] = []
+
+    def wrap(target: type, name: str) -> None:
+        method = getattr(target, name)
+
+        @functools.wraps(method)
+        def wrapper(self, *args, **options):
+            seen.append(f"{target.__name__}.{name}")
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(target, name, wrapper)
+
+    for target, name in targets:
+        wrap(target, name)
+    return seen
+
+
+async def test_nothing_that_agents_wrap_is_passed(monkeypatch):
+    seen = watched(monkeypatch, WRAPPED)
+    with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
+        await used(client_of(url))
+        assert not seen
+        async with httpx.AsyncClient() as theirs:
+            await theirs.post(url, json={"QuotaIDs": []})
+    assert {"AsyncClient.send", "AsyncHTTPTransport.handle_async_request"} < set(seen)
+
+
+async def test_over_a_transport_of_httpx_nothing_of_its_client_is_passed(monkeypatch):
+    seen = watched(monkeypatch, WRAPPED[:6])
+    with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
+        await used(client_of(url, transport=httpx.AsyncHTTPTransport()))
+    assert not seen
+
+
+async def test_what_an_agent_puts_between_a_client_and_its_transport_is_not_used(monkeypatch):
+    made, init = [], httpx.AsyncClient.__init__
+
+    class Between(httpx.AsyncBaseTransport):
+        """As OpenTelemetry's of earlier versions: it wraps what a client is made with."""
+
+    def with_between(self, **options) -> None:
+        init(self, **options)
+        self._transport = Between()
+        made.append(self)
+
+    monkeypatch.setattr(httpx.AsyncClient, "__init__", with_between)
+    with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
+        await used(client_of(url))
+    assert made
+
+
+suppressed: ContextVar[bool] = ContextVar("suppressed", default=False)
+
+
+@pytest.fixture
+def telemetry(monkeypatch) -> None:
+    """Stand in for OpenTelemetry, whose instrumentation asks whether it is suppressed."""
+
+    @contextmanager
+    def suppress_http_instrumentation():
+        token = suppressed.set(True)
+        try:
+            yield
+        finally:
+            suppressed.reset(token)
+
+    module = types.ModuleType("opentelemetry.instrumentation.utils")
+    module.suppress_http_instrumentation = suppress_http_instrumentation
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.usefixtures("telemetry")
+@pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), KeyError("of the transport")])
+async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(answer):
+    during: list[bool] = []
+
+    async def answered(request: httpx.Request) -> httpx.Response:
+        during.append(suppressed.get())
+        return await doubles.Service(answer)(request)
+
+    async with doubles.client(answered, retry=RetryPolicy(max_attempts=1)) as client:
+        await client.bulk_invite(MEMBER, [1])
+        async with client.stream_bulk_invite(MEMBER, range(1, 301)) as outcomes:
+            async for _ in outcomes:
+                assert not suppressed.get()
+    assert during == [True] * 4
+    assert not suppressed.get()
+
+
+@pytest.mark.usefixtures("telemetry")
+async def test_a_call_that_is_cancelled_leaves_the_instrumentation_as_it_was():
+    arrived = anyio.Event()
+
+    async def silent(_request: httpx.Request) -> httpx.Response:
+        arrived.set()
+        return await anyio.sleep_forever()
+
+    async def cancelled() -> None:
+        with anyio.move_on_after(0.01):
+            await client.get_settings()
+        assert not suppressed.get()
+
+    async with doubles.client(silent) as client:
+        await cancelled()
+    assert arrived.is_set()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+def test_an_agent_that_is_not_loaded_is_not_imported(anyio_backend):
+    code = "import sys, sampling_async; sampling_async.SamplingClient; print('opentelemetry' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
