@@ -9,6 +9,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 CORE = [
+    "alerts",
     "answers",
     "background",
     "bodies",
@@ -27,6 +28,7 @@ CORE = [
     "fastlane",
     "forks",
     "gate",
+    "idling",
     "inputs",
     "inventory",
     "invites",
@@ -51,6 +53,8 @@ CORE = [
     "sockets",
     "stepwise",
     "threads",
+    "trust",
+    "tunnels",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
