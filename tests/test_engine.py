@@ -12,6 +12,7 @@ import respx
 import wire
 
 from sampling_async import RetryPolicy, SamplingClient, Timeouts, TransportError
+from sampling_async._engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -94,28 +95,38 @@ async def test_a_surplus_answer_or_end_that_comes_later_is_seen_before_the_next_
     assert script.requests == [1, 1, 1]
 
 
-async def test_a_connection_idle_for_long_is_not_used(monkeypatch):
-    monkeypatch.setattr("sampling_async._engine._IDLE_SECONDS", -1.0)
+def engine_of(client: SamplingClient) -> Engine:
+    return client._session._http._transport._engine
+
+
+def aged(client: SamplingClient, seconds: float, *connections: int) -> None:
+    """Let unused connections, all or some, have been used last so many seconds earlier."""
+    idle = engine_of(client)._idle
+    for each in connections or range(len(idle)):
+        idle[each].used_at -= seconds
+
+
+async def test_a_connection_idle_for_long_is_not_used():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
             await client.get_settings()
+            aged(client, 60)
             await client.get_settings()
     assert script.requests == [1, 1]
 
 
-async def test_connections_that_grew_old_are_closed_as_others_come_back(monkeypatch):
+async def test_connections_that_grew_old_are_closed_as_others_come_back():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._engine
-            assert len(engine._idle) > 1
-            monkeypatch.setattr("sampling_async._engine._IDLE_SECONDS", -1.0)
+            assert len(engine_of(client)._idle) > 1
+            aged(client, 60)
             await client.get_settings()
-            assert len(engine._idle) == 1
+            assert len(engine_of(client)._idle) == 1
 
 
 async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_back():
@@ -124,10 +135,9 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._engine
-            engine._idle[0]._used_at -= 60
+            aged(client, 60, 0)
             await client.get_settings()
-            assert len(engine._idle) == 1
+            assert len(engine_of(client)._idle) == 1
 
 
 async def test_no_more_connections_are_kept_than_asked_for():
