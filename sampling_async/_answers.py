@@ -57,7 +57,7 @@ class Answer:
         self.is_whole = False
         self._parser = HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._head = b""
+        self._head = bytearray()  # what came of it before its last part
         self._is_gathered = False  # and not parsed, until the head is whole
         self._is_mended = False
         self._is_framed = False  # the head says where the body ends, else the end of the connection does
@@ -73,17 +73,20 @@ class Answer:
         if not data:
             self._end()
             return
-        if self._is_gathered:
+        if not self._is_gathered:
+            self._parse(data)
+        if self._is_gathered:  # not in the handler of an error, which would become the context of another
             self._gather(data)
-            return
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__
             if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _NotHttp | None):
                 raise struck from None  # by a signal handler, while the parser called us
-            if self._may_be_mended(data):
-                self._gather(data)
+            self._is_gathered = self._may_be_mended(data)
+            if self._is_gathered:
                 return
             if not self.is_whole:  # else what is wrong comes after the answer
                 raise _not_http() from None
@@ -99,16 +102,14 @@ class Answer:
     def _may_be_mended(self, data: bytes) -> bool:
         if self.status or self._is_mended:
             return False
-        head = self._head + data
+        head = bytes(self._head) + data
         return any(pattern.search(head) for pattern in _MENDABLE)
 
     def _gather(self, data: bytes) -> None:
         """Keep what came until the head is whole, and read it anew as it is meant."""
-        self._is_gathered = True
         tail = self._head[-len(_END) :] + data
-        head = self._head + data
-        if _END in tail and (mended := _mended(head)):
-            self._is_gathered, self._is_mended, self._head = False, True, b""
+        if _END in tail and (mended := _mended(bytes(self._head) + data)):
+            self._is_gathered, self._is_mended, self._head = False, True, bytearray()
             self.headers.clear()
             self._parser = HttpResponseParser(self)
             self.feed(mended)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import ssl
 import sys
@@ -120,7 +121,12 @@ def tls_front(upstream: str) -> Iterator[tuple[str, str]]:
 
     def forward(client: wire.Connection) -> None:
         with socket.create_connection((address.hostname, address.port)) as server:
-            _relay(client.sock, server)
+            other = {client.sock: server, server: client.sock}
+            while True:  # in one thread: OpenSSL does not read and write one connection in two
+                for source in select.select(list(other), [], [])[0]:
+                    if not (data := source.recv(65536)):
+                        return
+                    other[source].sendall(data)
 
     with wire.serve(forward, tls=context) as url:
         yield url, authority.cert_pem.bytes().decode()
