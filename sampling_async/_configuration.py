@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 _HTTP_PORT: Final = 80
+_HOST: Final = r"[0-9A-Za-z._-]+|[0-9a-fA-F:.]+"
 _GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 
@@ -128,6 +129,8 @@ def _proxy_or_problem(secret: Secret) -> Proxy | str:
     try:
         url = httpx.URL(secret.reveal())
         host, user, password = url.raw_host.decode("ascii"), url.username, url.password
+        if not (url.host and re.fullmatch(_HOST, host)):
+            host = ""
     except (httpx.InvalidURL, ValueError):
         url, host, user, password = httpx.URL(""), "", "", ""
     if url.scheme in {"https", "socks4", "socks5", "socks5h"}:

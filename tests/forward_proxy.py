@@ -1,7 +1,7 @@
 """A proxy as companies have them, on a real socket: CONNECT, absolute form, credentials, and what it saw.
 
-`python forward_proxy.py http://127.0.0.1:8080` runs one in a process of its own, with a front that speaks TLS for
-that service; it prints a line of JSON and ends with its stdin.
+`python forward_proxy.py http://127.0.0.1:8080` runs one in a process of its own, with a front that speaks TLS
+for that service; it prints a line of JSON and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = N
 
 @contextmanager
 def tls_front(upstream: str) -> Iterator[tuple[str, str]]:
-    """Speak TLS for a service that does not; gives the https address and its authority's certificate, as PEM."""
+    """Speak TLS for a service that does not; gives the https address and its authority, as PEM."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     address = urlsplit(upstream)

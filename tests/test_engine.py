@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 import anyio
 import doubles
@@ -25,7 +26,9 @@ from sampling_async import (
     Timeouts,
     TransportError,
 )
-from sampling_async._engine import Engine
+
+if TYPE_CHECKING:
+    from sampling_async._engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -168,7 +171,7 @@ async def test_no_more_connections_are_kept_than_asked_for():
 
 
 class Closing:
-    """A script that answers settings, and closes the connection when told to, or when it did not get a request."""
+    """A script that answers settings, and keeps its connections to be closed by a test."""
 
     def __init__(self) -> None:
         self.connections: list[wire.Connection] = []
@@ -183,7 +186,7 @@ class Closing:
 
 async def until(is_so) -> None:
     with anyio.fail_after(5):
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110  a server's thread sets no event of the loop
             await anyio.sleep(0.001)
 
 

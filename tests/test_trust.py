@@ -6,7 +6,7 @@ import re
 import ssl
 import threading
 
-import anyio
+import anyio.lowlevel
 import doubles
 import pytest
 import trustme
@@ -235,7 +235,7 @@ async def test_where_a_server_may_ask_for_a_certificate_later_an_alert_proves_no
                 assert caught.value.permanent
                 if caught.value.delivery == "unknown":
                     break
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
 
 class Alert(ssl.SSLError):

@@ -181,18 +181,14 @@ def test_statuses_that_pass_are_tried_again():
 
 
 async def test_a_proxy_that_is_silent_ends_at_the_connect_limit():
-    arrived = threading.Event()
-
     def script(connection: wire.Connection) -> None:
-        connection.read_request()
-        arrived.set()
-        connection.read_request()
+        while connection.read_request() is not None:
+            pass
 
     with wire.serve(script) as url:
         async with client_of("https://service.invalid", url, timeouts=Timeouts(connect=0.05)) as client:
             with pytest.raises(TransportError, match="the way is through the proxy") as caught:
                 await client.get_settings()
-    assert arrived.is_set()
     assert caught.value.delivery == "not_sent"
 
 
@@ -216,7 +212,7 @@ async def test_a_call_cancelled_while_the_proxy_thinks_closes_its_connection():
 
 async def test_a_proxy_that_is_not_there_is_said_to_be_on_the_way():
     async with client_of("https://service.invalid", "http://127.0.0.1:1") as client:
-        with pytest.raises(TransportError, match="ConnectError: Connection refused.*through the proxy"):
+        with pytest.raises(TransportError, match=r"ConnectError: Connection refused.*through the proxy"):
             await client.get_settings()
 
 
