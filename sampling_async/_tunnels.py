@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 UNAUTHORIZED: Final = 407
 _OK: Final = range(200, 300)
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_WHO: Final = ": give the right user and password in proxy= or SAMPLING_PROXY"
 _SAYS: Final = {
-    UNAUTHORIZED: ": give the right user and password in proxy= or SAMPLING_PROXY",
+    401: _WHO,  # what tinyproxy says of a wrong password
+    UNAUTHORIZED: _WHO,
     403: ": it does not let this client, or anybody, go there",
 }
 
