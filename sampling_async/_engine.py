@@ -199,7 +199,8 @@ class Engine:
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the oldest connection closed in time: one timer serves all, and is left to run out."""
         seconds = self._idle_time.seconds - self._idle[0].age(time.monotonic())
-        self._timer = loop.call_later(max(0.0, seconds), _clear, weakref.ref(self), loop)
+        ours: weakref.ref[Engine] = weakref.ref(self)
+        self._timer = loop.call_later(max(0.0, seconds), _clear, ours, loop)
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close what has been unused for too long, and look again when the next one will have been."""
