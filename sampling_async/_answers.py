@@ -173,18 +173,16 @@ class Answer:
 
 
 def _mended(data: bytes) -> bytes | None:
-    """Return what came with its head written as strict parsers have it; None until the head is whole.
-
-    A line that is folded right below the first one belongs to none, and is left to be refused.
-    """
+    """Return what came with its head written as strict parsers have it; None until the head is whole."""
     heads: list[bytes] = []
     while True:
         head, end, data = data.partition(_END)
         if not end:
             return None
         start, newline, fields = head.partition(b"\r\n")
-        if not fields.startswith((b" ", b"\t")):
-            fields = _CODING.sub(rb"\1", _FOLD.sub(b"  ", fields))
+        fields = _CODING.sub(
+            rb"\1", _FOLD.sub(b"  ", fields)
+        )  # a fold below the first line is left, and refused
         heads += [_NEWER.sub(b"HTTP/1.1", start), newline, fields, end]
         if not _INTERIM.match(start):
             return b"".join(heads) + data

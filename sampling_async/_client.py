@@ -117,10 +117,8 @@ class SamplingClient:
         random: Callable[[], float] = _random.random,
     ) -> None:
         key, way = Secret.of(api_key), None if proxy is None else Secret.of(proxy)
-        del (
-            api_key,
-            proxy,
-        )  # the frames of an error may be reported with their locals, also where one is mistyped
+        # The frames of an error may be reported with their locals, also where one of these is mistyped.
+        del api_key, proxy
         key = guid_of(key, "api_key")
         if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise InvalidRequestError(f"max_concurrency is a whole number above 0, not {max_concurrency!r}")

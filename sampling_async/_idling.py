@@ -13,6 +13,7 @@ from math import inf
 from typing import Final
 
 _REMEMBERED: Final = 16
+_SHORTEST: Final = 0.1  # seconds; no server's time is less, so what is closed sooner is so for another reason
 _OF_THE_SHORTEST: Final = 0.5  # servers look around now and then, and no two of theirs have the same time
 
 
@@ -46,6 +47,8 @@ class IdleTime:
             after: Its age then: the seconds since it was used last.
             now: When, in seconds of any clock.
         """
+        if after < _SHORTEST:
+            return
         self._closed_at = now
         self._closed_after.append(after)
         shortest = min(self._closed_after)

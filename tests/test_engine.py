@@ -249,7 +249,7 @@ async def test_what_the_server_closes_is_closed_at_once():
     """It stood half closed until the next request, which may be hours away."""
     script = Closing()
     with wire.serve(script) as url:
-        async with client_of(url) as client:
+        async with client_of(url, idle_seconds=600) as client:
             await client.get_settings()
             (unused,) = engine_of(client)._idle
             script.connections[0].sock.shutdown(socket.SHUT_RDWR)

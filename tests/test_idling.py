@@ -24,7 +24,8 @@ def test_until_something_is_seen_it_is_what_was_asked_for():
         (0.5, 0.1, 0.25),
         (0.25, 0.1, 0.05),  # a request that leaves at 0.1 s, of a server that closes at 0.25, would come late
         (0.2, 0.1, 0.0),
-        (0.0, 0.0, 0.0),
+        (0.0, 0.0, 4.0),  # it fails, or was told to end: connections to it are as good as before
+        (0.09, 0.0, 4.0),
         (60.0, 0.0, 4.0),
     ],
 )

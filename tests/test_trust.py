@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import threading
+from types import SimpleNamespace
 
-import anyio.lowlevel
 import doubles
 import pytest
 import trustme
@@ -15,6 +16,8 @@ from cryptography.hazmat.primitives import serialization
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
 from sampling_async._alerts import alert_in, text_of
+from sampling_async._engine import _Connection
+from sampling_async._sockets import Wire
 from sampling_async._trust import context_of_files
 
 pytestmark = pytest.mark.anyio
@@ -223,19 +226,35 @@ async def test_a_server_that_does_not_accept_who_we_are_is_named(who, version, a
     assert received == []
 
 
-async def test_where_a_server_may_ask_for_a_certificate_later_an_alert_proves_nothing(authority):
-    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-    context.post_handshake_auth = True
-    server = asking(authority)
-    with wire.serve(ANSWERS, tls=server) as url:
-        async with client_of(url, ssl_context=context) as client:
-            for _ in range(5):
-                with pytest.raises(TransportError, match="certificate required") as caught:
-                    await client.get_settings()
-                assert caught.value.permanent
-                if caught.value.delivery == "unknown":
-                    break
-                await anyio.lowlevel.checkpoint()
+@pytest.mark.parametrize(
+    ("later", "before", "received", "alert", "proves"),
+    [
+        (False, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", True),
+        (True, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),  # it may ask when it has a request
+        (False, 1.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
+        (False, 0.0, 9, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
+        (False, 0.0, 0, "TLSV1_ALERT_INTERNAL_ERROR", False),
+        (False, 0.0, 0, None, False),
+    ],
+)
+def test_an_alert_proves_that_no_request_was_read_only_as_the_end_of_the_handshake(
+    later, before, received, alert, proves
+):
+    connection = _Connection(SimpleNamespace(asks_for_who_we_are_later=later))
+    connection.used_at, connection.received = before, received
+    assert connection.was_refused(Alert(alert)) is proves
+
+
+async def test_whether_a_server_may_ask_later_is_said_by_the_context():
+    ours, theirs = socket.socketpair()
+    context = ssl.create_default_context()
+    with ours, theirs:
+        wrapped = context.wrap_socket(ours, server_hostname="localhost", do_handshake_on_connect=False)
+        line = Wire(wrapped)
+        assert not line.asks_for_who_we_are_later
+        context.post_handshake_auth = True
+        assert line.asks_for_who_we_are_later
+        line.close()
 
 
 class Alert(ssl.SSLError):
