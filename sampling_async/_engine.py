@@ -157,12 +157,10 @@ class Engine:
             through = Tunnel(self._proxy, host, port).dig if tls else None
             nearest = self._proxy.host, self._proxy.port
         addresses = await self._lookups.addresses(*nearest)
-        session = self._session
         try:
-            return await connect(addresses, host, tls, through=through, session=session)
+            return await connect(addresses, host, tls, through=through, session=self._session)
         except OSError:
-            if self._session is session:  # which may be why: the next handshake is a whole one
-                self._session = None
+            self._session = None  # which may be why: the next handshake is a whole one
             raise
 
     def _context(self) -> ssl.SSLContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import ssl
 import threading
 import time
 import weakref
@@ -25,6 +26,7 @@ from sampling_async import (
     SamplingClient,
     Timeouts,
     TransportError,
+    _engine,
 )
 
 if TYPE_CHECKING:
@@ -242,6 +244,39 @@ async def test_a_timer_keeps_no_client_alive():
         assert gone() is None
         timer._run()
         timer.cancel()
+
+
+def test_news_of_what_is_gone_is_none():
+    class Gone:
+        pass
+
+    _engine._look_at(weakref.ref(Gone()), weakref.ref(Gone()))
+    _engine._clear(weakref.ref(Gone()), None)
+
+
+@pytest.mark.parametrize(("lies_there", "told"), [("the alert", "SSLError"), ("nothing", "BrokenPipeError")])
+async def test_an_alert_is_told_in_place_of_the_failure_to_send(lies_there, told):
+    class Line:
+        async def send(self, *_: object) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def must_not_be_refused(self) -> None:
+            if lies_there == "the alert":
+                raise ssl.SSLError(1, "refused")
+
+    connection = _engine._Connection(Line())
+    with pytest.raises(httpx.WriteError) as caught:
+        await connection.send(b"x", bool, 1)
+    assert type(caught.value.__cause__).__name__ == told
+
+
+async def test_what_a_signal_handler_raises_in_a_send_comes_out():
+    class Line:
+        async def send(self, *_: object) -> None:
+            raise TimeoutError("alarm")
+
+    with pytest.raises(TimeoutError, match="alarm"):
+        await _engine._Connection(Line()).send(b"x", bool, 1)
 
 
 @pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)

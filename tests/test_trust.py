@@ -97,6 +97,10 @@ def test_without_files_there_is_no_context():
     assert context_of_files(None, "") is None
 
 
+def test_authorities_of_a_file_are_the_only_ones(files):
+    assert len(context_of_files(str(files / "authorities"), None).get_ca_certs()) == 1
+
+
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
 async def test_authorities_of_the_environment_that_are_not_there_are_named(variable, tmp_path, monkeypatch):
     path = str(tmp_path / "missing")

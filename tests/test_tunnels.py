@@ -59,6 +59,19 @@ async def test_what_is_https_goes_through_a_tunnel_and_the_proxy_sees_nothing_of
     assert not any(b"proxy-auth" in request.lower() for request in service.received)
 
 
+async def test_the_environment_names_the_proxy(monkeypatch):
+    with (
+        wire.serve(Behind()) as plain,
+        tls_front(plain) as (url, pem),
+        ForwardProxy(credentials="a:b") as proxy,
+    ):
+        monkeypatch.setenv("SAMPLING_PROXY", proxy.url)
+        given = {"base_url": url, "panel_guid": doubles.PANEL, "api_key": doubles.KEY}
+        async with SamplingClient.from_env(**given, ssl_context=context_for(pem)) as client:
+            await client.get_settings()
+    assert len(proxy.seen) == 1
+
+
 async def test_what_is_http_is_fetched_by_the_proxy():
     service = Behind()
     with wire.serve(service) as url, ForwardProxy(credentials="agent:hunter2") as proxy:
