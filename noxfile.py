@@ -144,6 +144,6 @@ def engines(session: nox.Session) -> None:
 
 @nox.session
 def proxies(session: nox.Session) -> None:
-    """Put the client behind real proxies (nginx, Varnish: Debian packages); says which it could not find."""
+    """Put the client behind real proxies (nginx, Varnish, squid, tinyproxy); says which it could not find."""
     install(session, "tests")
     session.run("python", "-W", "error", "-m", "pytest", "tests/proxies", "-rs", *session.posargs)

@@ -108,7 +108,7 @@ class SamplingClient:
         retry: RetryPolicy | None = None,
         limits: BodyLimits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        proxy: str | Secret | None = None,
+        proxy: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,
         allow_http: bool = False,

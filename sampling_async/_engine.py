@@ -11,6 +11,7 @@ trio, where nothing may run without a nursery to run in, both wait for the next 
 
 from __future__ import annotations
 
+import ssl
 import sys
 import time
 import weakref
@@ -35,7 +36,6 @@ from sampling_async._tunnels import UNAUTHORIZED, Tunnel, credentials_for, refus
 
 if TYPE_CHECKING:
     import asyncio
-    import ssl
     from collections.abc import Callable, Mapping
 
     from sampling_async._configuration import Proxy
@@ -69,6 +69,7 @@ class Engine:
         self._proxy = proxy
         self._tls = tls  # loaded when the first connection needs it
         self._session: ssl.SSLSession | None = None
+        self._resumes = True
 
     @property
     def is_bypassed(self) -> bool:
@@ -157,11 +158,15 @@ class Engine:
             through = Tunnel(self._proxy, host, port).dig if tls else None
             nearest = self._proxy.host, self._proxy.port
         addresses = await self._lookups.addresses(*nearest)
+        session = self._session
         try:
-            return await connect(addresses, host, tls, through=through, session=self._session)
-        except OSError:
-            self._session = None  # which may be why: the next handshake is a whole one
-            raise
+            return await connect(addresses, host, tls, through=through, session=session)
+        except ssl.SSLError as exc:
+            if session is None or not alert_in(exc):
+                raise
+        # Some servers refuse what they cannot resume, in place of beginning anew.
+        self._session, self._resumes = None, False
+        return await connect(addresses, host, tls, through=through)
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -186,7 +191,7 @@ class Engine:
         if not connection.is_reusable() or not self._most_idle:
             connection.close()
             return
-        if connection.session_is_new and (session := connection.take_session()):
+        if connection.session_is_new and self._resumes and (session := connection.take_session()):
             self._session = session
         if len(self._idle) >= self._most_idle:
             self._idle.popleft().close()

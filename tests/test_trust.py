@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-import threading
 from types import SimpleNamespace
 
 import doubles
@@ -14,7 +13,7 @@ import trustme
 import wire
 from cryptography.hazmat.primitives import serialization
 
-from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
+from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError, _engine
 from sampling_async._alerts import alert_in, text_of
 from sampling_async._engine import _Connection
 from sampling_async._sockets import Wire
@@ -177,26 +176,41 @@ async def test_sessions_are_resumed(version, authority, monkeypatch):
     assert resumed == [False, True, True]
 
 
-async def test_after_a_handshake_that_failed_the_next_one_is_whole(authority):
-    resumed, doomed = [], threading.Event()
+async def test_a_server_that_refuses_what_it_cannot_resume_gets_whole_handshakes(authority, monkeypatch):
+    resumed = []
 
     def script(connection: wire.Connection) -> None:
         resumed.append(connection.sock.session_reused)
         ANSWERS(connection)
 
+    async def connect(*args, session=None, **named) -> Wire:
+        offered.append(session is not None)
+        if session is not None:
+            raise Alert(
+                "TLSV1_ALERT_INTERNAL_ERROR"
+            )  # as OpenSSL's does whose application forgot to name a context
+        return await _connect(*args, **named)
+
+    offered, _connect = [], _engine.connect
+    monkeypatch.setattr(_engine, "connect", connect)
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-    server = server_context(authority)
-    server.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_INTERNAL_ERROR if doomed.is_set() else None
-    with wire.serve(script, tls=server) as url:
+    with wire.serve(script, tls=server_context(authority)) as url:
         async with client_of(url, ssl_context=context) as client:
-            await client.get_settings()
-            client._session.close_idle()
-            doomed.set()
+            for _ in range(3):
+                await client.get_settings()
+                client._session.close_idle()
+    assert offered == [False, True, False, False]
+    assert resumed == [False] * 3
+
+
+async def test_an_alert_that_passes_may_be_tried_again(authority):
+    server = server_context(authority)
+    server.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with wire.serve(ANSWERS, tls=server) as url:
+        async with client_of(url, ssl_context=context) as client:
             with pytest.raises(TransportError, match="alert 'internal error'") as caught:
                 await client.get_settings()
-            doomed.clear()
-            await client.get_settings()
-    assert resumed == [False, False]
     assert (caught.value.permanent, caught.value.delivery) == (False, "not_sent")
 
 
@@ -282,5 +296,5 @@ def test_alerts_are_told_by_their_names(reason, alert):
     error = OSError("x")
     error.__cause__ = Alert(reason)
     assert alert_in(error) == alert_in(error.__cause__) == alert
-    assert alert_in(OSError("x")) == alert_in(None) == ""
+    assert alert_in(OSError("x")) == alert_in(None) == alert_in(ssl.SSLError("made by hand")) == ""
     assert text_of("bad certificate") == "the server ended TLS with the alert 'bad certificate'"
