@@ -42,14 +42,17 @@ _WAYS_OUT: Final = {
 
 
 def alert_in(exc: BaseException | None) -> str:
-    """Return the name of the TLS alert that an error or its cause tells of (`unknown ca`); "" for none."""
+    """Return the name of the TLS alert that an error or its cause tells of (`unknown ca`); "" for none.
+
+    Its context may be an error of another connection, which somebody was handling.
+    """
     while exc is not None:
         reason = (
             getattr(exc, "reason", None) if isinstance(exc, ssl.SSLError) else None
         )  # only OpenSSL's own has it
         if found := _REASON.fullmatch(reason or ""):
             return found[1].lower().replace("_", " ")
-        exc = exc.__cause__ or exc.__context__
+        exc = exc.__cause__
     return ""
 
 

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 import httpx
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from sampling_async._configuration import Proxy
 
     Limits = Mapping[str, float]
+
+_ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 class Engine:
@@ -246,9 +248,6 @@ class Engine:
         """Close the idle connections, and go on with new ones."""
         while self._idle:
             self._idle.pop().close()
-
-
-_ENDS = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[_Connection]) -> None:

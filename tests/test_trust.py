@@ -275,6 +275,24 @@ async def test_whether_a_server_may_ask_later_is_said_by_the_context():
         line.close()
 
 
+async def test_an_alert_that_somebody_else_is_handling_says_nothing_of_our_request():
+    """What is raised in a handler has the error that is handled there as its context."""
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.reset()
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            try:
+                raise Alert("TLSV13_ALERT_CERTIFICATE_REQUIRED")
+            except ssl.SSLError:
+                with pytest.raises(TransportError) as caught:
+                    await client.generate_invite("m1", 1)
+    assert caught.value.delivery == "unknown"
+    assert "alert" not in str(caught.value)
+
+
 class Alert(ssl.SSLError):
     def __init__(self, reason: str | None) -> None:
         super().__init__(1, "x")
