@@ -284,7 +284,7 @@ class _Reader:
         self._watched = False
         self._idled = False
         self._future: asyncio.Future[None] | None = None
-        self.news: Callable[[], object] | None = None
+        self.news: Callable[[], object] = bool  # which does nothing
 
     async def readable(self, seconds: float) -> None:
         """Wait until there is something to read, or the end.
@@ -311,8 +311,7 @@ class _Reader:
                 self._future.set_result(None)
         elif self._idled:  # something lies there that nobody reads: being told of it without end helps nobody
             self._stop()
-            if self.news is not None:
-                self.news()
+            self.news()
         else:  # the loop looked before what it had told of was read
             self._idled = True
 
