@@ -109,6 +109,7 @@ class Engine:
             answer = await connection.read_head(limits["read"])
             if is_fetched:
                 _must_be_let_through(answer, sent)
+                connection.is_kept = _is_kept(answer)
         except BaseException as exc:
             connection.close()
             self._learn_from(connection, exc)
@@ -269,6 +270,12 @@ def _must_be_let_through(answer: Answer, sent: Callable[[bool], None]) -> None:
         raise refusal_of(answer.status)
 
 
+def _is_kept(answer: Answer) -> bool:
+    """Return whether a proxy says that it keeps its connection: tinyproxy closes it without a word."""
+    said = [value.lower() for name, value in answer.headers if name.lower().endswith(b"connection")]
+    return any(b"keep-alive" in value for value in said)
+
+
 def _message(request: httpx.Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
     assert isinstance(request.stream, RequestBody)
     lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), target or request.url.raw_path)]
@@ -280,7 +287,16 @@ def _message(request: httpx.Request, private: Mapping[str, str], target: bytes |
 class _Connection:
     """A connection and the answer that is on its way."""
 
-    __slots__ = ("__weakref__", "_answer", "_wire", "idled_for", "received", "session_is_new", "used_at")
+    __slots__ = (
+        "__weakref__",
+        "_answer",
+        "_wire",
+        "idled_for",
+        "is_kept",
+        "received",
+        "session_is_new",
+        "used_at",
+    )
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -289,6 +305,7 @@ class _Connection:
         self.idled_for = 0.0
         self.received = 0  # bytes of the answer, all that is no body among them
         self.session_is_new = True
+        self.is_kept = True  # as far as a proxy is concerned
 
     @property
     def was_idle(self) -> bool:
@@ -344,7 +361,7 @@ class _Connection:
     def is_reusable(self) -> bool:
         """Return whether it is ready for another request."""
         self.used_at = time.monotonic()
-        return self._answer.leaves_reusable
+        return self._answer.leaves_reusable and self.is_kept
 
     def close(self) -> None:
         """Close it now."""

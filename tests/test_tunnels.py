@@ -84,6 +84,25 @@ async def test_what_is_http_is_fetched_by_the_proxy():
     assert not any(b"proxy-auth" in request.lower() for request in service.received)
 
 
+@pytest.mark.parametrize(
+    ("header", "connections"), [(None, 2), ("Connection: Keep-Alive", 1), ("Proxy-Connection: keep-alive", 1)]
+)
+async def test_a_proxy_that_fetches_is_asked_again_where_it_says_that_it_stays(header, connections):
+    """Tinyproxy closes after each answer, without a word: the next request would be lost on its way."""
+    opened = []
+
+    def script(connection: wire.Connection) -> None:
+        opened.append(connection)
+        while connection.read_request() is not None:
+            connection.send(wire.answer(b"[]", "200 OK", *([header] if header else [])))
+
+    with wire.serve(script) as proxy:
+        async with client_of("http://127.0.0.1:1", proxy) as client:
+            for _ in range(2):
+                await client.get_settings()
+    assert len(opened) == connections
+
+
 @pytest.mark.parametrize("scheme", ["https", "http"])
 async def test_a_407_is_told_with_its_status_and_nothing_was_sent(scheme):
     service = Behind()

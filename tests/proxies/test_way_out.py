@@ -115,7 +115,6 @@ async def test_after_many_cancelled_calls_through_a_proxy_all_calls_work(scheme,
             for _ in range(20):
                 with anyio.fail_after(5):
                     await client.get_settings()
-            assert connections_to(proxy) > 0
     assert connections_to(proxy) == 0
 
 
