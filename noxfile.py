@@ -9,6 +9,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 CORE = [
+    "alerts",
     "answers",
     "background",
     "bodies",
@@ -27,6 +28,7 @@ CORE = [
     "fastlane",
     "forks",
     "gate",
+    "idling",
     "inputs",
     "inventory",
     "invites",
@@ -54,6 +56,8 @@ CORE = [
     "sockets",
     "stepwise",
     "threads",
+    "trust",
+    "tunnels",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -143,6 +147,6 @@ def engines(session: nox.Session) -> None:
 
 @nox.session
 def proxies(session: nox.Session) -> None:
-    """Put the client behind real proxies (nginx, Varnish: Debian packages); says which it could not find."""
+    """Put the client behind real proxies (nginx, Varnish, squid, tinyproxy); says which it could not find."""
     install(session, "tests")
     session.run("python", "-W", "error", "-m", "pytest", "tests/proxies", "-rs", *session.posargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from contextlib import suppress
 from inspect import isasyncgen
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 import httpx
@@ -74,7 +74,7 @@ class Body:
         encodings = [value for name, value in response.headers.raw if name.lower() == b"content-encoding"]
         self._encoding = b", ".join(encodings).strip().lower()
         self._inflater = _Inflater() if b"gzip" in self._encoding else None
-        self._source = self._raw = _raw_parts(response)
+        self._source = self._raw = _raw_parts(response, wire)
         if response.is_stream_consumed:  # made from memory, by a mock, and decoded there
             self._inflater, self._source = None, Stepwise((response.content,))
 
@@ -104,7 +104,7 @@ class Body:
                 return b""
         self._wire_left -= len(raw)
         if self._wire_left < 0:
-            raise _too_large(self._limits[0], "on the wire")
+            raise too_large(self._limits[0], "on the wire")
         self._parts += 1
         if not self._parts % _PARTS_A_TURN:
             await anyio.lowlevel.checkpoint()  # parts of a byte each come without waiting, thousands a read
@@ -113,7 +113,7 @@ class Body:
     def _within_limit(self, part: bytes) -> bytes:
         self._decoded_left -= len(part)
         if self._decoded_left < 0:
-            raise _too_large(self._limits[1], "decoded")
+            raise too_large(self._limits[1], "decoded")
         return part
 
     async def read(self) -> bytes:
@@ -135,13 +135,18 @@ class Body:
                     await anext(self._source)
 
 
-def _raw_parts(response: httpx.Response) -> AsyncIterator[bytes]:
+def _raw_parts(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
     """Return the parts as they come: our engine's own, for httpx's layers cost as much as the reading does."""
-    own: AsyncIterator[bytes] | None = response.extensions.get("body")
-    return response.aiter_raw() if own is None else aiter(own)
+    own: Any = response.extensions.get("body")
+    if own is None:
+        return response.aiter_raw()
+    own.most = most  # it also counts what is around the body, of which parts say nothing
+    parts: AsyncIterator[bytes] = aiter(own)
+    return parts
 
 
-def _too_large(limit: int, where: str) -> DecodeError:
+def too_large(limit: float, where: str) -> DecodeError:
+    """Return the error for a body beyond a limit in bytes."""
     return DecodeError(
         "$",
         f"the body is larger than {limit} bytes {where}; raise it with limits=BodyLimits(...)",

@@ -26,7 +26,14 @@ from sampling_async._chunks import (
     total_of,
 )
 from sampling_async._codec import warm_up
-from sampling_async._configuration import Secret, base_url_of, guid_of
+from sampling_async._configuration import (
+    Secret,
+    base_url_of,
+    guid_of,
+    idle_seconds_of,
+    must_be_safe_through,
+    proxy_of,
+)
 from sampling_async._errors import Endpoint, InvalidRequestError
 from sampling_async._gate import Gate, Lane, Permit
 from sampling_async._inputs import AnyIterable, readable
@@ -40,8 +47,10 @@ from sampling_async._quotas import SurveyStream, read_quotas
 from sampling_async._recontact import PageReader, RecontactStream
 from sampling_async._session import Session, Track
 from sampling_async._snapshot import Snapshot
+from sampling_async._trust import checked_context, context_of_files
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from types import TracebackType
     from uuid import UUID
@@ -74,8 +83,15 @@ class SamplingClient:
         retry: Whether and how failed calls are repeated.
         outage: What to do when the service is away.
         limits: Bounds of an answer's body, in bytes.
-        transport: Something of httpx that carries the requests in place of its own engine: a proxy, a mock,
-            an ASGI application. Proxies of the environment are not used.
+        transport: Something of httpx that carries the requests in place of its own engine: a mock, an ASGI
+            application. It brings its own proxy and TLS.
+        proxy: An HTTP proxy, `http://host:3128` or `http://user:password@host:3128`; no repr or error shows
+            the credentials. What is https goes through it unseen (CONNECT), and it fetches what is http. Of
+            the environment, `from_env` reads SAMPLING_PROXY; HTTPS_PROXY is not used.
+        ssl_context: How TLS is spoken: private authorities, client certificates. It is set to offer HTTP/1.1
+            by ALPN. Default: certifi's authorities, or those that SSL_CERT_FILE or SSL_CERT_DIR names.
+        idle_seconds: How long an unused connection is kept. Keep it below the time after which the service
+            closes one; where it closes them sooner, the client learns to use them for less.
         allow_http: Let the key travel in the clear to hosts other than loopback.
         clock: Seconds from any start; default, the event loop's.
         sleep: Waits a number of seconds; default, the event loop's.
@@ -97,18 +113,29 @@ class SamplingClient:
         outage: OutagePolicy | None = None,
         limits: BodyLimits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        proxy: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        idle_seconds: float = 4.0,
         allow_http: bool = False,
         clock: Callable[[], float] = current_time,
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         random: Callable[[], float] = _random.random,
     ) -> None:
-        key = Secret.of(api_key)
-        del api_key  # the frames of an error may be reported with their locals, also where it is mistyped
+        key, way = Secret.of(api_key), None if proxy is None else Secret.of(proxy)
+        # The frames of an error may be reported with their locals, also where one of these is mistyped.
+        del api_key, proxy
         key = guid_of(key, "api_key")
         if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise InvalidRequestError(f"max_concurrency is a whole number above 0, not {max_concurrency!r}")
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
+        if transport is not None and (way is not None or ssl_context is not None):
+            raise InvalidRequestError(
+                "proxy and ssl_context are not for a transport of your own: give them to that"
+            )
+        way_out = None if way is None else proxy_of(way)
+        if way_out is not None:
+            must_be_safe_through(way_out, self._base_url, allow_http=allow_http)
         self._session = Session(
             self._base_url,
             key,
@@ -116,6 +143,9 @@ class SamplingClient:
             limits=limits or BodyLimits(),
             connections=max_concurrency + _SPARE_CONNECTIONS,
             transport=transport,
+            idle_seconds=idle_seconds_of(idle_seconds),
+            proxy=way_out,
+            tls=None if ssl_context is None else checked_context(ssl_context),
         )
         self._outage = Outage(
             outage or OutagePolicy(),
@@ -137,14 +167,21 @@ class SamplingClient:
     def from_env(cls, **overrides: Any) -> Self:
         """Make a client from SAMPLING_BASE_URL, SAMPLING_PANEL_GUID and SAMPLING_API_KEY.
 
+        The way to the service may be set too: SAMPLING_PROXY as `proxy`; SAMPLING_CA_FILE, a PEM file of the
+        authorities to trust in place of all others; SAMPLING_CLIENT_CERT, a PEM file with a client certificate
+        and its key, not encrypted. They are not looked at where `transport` is given, nor the files with
+        `ssl_context`.
+
         Args:
             overrides: Arguments of the constructor, `base_url` included; they count over the environment.
 
         Raises:
-            InvalidRequestError: A variable is missing, or an argument is not what it must be.
+            InvalidRequestError: A variable is missing, an argument is not what it must be, or a file cannot be
+                used; the text names the variable and the file.
         """
-        if overrides.get("api_key"):  # first of all: reports of errors show the locals of frames
-            overrides["api_key"] = Secret.of(overrides["api_key"])
+        for name in ("api_key", "proxy"):  # first of all: reports of errors show the locals of frames
+            if overrides.get(name):
+                overrides[name] = Secret.of(overrides[name])
         names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}
         missing = [
             name for name, variable in names.items() if not (overrides.get(name) or os.environ.get(variable))
@@ -155,6 +192,12 @@ class SamplingClient:
         for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
         overrides["api_key"] = Secret.of(overrides["api_key"])
+        if overrides.get("transport") is None:
+            if overrides.get("proxy") is None and os.environ.get("SAMPLING_PROXY"):
+                overrides["proxy"] = Secret.of(os.environ["SAMPLING_PROXY"])
+            if overrides.get("ssl_context") is None:
+                files = (os.environ.get(name) for name in ("SAMPLING_CA_FILE", "SAMPLING_CLIENT_CERT"))
+                overrides["ssl_context"] = context_of_files(*files)
         return cls(overrides.pop("base_url"), **overrides)
 
     def __repr__(self) -> str:

@@ -1,9 +1,11 @@
-"""What a client may be configured with: an address the key can be sent to, Guids, and the key as a secret."""
+"""What a client may be configured with: an address the key can be sent to, a proxy, Guids, and secrets."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from ipaddress import ip_address
+from math import isfinite
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import httpx
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
+_HTTP_PORT: Final = 80
+_HOST: Final = r"[0-9A-Za-z._-]+|[0-9a-fA-F:.]+"
 _GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 
@@ -79,6 +83,95 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
             "base_url must be https, or the key travels in the clear; allow_http=True where that is accepted"
         )
     return url
+
+
+class Proxy:
+    """The way out of a network: an HTTP proxy. Its repr shows no credentials.
+
+    Args:
+        host: Its name or number, in ASCII.
+        port: Its port.
+        authorization: What it is sent as Proxy-Authorization, or None.
+    """
+
+    __slots__ = ("authorization", "host", "port")
+
+    def __init__(self, host: str, port: int, authorization: Secret | None) -> None:
+        self.host = host
+        self.port = port
+        self.authorization = authorization
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether what it is sent stays on this machine until then."""
+        return _is_loopback(self.host)
+
+    def __repr__(self) -> str:
+        return f"<Proxy {self.host}:{self.port}>"
+
+
+def proxy_of(value: str | Secret) -> Proxy:
+    """Return a proxy.
+
+    Raises:
+        InvalidRequestError: It is not the address of an HTTP proxy. Neither the text nor the frames of the
+            traceback hold the value, which may have a password.
+    """
+    found = _proxy_or_problem(Secret.of(value) if isinstance(value, str | Secret) else Secret(""))
+    del value
+    if isinstance(found, str):
+        raise InvalidRequestError(f"proxy (SAMPLING_PROXY) {found}")
+    return found
+
+
+def _proxy_or_problem(secret: Secret) -> Proxy | str:
+    """Return the proxy or what is wrong: returned and not raised, for the locals of this are in the clear."""
+    try:
+        url = httpx.URL(secret.reveal())
+        host, user, password = url.raw_host.decode("ascii"), url.username, url.password
+        if not (url.host and re.fullmatch(_HOST, host)):
+            host = ""
+    except (httpx.InvalidURL, ValueError):
+        url, host, user, password = httpx.URL(""), "", "", ""
+    if url.scheme in {"https", "socks4", "socks5", "socks5h"}:
+        return f"is an http:// address: proxies that are spoken to by {url.scheme} are not supported"
+    if url.scheme != "http" or not host:
+        return (
+            "is an address like http://host:3128 or http://user:password@host:3128, "
+            "with special characters of user and password percent-encoded"
+        )
+    if url.raw_path not in {b"", b"/"} or url.fragment:
+        return "takes no path, query or fragment; percent-encode such characters in a password"
+    if ":" in user:
+        return "takes no user with a colon in it"
+    if not url.userinfo:
+        return Proxy(host, url.port or _HTTP_PORT, None)
+    basic = Secret(f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    return Proxy(host, url.port or _HTTP_PORT, basic)
+
+
+def must_be_safe_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
+    """Refuse to send the key in the clear to a proxy elsewhere: plain http is for loopback.
+
+    Raises:
+        InvalidRequestError: `base_url` is http, and the proxy is not on this machine.
+    """
+    if base_url.scheme == "http" and not (allow_http or proxy.is_loopback):
+        raise InvalidRequestError(
+            "base_url must be https behind this proxy, or the key travels to it in the clear; "
+            "allow_http=True where that is accepted"
+        )
+
+
+def idle_seconds_of(value: float) -> float:
+    """Return how long an unused connection is kept.
+
+    Raises:
+        InvalidRequestError: It is no number of seconds, 0 or more.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (isfinite(value) and value >= 0):
+        raise InvalidRequestError(f"idle_seconds is a number of seconds, 0 or more, not {value!r}")
+    return float(value)
 
 
 def _is_loopback(host: str) -> bool:

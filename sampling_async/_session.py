@@ -8,6 +8,7 @@ whether anything was sent.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from contextlib import nullcontext, suppress
@@ -30,17 +31,18 @@ from sampling_async._errors import (
     SamplingError,
     TransportTimeoutError,
 )
-from sampling_async._failures import translated, was_never_sent
+from sampling_async._failures import translated, was_never_sent, way_of
 from sampling_async._loops import cancel_scope, running_loop
 from sampling_async._replies import OK, Reply
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import ssl
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from sampling_async._configuration import Secret
+    from sampling_async._configuration import Proxy, Secret
     from sampling_async._engine import Engine
     from sampling_async._policy import Timeouts
     from sampling_async._protocol import Call
@@ -86,6 +88,9 @@ class Session:
         limits: Bounds of a body.
         connections: How many unused connections are kept open; how many are used, the scheduler bounds.
         transport: Something of httpx that carries requests, in place of our engine.
+        idle_seconds: How long our engine keeps an unused connection.
+        proxy: Our engine's way to the service.
+        tls: How our engine speaks TLS; default, as the environment says.
 
     Attributes:
         closed: Whether it was closed, or is being.
@@ -103,6 +108,9 @@ class Session:
         limits: BodyLimits,
         connections: int,
         transport: httpx.AsyncBaseTransport | None,
+        idle_seconds: float,
+        proxy: Proxy | None,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._base_url = base_url
         self._base_path = base_url.raw_path.decode().rstrip("/")
@@ -110,7 +118,14 @@ class Session:
         self.timeouts = timeouts
         self._limits = limits
         self._own_engine = transport is None
-        self._carrier = _Carrier(transport, base_url, api_key, idle=connections)
+        self._has_proxy = proxy is not None
+        engine: dict[str, Any] = {
+            "idle": connections,
+            "idle_seconds": idle_seconds,
+            "proxy": proxy,
+            "tls": tls,
+        }
+        self._carrier = _Carrier(transport, base_url, api_key, engine)
         self._http = _Client(self._carrier)
         # httpx takes longer for a URL, and for headers, than for the whole request.
         self._url = lru_cache(maxsize=64)(self._made_url)
@@ -175,12 +190,18 @@ class Session:
                     raise
                 if not self._carrier.knows_what_was_sent and was_never_sent(exc):
                     track.sent = False
-                failure = translated(exc, track.delivery, sent=track.sent)
+                failure = translated(exc, track.delivery, sent=track.sent, way=self._way())
         if scope.cancelled_caught:
             failure = self._interrupted(seconds, track)
         assert failure is not None
         # Raised here, outside of the handlers: the context of the original holds headers and URLs.
         raise failure
+
+    def _way(self) -> str:
+        """Return what else to say of a connection that does not come about."""
+        if not self._carrier.knows_what_was_sent:
+            return ""
+        return way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
 
     def _interrupted(self, wall: float, track: Track) -> SamplingError:
         if self.closed:
@@ -344,7 +365,11 @@ class _Carrier(httpx.AsyncBaseTransport):
     """
 
     def __init__(
-        self, transport: httpx.AsyncBaseTransport | None, base_url: httpx.URL, key: Secret, *, idle: int
+        self,
+        transport: httpx.AsyncBaseTransport | None,
+        base_url: httpx.URL,
+        key: Secret,
+        engine: Mapping[str, Any],
     ) -> None:
         self._transport = transport
         self._stock: httpx.AsyncHTTPTransport | None = None
@@ -352,7 +377,7 @@ class _Carrier(httpx.AsyncBaseTransport):
         if transport is None:
             from sampling_async import _engine  # noqa: PLC0415  its parser takes time to import
 
-            self._engine = _engine.Engine(idle=idle)
+            self._engine = _engine.Engine(**engine)
         self._origin = _origin(base_url)
         self._home: httpx.URL | None = None  # one of that origin, the latest
         self._key = key

@@ -23,7 +23,9 @@ import os
 import socket
 import ssl
 import sys
+import time
 import weakref
+from contextlib import suppress
 from functools import partial
 from itertools import chain, zip_longest
 from math import inf
@@ -32,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 
+from sampling_async._alerts import alert_in
 from sampling_async._forks import forks
 from sampling_async._loops import asyncio_loop, runs_here
 
@@ -68,13 +71,29 @@ class Wire:
 
     Dropped unclosed, it closes itself.
 
+    Args:
+        sock: The socket.
+        opened_within: The seconds until it was open, TLS aside.
+
     Attributes:
+        opened_within: The same.
         close: Closes the connection now; may be called again.
     """
 
-    __slots__ = ("__weakref__", "_asked", "_forks", "_is_tcp", "_sock", "_tls", "_waits", "close")
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_forks",
+        "_is_tcp",
+        "_sock",
+        "_tls",
+        "_waits",
+        "close",
+        "opened_within",
+    )
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, opened_within: float = 0.0) -> None:
+        self.opened_within = opened_within
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._is_tcp = sock.family in _TCP
@@ -204,6 +223,9 @@ class Wire:
         """Return whether the peer, of a connection just opened, has neither closed nor spoken unasked.
 
         Tickets, by which TLS sessions are resumed, come unasked and are of no account.
+
+        Raises:
+            OSError: What the peer said is why it ends TLS (`ssl.SSLError`).
         """
         if self.is_quiet():
             return True
@@ -211,16 +233,50 @@ class Wire:
             if self._tls is not None:
                 self._tls.recv(1)
         except OSError as exc:
-            if is_of_the_system(exc):
+            if is_of_the_system(exc) and not alert_in(exc):
                 return isinstance(exc, ssl.SSLWantReadError)
             raise
         return False
+
+    def must_not_be_refused(self) -> None:
+        """Raise the alert by which the peer has ended TLS, where one lies unread behind a failure to send.
+
+        Raises:
+            OSError: The alert (`ssl.SSLError`).
+        """
+        try:
+            if self._tls is not None:
+                self._tls.recv(1)
+        except OSError as exc:
+            if not is_of_the_system(exc) or alert_in(exc):
+                raise
+
+    def tell_of_news(self, news: Callable[[], object]) -> None:
+        """Have a function called when something comes that nobody reads: the end, or what nobody asked for.
+
+        On asyncio, whose event loop goes on watching; elsewhere nobody looks.
+
+        Args:
+            news: The function. It lives as long as the event loop watches, so it holds the connection weakly.
+        """
+        if self._waits is not None:
+            self._waits.news = news
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """What another connection to the same host can go on with, in place of a whole handshake."""
+        return None if self._tls is None else self._tls.session
+
+    @property
+    def asks_for_who_we_are_later(self) -> bool:
+        """Whether the server may ask for our certificate after it has got a request."""
+        return self._tls is not None and self._tls.context.post_handshake_auth
 
 
 class _Reader:
     """Waits on asyncio, for less: the loop goes on watching a socket from one wait to the next."""
 
-    __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched")
+    __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched", "news")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self._loop = loop
@@ -228,6 +284,7 @@ class _Reader:
         self._watched = False
         self._idled = False
         self._future: asyncio.Future[None] | None = None
+        self.news: Callable[[], object] = bool  # which does nothing
 
     async def readable(self, seconds: float) -> None:
         """Wait until there is something to read, or the end.
@@ -254,6 +311,7 @@ class _Reader:
                 self._future.set_result(None)
         elif self._idled:  # something lies there that nobody reads: being told of it without end helps nobody
             self._stop()
+            self.news()
         else:  # the loop looked before what it had told of was read
             self._idled = True
 
@@ -294,31 +352,81 @@ def _time_out(future: asyncio.Future[None]) -> None:
         future.set_exception(TooSlow)
 
 
-async def connect(addresses: Addresses, host: str, tls: ssl.SSLContext | None) -> Wire:
+async def connect(
+    addresses: Addresses,
+    host: str,
+    tls: ssl.SSLContext | None,
+    *,
+    through: Callable[[socket.socket], Awaitable[object]] | None = None,
+    session: ssl.SSLSession | None = None,
+) -> Wire:
     """Open a connection, to whichever address of the host answers first.
+
+    Args:
+        addresses: Where to: those of the host, or of the proxy on the way to it.
+        host: Whose certificate is accepted.
+        tls: How TLS is spoken, or None for plain TCP.
+        through: Called with the open socket before TLS begins: it asks a proxy for the way.
+        session: One of TLS to go on with, if the server agrees.
 
     Raises:
         OSError: No address could be connected to, or the TLS handshake failed (`ssl.SSLError`).
     """
+    started = time.monotonic()
     sock = await _race(_by_turns(addresses))
     try:
+        if through is not None:
+            await through(sock)
+        opened_within = time.monotonic() - started
         if tls is not None:
-            sock = _under_tls(sock, host, tls)
+            sock = _under_tls(sock, host, tls, session)
             await _handshake(sock)
-        return Wire(sock)
+        return Wire(sock, opened_within)
     except BaseException:
         sock.close()
         raise
 
 
-def _under_tls(sock: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
+async def send_whole(sock: socket.socket, data: bytes) -> None:
+    """Send everything over a socket that has no connection made of it yet.
+
+    Raises:
+        OSError: It is broken.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+
+
+async def received(sock: socket.socket) -> bytes:
+    """Return the next bytes of such a socket, or none at its end.
+
+    Raises:
+        OSError: It is broken.
+    """
+    while True:
+        await anyio.wait_readable(sock)
+        with suppress(BlockingIOError):
+            return sock.recv(_RECEIVED_AT_ONCE)
+
+
+def _under_tls(
+    sock: socket.socket, host: str, tls: ssl.SSLContext, session: ssl.SSLSession | None
+) -> ssl.SSLSocket:
     try:
         host.encode("idna")  # as ssl does, which loses the socket where that fails
     except UnicodeError as exc:
         raise OSError(errno.EINVAL, "the name of the host cannot be that of a certificate") from exc
     # An end that TLS does not vouch for may be anybody's: it must not look like the end of an answer.
     return tls.wrap_socket(
-        sock, server_hostname=host, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        sock,
+        server_hostname=host,
+        do_handshake_on_connect=False,
+        suppress_ragged_eofs=False,
+        session=session,
     )
 
 

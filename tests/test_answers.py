@@ -60,6 +60,16 @@ def bytewise(data: bytes) -> list[bytes]:
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\nHTTP/1.1 100 C\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (OK + b"Connection: upgrade\r\nUpgrade: h2c\r\n" + TWO, 200, b"hi", True),
+        # what RFC 9112 has a recipient accept
+        (OK + b"X: a\r\n  b\r\n" + TWO, 200, b"hi", True),
+        (OK + b"X: a\r\n \r\n\tb\r\n" + TWO, 200, b"hi", True),
+        (OK + b"Content-Length:\r\n 2\r\n\r\nhi", 200, b"hi", True),
+        (OK + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + HI, 200, b"hi", True),
+        (OK + b"X: y\r\nTransfer-Encoding: Chunked \t \r\nY: z\r\n\r\n" + HI, 200, b"hi", True),
+        (b"HTTP/1.2 200 OK\r\n" + TWO, 200, b"hi", True),
+        (b"HTTP/1.9 200 OK\r\nConnection: close\r\n" + TWO, 200, b"hi", False),
+        (b"HTTP/1.2 103 Early\r\nLink: </a>,\r\n </b>\r\n\r\nHTTP/1.3 200 OK\r\n" + TWO, 200, b"hi", True),
+        (OK + b"X: a\r\n b\r\n" + TWO + OK + TWO, 200, b"hi", False),
         (OK + TWO + OK + TWO, 200, b"hi", False),
         (OK + TWO + b"H", 200, b"hi", False),
         (OK + TWO + b"x", 200, b"hi", False),
@@ -136,8 +146,12 @@ def test_the_end_of_the_connection_after_a_whole_answer_changes_nothing():
         # lines that others read otherwise
         OK.replace(b"\r\n", b"\n") + TWO.replace(b"\r\n", b"\n"),
         OK + b"Content-Length: 2\n\r\nhi",
-        OK + b"X: a\r\n  b\r\n" + TWO,
-        OK + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + HI,
+        OK + b" X: folded into the first line\r\n" + TWO,
+        OK + b"Transfer-Encoding: gzip,\r\n chunked\r\n\r\n" + HI,
+        OK + b"X: a\r\n b\r\nX : y\r\n" + TWO,
+        OK + b"Transfer-Encoding: chunked x\r\n\r\n" + HI,
+        b"HTTP/1.25 200 OK\r\n" + TWO,
+        b"HTTP/1.2 200 OK\r\nContent-Length : 2\r\n\r\nhi",
         OK + b"X: a\x00b\r\n" + TWO,
         OK + CHUNKED + b"2\nhi\n0\n\n",
         OK + CHUNKED + b"2\r\nhiX\r\n0\r\n\r\n",
@@ -152,6 +166,25 @@ def test_what_is_no_answer_or_ends_who_knows_where_is_refused(data):
         fed(data)
     assert str(caught.value) == "expected HTTP/1.1"
     assert caught.value.__cause__ is None
+
+
+def test_folds_are_blanks():
+    answer = fed(OK + b"X: a\r\n\tb\r\nY: c\r\n" + TWO)
+    assert answer.headers == [(b"X", b"a  \tb"), (b"Y", b"c"), (b"Content-Length", b"2")]
+
+
+def test_a_head_that_is_folded_without_end_is_refused():
+    answer, taken = fed(OK + b"X: y"), 0
+    with pytest.raises(httpx.RemoteProtocolError):
+        while taken < 2**20:
+            answer.feed(b"\r\n " + b"y" * 1000)
+            taken += 1003
+    assert 90 * 1024 < taken < 110 * 1024
+
+
+def test_a_folded_head_that_is_cut_is_refused():
+    with pytest.raises(httpx.RemoteProtocolError, match="ended before the answer did"):
+        fed(OK + b"X: a\r\n b\r\n", b"")
 
 
 def test_a_coding_that_is_not_undone_is_refused_on_a_line_of_its_own_too():

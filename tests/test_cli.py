@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from forward_proxy import ForwardProxy
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -394,6 +395,33 @@ def test_the_key_is_no_argument():
         result = run("settings", option, UNKNOWN_KEY)
         assert result.exit_code == 2
         assert UNKNOWN_KEY not in result.output
+
+
+def test_a_proxy_is_an_option_and_its_password_is_none(sim, monkeypatch):
+    with ForwardProxy(credentials="agent:sesame") as proxy:
+        plain = proxy.url.replace("agent:sesame@", "")
+        refused = run("settings", "--proxy", plain, "--attempts", 1)
+        assert refused.exit_code == 4
+        assert "the proxy answered 407: give the right user" in refused.stderr
+        shown = run("settings", "--proxy", proxy.url)
+        assert shown.exit_code == 2
+        assert "SAMPLING_PROXY" in shown.stderr
+        assert "sesame" not in shown.output
+        monkeypatch.setenv("SAMPLING_PROXY", proxy.url)
+        assert run("settings").exit_code == 0
+    assert b"/api/Settings" in proxy.seen[-1]
+    assert "sesame" not in run("settings", "--debug").output
+
+
+@pytest.mark.parametrize("option", ["--ca-file", "--client-cert"])
+def test_files_of_tls_are_options(sim, option, tmp_path, monkeypatch):
+    missing = tmp_path / "missing.pem"
+    variable = {"--ca-file": "SAMPLING_CA_FILE", "--client-cert": "SAMPLING_CLIENT_CERT"}[option]
+    result = run("settings", option, missing)
+    assert result.exit_code == 2
+    assert f"{variable} names {missing}" in result.stderr
+    monkeypatch.setenv(variable, str(missing))
+    assert run("settings").exit_code == 2
 
 
 def test_the_debug_log_shows_attempts_without_secrets(sim):

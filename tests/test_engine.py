@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import socket
+import ssl
 import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
 
 import anyio
 import doubles
@@ -11,9 +18,23 @@ import pytest
 import respx
 import wire
 
-from sampling_async import RetryPolicy, SamplingClient, Timeouts, TransportError
+from sampling_async import (
+    BodyLimits,
+    DecodeError,
+    InvalidRequestError,
+    RetryPolicy,
+    SamplingClient,
+    Timeouts,
+    TransportError,
+    _engine,
+)
+
+if TYPE_CHECKING:
+    from sampling_async._engine import Engine
 
 pytestmark = pytest.mark.anyio
+
+ON_ASYNCIO = ["asyncio"]
 
 
 def client_of(url: str, **options) -> SamplingClient:
@@ -94,28 +115,38 @@ async def test_a_surplus_answer_or_end_that_comes_later_is_seen_before_the_next_
     assert script.requests == [1, 1, 1]
 
 
-async def test_a_connection_idle_for_long_is_not_used(monkeypatch):
-    monkeypatch.setattr("sampling_async._engine._IDLE_SECONDS", -1.0)
+def engine_of(client: SamplingClient) -> Engine:
+    return client._session._http._transport._engine
+
+
+def aged(client: SamplingClient, seconds: float, *connections: int) -> None:
+    """Let unused connections, all or some, have been used last so many seconds earlier."""
+    idle = engine_of(client)._idle
+    for each in connections or range(len(idle)):
+        idle[each].used_at -= seconds
+
+
+async def test_a_connection_idle_for_long_is_not_used():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
             await client.get_settings()
+            aged(client, 60)
             await client.get_settings()
     assert script.requests == [1, 1]
 
 
-async def test_connections_that_grew_old_are_closed_as_others_come_back(monkeypatch):
+async def test_connections_that_grew_old_are_closed_as_others_come_back():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._engine
-            assert len(engine._idle) > 1
-            monkeypatch.setattr("sampling_async._engine._IDLE_SECONDS", -1.0)
+            assert len(engine_of(client)._idle) > 1
+            aged(client, 60)
             await client.get_settings()
-            assert len(engine._idle) == 1
+            assert len(engine_of(client)._idle) == 1
 
 
 async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_back():
@@ -124,10 +155,9 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(client.get_settings)
-            engine = client._session._http._transport._engine
-            engine._idle[0]._used_at -= 60
+            aged(client, 60, 0)
             await client.get_settings()
-            assert len(engine._idle) == 1
+            assert len(engine_of(client)._idle) == 1
 
 
 async def test_no_more_connections_are_kept_than_asked_for():
@@ -137,6 +167,270 @@ async def test_no_more_connections_are_kept_than_asked_for():
             engine._most_idle = 0
             await client.get_settings()
             assert not engine._idle
+
+
+# --- Unused connections, closed in time
+
+
+class Closing:
+    """A script that answers settings, and keeps its connections to be closed by a test."""
+
+    def __init__(self) -> None:
+        self.connections: list[wire.Connection] = []
+        self.ended = 0
+
+    def __call__(self, connection: wire.Connection) -> None:
+        self.connections.append(connection)
+        while connection.read_request() is not None:
+            connection.send(wire.answer(b"[]"))
+        self.ended += 1
+
+
+async def until(is_so) -> None:
+    with anyio.fail_after(5):
+        while not is_so():  # noqa: ASYNC110  a server's thread sets no event of the loop
+            await anyio.sleep(0.001)
+
+
+async def burst(client: SamplingClient, calls: int) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(calls):
+            tasks.start_soon(client.get_settings)
+
+
+def slowly(connection: wire.Connection) -> None:
+    """Answer so late that other calls take connections of their own."""
+    while connection.read_request() is not None:
+        time.sleep(0.01)
+        connection.send(wire.answer(b"[]"))
+
+
+@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+async def test_a_timer_closes_what_is_unused_for_long():
+    script = Closing()
+    with wire.serve(script) as url:
+        async with client_of(url, idle_seconds=0.02) as client:
+            for calls in (1, 3):
+                await burst(client, calls)
+                await until(lambda: script.ended == len(script.connections))
+                assert not engine_of(client)._idle
+                await until(lambda: engine_of(client)._timer is None)
+
+
+@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+async def test_the_timer_looks_again_when_the_next_one_is_due():
+    with wire.serve(slowly) as url:
+        async with client_of(url) as client:
+            await burst(client, 2)
+            engine, loop = engine_of(client), asyncio.get_running_loop()
+            first = engine._timer
+            aged(client, 60, 0)
+            engine.clear(loop)
+            assert len(engine._idle) == 1
+            assert engine._timer.when() > loop.time() + 3
+            first.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+async def test_a_timer_keeps_no_client_alive():
+    with wire.serve(Closing()) as url:
+        client = client_of(url)
+        await client.get_settings()
+        engine = engine_of(client)
+        gone, timer = weakref.ref(engine), engine._timer
+        await client.aclose()
+        del client, engine
+        gc.collect()
+        assert gone() is None
+        timer._run()
+        timer.cancel()
+
+
+def test_news_of_what_is_gone_is_none():
+    class Gone:
+        pass
+
+    _engine._look_at(weakref.ref(Gone()), weakref.ref(Gone()))
+    _engine._clear(weakref.ref(Gone()), None)
+
+
+@pytest.mark.parametrize(("lies_there", "told"), [("the alert", "SSLError"), ("nothing", "BrokenPipeError")])
+async def test_an_alert_is_told_in_place_of_the_failure_to_send(lies_there, told):
+    class Line:
+        async def send(self, *_: object) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def must_not_be_refused(self) -> None:
+            if lies_there == "the alert":
+                raise ssl.SSLError(1, "refused")
+
+    connection = _engine._Connection(Line())
+    with pytest.raises(httpx.WriteError) as caught:
+        await connection.send(b"x", bool, 1)
+    assert type(caught.value.__cause__).__name__ == told
+
+
+async def test_what_a_signal_handler_raises_in_a_send_comes_out():
+    class Line:
+        async def send(self, *_: object) -> None:
+            raise TimeoutError("alarm")
+
+    with pytest.raises(TimeoutError, match="alarm"):
+        await _engine._Connection(Line()).send(b"x", bool, 1)
+
+
+@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+async def test_what_the_server_closes_is_closed_at_once():
+    """It stood half closed until the next request, which may be hours away."""
+    script = Closing()
+    with wire.serve(script) as url:
+        async with client_of(url, idle_seconds=600) as client:
+            await client.get_settings()
+            (unused,) = engine_of(client)._idle
+            script.connections[0].sock.shutdown(socket.SHUT_RDWR)
+            await until(lambda: not engine_of(client)._idle)
+            assert unused._wire._sock.fileno() == -1
+            await client.get_settings()
+
+
+@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+async def test_news_of_a_connection_that_is_in_use_or_quiet_is_none():
+    with wire.serve(slowly) as url:
+        async with client_of(url) as client:
+            await burst(client, 2)
+            engine = engine_of(client)
+            taken = engine._idle.pop()
+            engine.look_at(taken)
+            engine.look_at(engine._idle[0])
+            assert len(engine._idle) == 1
+            assert taken.is_quiet()
+            taken.close()
+
+
+async def test_no_time_means_no_second_use():
+    script = Counted()
+    with wire.serve(script) as url:
+        async with client_of(url, idle_seconds=0) as client:
+            await client.get_settings()
+            await client.get_settings()
+            assert not engine_of(client)._idle
+    assert script.requests == [1, 1]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), "4", True, None])
+def test_the_time_is_a_number_of_seconds(seconds):
+    with pytest.raises(InvalidRequestError, match="idle_seconds is a number of seconds"):
+        client_of("https://service.example", idle_seconds=seconds)
+
+
+# --- What closes teach
+
+
+async def test_a_close_seen_while_unused_shortens_the_time():
+    script = Closing()
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            engine = engine_of(client)
+            aged(client, 0.5)
+            script.connections[0].sock.shutdown(socket.SHUT_RDWR)
+            await anyio.sleep(0.01)
+            await client.get_settings()
+            assert 0.2 < engine._idle_time.limit < 0.4
+            aged(client, 1)  # longer than it is used for, and not as long as it is kept
+            await client.get_settings()
+            assert len(script.connections) == 3
+            assert len(engine._idle) == 2
+            aged(client, 60)
+            await client.get_settings()  # both outlived their time, since before the close
+            assert len(engine._idle) == 1
+            assert engine._idle_time.limit < 0.4
+
+
+async def test_connections_that_stay_open_restore_the_time():
+    with wire.serve(Closing()) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            idle_time = engine_of(client)._idle_time
+            idle_time.was_closed(0.5, time.monotonic() - 100)
+            assert idle_time.limit < 4
+            aged(client, 60)
+            await client.get_settings()
+            assert idle_time.limit == 4
+
+
+async def test_one_that_was_closed_long_ago_is_a_close_too():
+    script = Closing()
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            idle_time = engine_of(client)._idle_time
+            engine_of(client)._idle[0]._wire.tell_of_news(lambda: None)
+            script.connections[0].sock.shutdown(socket.SHUT_RDWR)
+            await anyio.sleep(0.01)
+            aged(client, 5)
+            await client.get_settings()
+            assert idle_time.limit == pytest.approx(2.5, abs=0.1)
+
+
+async def test_a_request_that_crossed_the_close_shortens_the_time_and_others_do_not():
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(wire.answer(b"[]"))
+        connection.read_request()
+        connection.reset()
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            engine = engine_of(client)
+            aged(client, 1)
+            with pytest.raises(TransportError) as caught:
+                await client.get_settings()
+            assert caught.value.delivery == "unknown"
+            assert engine._idle_time.limit == pytest.approx(0.5, abs=0.1)
+    with wire.serve(lambda connection: connection.read_request()) as url:
+        async with client_of(url) as client:
+            with pytest.raises(TransportError):
+                await client.get_settings()
+            assert engine_of(client)._idle_time.limit == 4
+
+
+async def test_of_more_than_are_kept_the_oldest_goes():
+    script = Closing()
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            engine = engine_of(client)
+            engine._most_idle = 1
+            await client.get_settings()
+            aged(client, 1)
+            engine._idle_time.was_closed(0.5, time.monotonic())
+            await client.get_settings()
+            assert len(engine._idle) == 1
+            assert engine._idle[0].age(time.monotonic()) < 0.9
+
+
+# --- What counts against the limits
+
+
+@pytest.mark.parametrize(
+    "without_end",
+    [b"X: " + b"y" * 1000 + b"\r\n", b"1;" + b"y" * 1000 + b"\r\nz\r\n"],
+    ids=["trailers", "chunk extensions"],
+)
+async def test_what_is_around_a_body_counts_against_its_limit(without_end):
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.send(b"0\r\n" if without_end.startswith(b"X") else b"")
+        while True:
+            connection.send(without_end * 50)
+
+    with wire.serve(script) as url:
+        limits = BodyLimits(wire=500_000)
+        async with client_of(url, limits=limits) as client:
+            with anyio.fail_after(5), pytest.raises(DecodeError, match="larger than 500000 bytes on the wire"):
+                await client.get_settings()
 
 
 async def test_interim_answers_are_passed_over():

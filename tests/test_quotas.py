@@ -566,8 +566,8 @@ def opened(monkeypatch) -> list[Any]:
     opened: list[Any] = []
     connect = _engine.connect
 
-    async def noted(*args: Any) -> Any:
-        opened.append(await connect(*args))
+    async def noted(*args: Any, **named: Any) -> Any:
+        opened.append(await connect(*args, **named))
         return opened[-1]
 
     monkeypatch.setattr(_engine, "connect", noted)

@@ -120,6 +120,47 @@ async def test_tls_may_want_to_read_to_write_and_the_other_way_round(waits):
     assert waits == ["read", "write", "read", "read", "write", "read", "write"]
 
 
+class Refused(ssl.SSLError):
+    reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+
+
+async def test_an_alert_that_lies_behind_a_failure_to_send_is_what_is_told():
+    refused = Wire(Scripted(Refused(1, "refused")))
+    refused._tls = refused._sock
+    with pytest.raises(Refused):
+        refused.must_not_be_refused()
+    for said in (ConnectionResetError(104, "reset"), ssl.SSLWantReadError(2, "more"), b"x"):
+        other = Wire(Scripted(said))
+        other._tls = other._sock
+        other.must_not_be_refused()
+    Wire(Scripted()).must_not_be_refused()
+    struck = Wire(Struck())
+    struck._tls = struck._sock
+    with pytest.raises(TimeoutError, match="alarm"):
+        struck.must_not_be_refused()
+
+
+async def test_a_socket_without_a_connection_is_written_and_read_whole():
+    with pair() as (ours, theirs):
+        data = b"x" * 2_000_000  # more than the system takes at once
+        received = bytearray()
+
+        def read() -> None:
+            while len(received) < len(data):
+                received.extend(theirs.recv(65536))
+            theirs.send(b"yes")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, read)
+            await _sockets.send_whole(ours, data)
+            assert await _sockets.received(ours) == b"yes"
+
+
+async def test_what_seems_readable_and_is_not_is_waited_for_again(waits):
+    assert await _sockets.received(Scripted(BlockingIOError(), b"x")) == b"x"
+    assert waits == ["read", "read"]
+
+
 async def test_a_refused_connection_says_so():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()

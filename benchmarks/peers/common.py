@@ -46,6 +46,8 @@ class Options:
         patience: Seconds an attempt may take in all, for a client that has such a limit.
         backoff: The scale of the waits between attempts; None for the client's own.
         transport: Something of httpx that carries requests instead of sockets.
+        proxy: The address of an HTTP proxy on the way to the service.
+        authority: A certificate to trust, as PEM; None for the usual ones.
         journal: A file that outlives the process, for a client that keeps one.
     """
 
@@ -54,6 +56,8 @@ class Options:
     patience: float | None = None
     backoff: float | None = None
     transport: httpx.AsyncBaseTransport | None = None
+    proxy: str | None = None
+    authority: str | None = None
     journal: str | None = None
 
 

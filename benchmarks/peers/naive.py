@@ -7,6 +7,7 @@ others alone, reads and writes have timeouts, concurrency is bounded, and retrie
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -111,6 +112,8 @@ class NaiveClient:
             timeout=options.read or TIMEOUT,
             limits=pool,
             transport=options.transport,
+            proxy=options.proxy,
+            verify=ssl.create_default_context(cadata=options.authority) if options.authority else True,
         )
 
     async def __aenter__(self) -> Self:

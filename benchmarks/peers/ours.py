@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Any, Self
 
 from peers.common import Address, Options, Outcome
@@ -25,6 +26,9 @@ class OurClient:
             arguments["retry"] = RetryPolicy(base=options.backoff, throttled_base=options.backoff)
         if options.transport is not None:
             arguments["transport"] = options.transport
+        if options.authority is not None:
+            arguments["ssl_context"] = ssl.create_default_context(cadata=options.authority)
+        arguments["proxy"] = options.proxy
         self._journal = options.journal
         self.client = SamplingClient(
             address.url,

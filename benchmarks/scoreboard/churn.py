@@ -1,10 +1,18 @@
-"""Calls under deadlines too short for them, for a minute, and then calls with time enough."""
+"""Calls under deadlines too short for them, for a minute, and then calls with time enough.
+
+Once more through a proxy in another process: as a tunnel (CONNECT), and asked to fetch (absolute form).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -19,13 +27,17 @@ from sampling_async import SamplingError
 from sampling_async.simulator import Latency, Simulator
 from scoreboard.board import Row, Run, exactly, published
 from scoreboard.service import open_inventory, open_members, service
+from scoreboard.testkit import ROOT
 
 if TYPE_CHECKING:
-    from scoreboard.service import Remote
+    from collections.abc import Iterator
+
+    from peers.common import Address
 
 CALLERS: Final = 12
 CONCURRENCY: Final = 4
 LONGEST: Final = 0.02  # seconds; a call takes some 5 ms
+LONGEST_THROUGH_PROXY: Final = 0.04  # where a new connection takes a tunnel and a handshake
 HEALTHY_CALLS: Final = 20
 FAILURES: Final = (SamplingError, httpx.HTTPError, ValidationError, TimeoutError)
 
@@ -33,10 +45,11 @@ FAILURES: Final = (SamplingError, httpx.HTTPError, ValidationError, TimeoutError
 def rows(run: Run) -> list[Row]:
     """Churn with both clients."""
     seconds = run.of(5, 60)
+    alone = Options(concurrency=CONCURRENCY, read=5.0, backoff=0.0)
     with service(build, run.seed) as remote:
-        ours = asyncio.run(_churn(remote, OurClient, seconds, run.seed))
+        ours = asyncio.run(_churn(remote.address, OurClient, alone, seconds, run.seed))
     with service(build, run.seed) as remote:
-        naive = asyncio.run(_churn(remote, NaiveClient, seconds, run.seed))
+        naive = asyncio.run(_churn(remote.address, NaiveClient, alone, seconds, run.seed))
     names = ("calls", "healthy", "descriptors", "tasks", "permits")
     us, them = (dict(zip(names, each, strict=True)) for each in (ours, naive))
     note = f"{CALLERS} callers, {CONCURRENCY} at once, each cut off after at most {LONGEST * 1000:.0f} ms"
@@ -46,7 +59,36 @@ def rows(run: Run) -> list[Row]:
         exactly("file descriptors grown", 0, us["descriptors"], them["descriptors"], note="after closing"),
         exactly("tasks grown", 0, us["tasks"], them["tasks"]),
         Row("permits that did not come back", "0", us["permits"], us["permits"] == 0, them["permits"]),
+        *_rows_through_proxy(seconds, run.seed, "CONNECT"),
+        *_rows_through_proxy(seconds, run.seed, "absolute form"),
     ]
+
+
+def _rows_through_proxy(seconds: float, seed: int, how: str) -> list[Row]:
+    found = []
+    for peer in (OurClient, NaiveClient):
+        with service(build, seed) as remote, _proxy(remote.address) as (options, https):
+            address = replace(remote.address, url=https) if how == "CONNECT" else remote.address
+            found.append(asyncio.run(_churn(address, peer, options, seconds, seed)))
+    (calls, healthy, left, *_), (their_calls, their_healthy, their_left, *_) = found
+    return [
+        published(f"the same through a proxy ({how}), calls", calls, their_calls),
+        exactly(f"{how}: of {HEALTHY_CALLS} calls afterwards, worked", HEALTHY_CALLS, healthy, their_healthy),
+        exactly(f"{how}: connections left", 0, left, their_left, note="after closing"),
+    ]
+
+
+@contextmanager
+def _proxy(service_at: Address) -> Iterator[tuple[Options, str]]:
+    """Run a proxy, and a front that speaks TLS; gives the options of a client and the https address."""
+    program = ROOT / "tests" / "forward_proxy.py"
+    with subprocess.Popen(
+        [sys.executable, program, service_at.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        ways = {"proxy": told["proxy"], "authority": told["ca"]}
+        yield Options(concurrency=CONCURRENCY, read=5.0, backoff=0.0, **ways), told["https"]
 
 
 def build(seed: int) -> Simulator:
@@ -61,9 +103,10 @@ def build(seed: int) -> Simulator:
 
 
 async def _churn(
-    remote: Remote, peer: type[Peer], seconds: float, seed: int
+    address: Address, peer: type[Peer], options: Options, seconds: float, seed: int
 ) -> tuple[int, int, int, int, int | None]:
     random, calls = Random(seed), 0
+    longest = LONGEST_THROUGH_PROXY if options.proxy else LONGEST
     await asyncio.sleep(0)
     descriptors, tasks = _descriptors(), len(asyncio.all_tasks())
 
@@ -72,11 +115,11 @@ async def _churn(
         while time.perf_counter() < end:
             calls += 1
             try:
-                await asyncio.wait_for(client.settings(), random.random() * LONGEST)
+                await asyncio.wait_for(client.settings(), random.random() * longest)
             except FAILURES:
                 continue
 
-    async with peer(remote.address, Options(concurrency=CONCURRENCY, read=5.0, backoff=0.0)) as client:
+    async with peer(address, options) as client:
         end = time.perf_counter() + seconds
         await asyncio.gather(*(hasty() for _ in range(CALLERS)))
         healthy = 0

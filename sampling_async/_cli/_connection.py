@@ -17,6 +17,7 @@ from attrs import fields, frozen
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, SamplingError, Timeouts
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._trust import context_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
+_PROXY_VARIABLE: Final = "SAMPLING_PROXY"
 _PANEL_HELP: Final = "Connection"
 
 
@@ -69,6 +71,41 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
         Annotated[bool, _option("Let the key travel in the clear (plain http).", "--allow-http")],
         False,
     ),
+    "proxy": (
+        Annotated[
+            str | None,
+            _option(
+                f"An HTTP proxy, http://host:3128; with user and password in {_PROXY_VARIABLE} only.",
+                metavar="URL",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "ca_file": (
+        Annotated[
+            str | None,
+            _option(
+                "A PEM file of the authorities to trust, in place of all others.",
+                metavar="FILE",
+                envvar="SAMPLING_CA_FILE",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "client_cert": (
+        Annotated[
+            str | None,
+            _option(
+                "A PEM file with a client certificate and its key.",
+                metavar="FILE",
+                envvar="SAMPLING_CLIENT_CERT",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
     "debug": (Annotated[bool, _option("Log every attempt on stderr.", "--debug")], False),
 }
 
@@ -83,6 +120,9 @@ class Connection:
     timeout: float | None
     attempts: int
     allow_http: bool
+    proxy: str | None
+    ca_file: str | None
+    client_cert: str | None
     debug: bool
 
     def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
@@ -109,7 +149,14 @@ class Connection:
             timeouts=Timeouts(read=self.timeout),
             retry=RetryPolicy(max_attempts=self.attempts),
             allow_http=self.allow_http,
+            proxy=self._way_out(),
+            ssl_context=context_of_files(self.ca_file, self.client_cert),
         )
+
+    def _way_out(self) -> str | None:
+        if "@" in (self.proxy or ""):  # as the key, which is never an argument either
+            raise InvalidRequestError(f"--proxy shows in `ps`: put a user and password into {_PROXY_VARIABLE}")
+        return self.proxy or os.environ.get(_PROXY_VARIABLE) or None
 
     def _key(self) -> str:
         """Return the key: of the environment, or asked for unseen. Never an argument, which `ps` would show."""

@@ -92,8 +92,8 @@ async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
 
 @pytest.mark.parametrize("said", ["an answer", "the end"])
 async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, monkeypatch):
-    async def connect(*args):
-        wire = await _connect(*args)
+    async def connect(*args, **named):
+        wire = await _connect(*args, **named)
         await anyio.sleep(0.02)  # what a server says at once is there by now
         return wire
 
@@ -113,8 +113,8 @@ async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, 
 
 
 async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
-    async def connect(*args):
-        wire = await _connect(*args)
+    async def connect(*args, **named):
+        wire = await _connect(*args, **named)
         await anyio.sleep(0.02)
         return wire
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from base64 import b64encode
 from urllib.parse import unquote
 
 import doubles
@@ -26,6 +27,7 @@ from fault_server import (
     silence,
     tls_server,
 )
+from forward_proxy import ForwardProxy
 from kit import ONCE, QUICK, call, client_of, everything_shown
 from virtual_time import seeded
 
@@ -95,6 +97,33 @@ async def test_mode_22_no_fault_makes_anything_show_the_key(fault, caplog, capfd
     for text in (*shown, caplog.text, printed.out, printed.err, *(str(warning.message) for warning in warned)):
         assert doubles.KEY not in text
         assert doubles.KEY.replace("-", "") not in text
+
+
+@pytest.mark.parametrize("way", ["https", "http"])
+@pytest.mark.parametrize("fault", ["407", "refused", "cut", "fine"])
+async def test_mode_22_the_credentials_of_a_proxy_show_nowhere(fault, way, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    password, basic = "hunter2-hunter2", b64encode(b"agent:hunter2-hunter2").decode()
+    shown = []
+    with FaultServer(then=FAULTS["cut"] if fault == "cut" else RIGHT) as server:
+        with ForwardProxy(credentials=f"agent:{'other' if fault == '407' else password}") as proxy:
+            url = server.url.replace("http:", f"{way}:")
+            out = f"http://agent:{password}@127.0.0.1:1"
+            if fault != "refused":
+                out = proxy.url.replace("other", password)
+            async with client_of(url, transport=None, proxy=out, timeouts=QUICK, retry=ONCE) as client:
+                for endpoint in ENDPOINTS:
+                    try:
+                        result = await call(client, endpoint)
+                    except SamplingError as error:
+                        shown.append(everything_shown(error, client, client._session))
+                    else:
+                        shown += [everything_shown(SamplingError(), client, client._session), repr(result)]
+    printed = capfd.readouterr()
+    for text in (*shown, caplog.text, printed.out, printed.err):
+        assert password not in text
+        assert basic not in text
+        assert doubles.KEY not in text
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

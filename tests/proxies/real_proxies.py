@@ -1,4 +1,4 @@
-"""Real proxies in front of the fault server: nginx and Varnish, as Debian ships them."""
+"""Real proxies, as Debian has them: nginx and Varnish before a service, squid and tinyproxy on the way out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
+    import trustme
+
 _NGINX = """
 daemon off;
 pid {folder}/nginx.pid;
@@ -32,7 +34,8 @@ http {{
   underscores_in_headers on;
   {http}
   server {{
-    listen 127.0.0.1:{port};
+    listen 127.0.0.1:{port}{tls};
+    {server}
     location / {{
       proxy_pass {backend};
       {location}
@@ -40,6 +43,39 @@ http {{
   }}
 }}
 """
+_TLS = """
+    ssl_certificate {folder}/server.pem;
+    ssl_certificate_key {folder}/server.pem;
+    ssl_client_certificate {folder}/authority.pem;
+    ssl_verify_client on;
+"""
+_SQUID = """
+http_port 127.0.0.1:{port}
+auth_param basic program {folder}/knows
+auth_param basic children 1
+acl known proxy_auth REQUIRED
+http_access allow known
+http_access deny all
+cache deny all
+access_log none
+cache_log /dev/null
+cache_store_log none
+pid_filename none
+pinger_enable off
+shutdown_lifetime 0 seconds
+"""
+_KNOWS = """#!/bin/sh
+while read -r line; do if [ "$line" = "{user} {password}" ]; then echo OK; else echo ERR; fi; done
+"""
+_TINYPROXY = """
+Listen 127.0.0.1
+Port {port}
+Timeout 60
+MaxClients 200
+LogLevel Critical
+BasicAuth {user} {password}
+"""
+USER, PASSWORD = "agent", "hunter2"
 _VARNISH = """
 vcl 4.1;
 backend service {{ .host = "127.0.0.1"; .port = "{backend}"; }}
@@ -58,14 +94,58 @@ def needs(program: str) -> str:
 @contextmanager
 def nginx(backend: str, *, location: str = "", http: str = "") -> Iterator[str]:
     """Run nginx in front of a service; gives its address."""
-    program, port = needs("nginx"), _free_port()
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "nginx.conf"
-        config.write_text(
-            _NGINX.format(folder=folder, port=port, backend=backend, location=location, http=http)
-        )
-        with _running([program, "-p", folder, "-c", str(config)], port):
+        values = {"location": location, "http": http, "tls": "", "server": ""}
+        with _nginx(folder, backend, values) as port:
             yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def nginx_that_asks_who(backend: str, authority: trustme.CA, *, location: str = "") -> Iterator[str]:
+    """Run nginx with TLS, which wants certificates of an authority; gives its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        issued = authority.issue_cert("localhost").private_key_and_cert_chain_pem
+        issued.write_to_path(f"{folder}/server.pem")
+        authority.cert_pem.write_to_path(f"{folder}/authority.pem")
+        server = _TLS.format(folder=folder)
+        with _nginx(
+            folder, backend, {"location": location, "http": "", "tls": " ssl", "server": server}
+        ) as port:
+            yield f"https://localhost:{port}"
+
+
+@contextmanager
+def _nginx(folder: str, backend: str, values: dict[str, str]) -> Iterator[int]:
+    program, port = needs("nginx"), _free_port()
+    config = Path(folder) / "nginx.conf"
+    config.write_text(_NGINX.format(folder=folder, port=port, backend=backend, **values))
+    with _running([program, "-p", folder, "-c", str(config)], port):
+        yield port
+
+
+@contextmanager
+def squid() -> Iterator[str]:
+    """Run squid, which asks for credentials; gives its address with them."""
+    program, port = needs("squid"), _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # it gives up its rights, and then looks into it
+        knows, config = Path(folder) / "knows", Path(folder) / "squid.conf"
+        knows.write_text(_KNOWS.format(user=USER, password=PASSWORD))
+        knows.chmod(0o755)
+        config.write_text(_SQUID.format(folder=folder, port=port))
+        with _running([program, "-N", "-f", str(config)], port):
+            yield f"http://{USER}:{PASSWORD}@127.0.0.1:{port}"
+
+
+@contextmanager
+def tinyproxy() -> Iterator[str]:
+    """Run tinyproxy, which asks for credentials; gives its address with them."""
+    program, port = needs("tinyproxy"), _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "tinyproxy.conf"
+        config.write_text(_TINYPROXY.format(port=port, user=USER, password=PASSWORD))
+        with _running([program, "-d", "-c", str(config)], port):
+            yield f"http://{USER}:{PASSWORD}@127.0.0.1:{port}"
 
 
 @contextmanager

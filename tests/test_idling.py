@@ -1,0 +1,63 @@
+"""How long unused connections are good for, by what was seen of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sampling_async._idling import IdleTime
+
+
+def idle(round_trip: float = 0.0, seconds: float = 4.0) -> IdleTime:
+    made = IdleTime(seconds)
+    made.opened_within(round_trip)
+    return made
+
+
+def test_until_something_is_seen_it_is_what_was_asked_for():
+    assert IdleTime(4.0).limit == 4.0
+
+
+@pytest.mark.parametrize(
+    ("closed_after", "round_trip", "limit"),
+    [
+        (0.5, 0.0, 0.25),
+        (0.5, 0.1, 0.25),
+        (0.25, 0.1, 0.05),  # a request that leaves at 0.1 s, of a server that closes at 0.25, would come late
+        (0.2, 0.1, 0.0),
+        (0.0, 0.0, 4.0),  # it fails, or was told to end: connections to it are as good as before
+        (0.09, 0.0, 4.0),
+        (60.0, 0.0, 4.0),
+    ],
+)
+def test_a_close_shortens_it_so_that_a_request_is_there_before(closed_after, round_trip, limit):
+    learned = idle(round_trip)
+    learned.was_closed(closed_after, now=100.0)
+    assert learned.limit == pytest.approx(limit)
+
+
+def test_the_shortest_of_the_latest_closes_counts():
+    learned = idle()
+    for after in (1.0, 0.4, 3.0):
+        learned.was_closed(after, now=1.0)
+    assert learned.limit == 0.2
+    for _ in range(16):
+        learned.was_closed(2.0, now=2.0)
+    assert learned.limit == 1.0
+
+
+def test_the_quickest_opening_is_the_round_trip():
+    learned = idle(0.1)
+    learned.opened_within(3.0)  # a packet was lost
+    learned.was_closed(0.5, now=1.0)
+    assert learned.limit == 0.25
+
+
+def test_one_that_outlives_its_time_restores_it_if_nothing_was_closed_meanwhile():
+    learned = idle()
+    learned.was_closed(0.5, now=10.0)
+    learned.was_kept(since=9.0)
+    assert learned.limit == 0.25
+    learned.was_kept(since=11.0)
+    assert learned.limit == 4.0
+    learned.was_closed(1.0, now=20.0)
+    assert learned.limit == 0.5

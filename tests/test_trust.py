@@ -1,0 +1,318 @@
+"""Contexts of TLS: of files, of the environment, given; and alerts by which servers refuse them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from types import SimpleNamespace
+
+import doubles
+import pytest
+import trustme
+import wire
+from cryptography.hazmat.primitives import serialization
+
+from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError, _engine
+from sampling_async._alerts import alert_in, text_of
+from sampling_async._engine import _Connection
+from sampling_async._sockets import Wire
+from sampling_async._trust import context_of_files
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+ANSWERS = wire.serve_each(lambda _: wire.answer(b"[]"))
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def files(authority, tmp_path):
+    """Return files: of authorities, of a certificate with its key, and such as cannot be used."""
+    mine = authority.issue_cert("partner@example.org")
+    key = serialization.load_pem_private_key(mine.private_key_pem.bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"hunter2")
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    chain = mine.cert_chain_pems[0].bytes()
+    contents = {
+        "authorities": authority.cert_pem.bytes(),
+        "mine": mine.private_key_and_cert_chain_pem.bytes(),
+        "encrypted": key.private_bytes(*form, encryption) + chain,
+        "no key": chain,
+        "text": b"certificate",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def server_context(authority: trustme.CA, **settings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    for name, value in settings.items():
+        setattr(context, name, value)
+    return context
+
+
+def asking(authority: trustme.CA, **settings) -> ssl.SSLContext:
+    """Return the context of a server that wants certificates of an authority."""
+    context = server_context(authority, verify_mode=ssl.CERT_REQUIRED, **settings)
+    authority.configure_trust(context)
+    return context
+
+
+def client_of(url: str, **options) -> SamplingClient:
+    return SamplingClient(url, **{"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": ONCE} | options)
+
+
+# --- Files and variables
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "says"),
+    [
+        ("SAMPLING_CA_FILE", "missing", "No such file"),
+        ("SAMPLING_CA_FILE", "text", "no certificate"),
+        ("SAMPLING_CA_FILE", "", "directory"),
+        ("SAMPLING_CLIENT_CERT", "missing", "No such file"),
+        ("SAMPLING_CLIENT_CERT", "text", "as PEM and not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "no key", "as PEM and not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "encrypted", "as PEM and not encrypted"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_variable(variable, name, says, files, monkeypatch):
+    path = str(files / name)
+    monkeypatch.setenv(variable, path)
+    pattern = f"{variable} names {re.escape(path)}, which cannot be used: .*{says}"
+    with pytest.raises(InvalidRequestError, match=pattern):
+        SamplingClient.from_env(base_url="https://localhost", panel_guid=doubles.PANEL, api_key=doubles.KEY)
+
+
+def test_without_files_there_is_no_context():
+    assert context_of_files(None, "") is None
+
+
+def test_authorities_of_a_file_are_the_only_ones(files):
+    assert len(context_of_files(str(files / "authorities"), None).get_ca_certs()) == 1
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+async def test_authorities_of_the_environment_that_are_not_there_are_named(variable, tmp_path, monkeypatch):
+    path = str(tmp_path / "missing")
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv(variable, path)
+    async with client_of("https://127.0.0.1:1", retry=RetryPolicy()) as client:
+        with pytest.raises(TransportError, match=f"{variable} names {re.escape(path)}, which") as caught:
+            await client.get_settings()
+        result = await client.bulk_invite("m1", [1])
+    assert (caught.value.permanent, caught.value.delivery) == (True, "not_sent")
+    assert caught.value.attempts == 1
+    assert result[0].status == "not_sent"
+
+
+def test_with_a_certificate_of_ours_the_authorities_of_the_environment_are_named_too(files, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(files / "missing"))
+    with pytest.raises(InvalidRequestError, match="SSL_CERT_FILE names"):
+        context_of_files(None, str(files / "mine"))
+
+
+async def test_the_environment_names_authorities_and_the_client_certificate(authority, files, monkeypatch):
+    with wire.serve(ANSWERS, tls=asking(authority)) as url:
+        monkeypatch.setenv("SAMPLING_CA_FILE", str(files / "authorities"))
+        monkeypatch.setenv("SAMPLING_CLIENT_CERT", str(files / "mine"))
+        given = {"base_url": url, "panel_guid": doubles.PANEL, "api_key": doubles.KEY}
+        async with SamplingClient.from_env(**given) as client:
+            assert len(await client.get_settings()) == 0
+        context = ssl.create_default_context(cafile=files / "authorities")
+        async with SamplingClient.from_env(**given, ssl_context=context, retry=ONCE) as client:
+            with pytest.raises(TransportError, match="certificate required"):  # what is given counts
+                await client.get_settings()
+
+
+@pytest.mark.parametrize("context", ["yes", True, ssl.SSLContext, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)])
+def test_a_context_is_one_for_clients(context):
+    with pytest.raises(InvalidRequestError, match=r"ssl_context is an ssl\.SSLContext for clients"):
+        client_of("https://localhost", ssl_context=context)
+
+
+# --- Contexts that were given
+
+
+async def test_a_context_that_was_given_is_used_and_offers_http_1(authority):
+    chosen = []
+
+    def script(connection: wire.Connection) -> None:
+        chosen.append(connection.sock.selected_alpn_protocol())
+        ANSWERS(connection)
+
+    server = server_context(authority)
+    server.set_alpn_protocols(["h2", "http/1.1"])
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with wire.serve(script, tls=server) as url:
+        async with client_of(url, ssl_context=context) as client:
+            assert len(await client.get_settings()) == 0
+    assert chosen == ["http/1.1"]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_sessions_are_resumed(version, authority, monkeypatch):
+    resumed = []
+
+    def script(connection: wire.Connection) -> None:
+        resumed.append(connection.sock.session_reused)
+        ANSWERS(connection)
+
+    server = server_context(authority, maximum_version=version)
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with wire.serve(script, tls=server) as url:
+        async with client_of(url, ssl_context=context) as client:
+            for _ in range(3):
+                await client.get_settings()
+                client._session.close_idle()
+    assert resumed == [False, True, True]
+
+
+async def test_a_server_that_refuses_what_it_cannot_resume_gets_whole_handshakes(authority, monkeypatch):
+    resumed = []
+
+    def script(connection: wire.Connection) -> None:
+        resumed.append(connection.sock.session_reused)
+        ANSWERS(connection)
+
+    async def connect(*args, session=None, **named) -> Wire:
+        offered.append(session is not None)
+        if session is not None:
+            raise Alert(
+                "TLSV1_ALERT_INTERNAL_ERROR"
+            )  # as OpenSSL's does whose application forgot to name a context
+        return await _connect(*args, **named)
+
+    offered, _connect = [], _engine.connect
+    monkeypatch.setattr(_engine, "connect", connect)
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with wire.serve(script, tls=server_context(authority)) as url:
+        async with client_of(url, ssl_context=context) as client:
+            for _ in range(3):
+                await client.get_settings()
+                client._session.close_idle()
+    assert offered == [False, True, False, False]
+    assert resumed == [False] * 3
+
+
+async def test_an_alert_that_passes_may_be_tried_again(authority):
+    server = server_context(authority)
+    server.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with wire.serve(ANSWERS, tls=server) as url:
+        async with client_of(url, ssl_context=context) as client:
+            with pytest.raises(TransportError, match="alert 'internal error'") as caught:
+                await client.get_settings()
+    assert (caught.value.permanent, caught.value.delivery) == (False, "not_sent")
+
+
+# --- Alerts
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("who", ["nobody", "a stranger"])
+async def test_a_server_that_does_not_accept_who_we_are_is_named(who, version, authority):
+    """With TLS 1.3 it says so when the request is on its way, which it has not read."""
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    if who == "a stranger":
+        trustme.CA().issue_cert("partner@example.org").configure_cert(context)
+    says = {
+        ("nobody", ssl.TLSVersion.TLSv1_2): "'handshake failure': it may want a client certificate",
+        ("nobody", ssl.TLSVersion.TLSv1_3): "'certificate required': it wants a client certificate",
+    }.get((who, version), "'unknown ca': it does not know the authority of the client certificate")
+    received = []
+
+    def script(connection: wire.Connection) -> None:
+        received.append(connection.read_request())
+
+    with wire.serve(script, tls=asking(authority, maximum_version=version)) as url:
+        async with client_of(url, ssl_context=context) as client:
+            for _ in range(10):
+                with pytest.raises(TransportError, match=f"alert {says}") as caught:
+                    await client.get_settings()
+                assert (caught.value.delivery, caught.value.permanent) == ("not_sent", True)
+            result = await client.bulk_invite("m1", range(1, 301))
+    assert {outcome.status for outcome in result} == {"not_sent"}
+    assert received == []
+
+
+@pytest.mark.parametrize(
+    ("later", "before", "received", "alert", "proves"),
+    [
+        (False, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", True),
+        (True, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),  # it may ask when it has a request
+        (False, 1.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
+        (False, 0.0, 9, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
+        (False, 0.0, 0, "TLSV1_ALERT_INTERNAL_ERROR", False),
+        (False, 0.0, 0, None, False),
+    ],
+)
+def test_an_alert_proves_that_no_request_was_read_only_as_the_end_of_the_handshake(
+    later, before, received, alert, proves
+):
+    connection = _Connection(SimpleNamespace(asks_for_who_we_are_later=later))
+    connection.used_at, connection.received = before, received
+    assert connection.was_refused(Alert(alert)) is proves
+
+
+async def test_whether_a_server_may_ask_later_is_said_by_the_context():
+    ours, theirs = socket.socketpair()
+    context = ssl.create_default_context()
+    with ours, theirs:
+        wrapped = context.wrap_socket(ours, server_hostname="localhost", do_handshake_on_connect=False)
+        line = Wire(wrapped)
+        assert not line.asks_for_who_we_are_later
+        context.post_handshake_auth = True
+        assert line.asks_for_who_we_are_later
+        line.close()
+
+
+async def test_an_alert_that_somebody_else_is_handling_says_nothing_of_our_request():
+    """What is raised in a handler has the error that is handled there as its context."""
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.reset()
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            try:
+                raise Alert("TLSV13_ALERT_CERTIFICATE_REQUIRED")
+            except ssl.SSLError:
+                with pytest.raises(TransportError) as caught:
+                    await client.generate_invite("m1", 1)
+    assert caught.value.delivery == "unknown"
+    assert "alert" not in str(caught.value)
+
+
+class Alert(ssl.SSLError):
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(1, "x")
+        self.reason = reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "alert"),
+    [
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "certificate required"),
+        ("SSLV3_ALERT_BAD_CERTIFICATE", "bad certificate"),
+        ("TLSV1_UNRECOGNIZED_NAME", "unrecognized name"),
+        ("CERTIFICATE_VERIFY_FAILED", ""),
+        ("WRONG_VERSION_NUMBER", ""),
+        (None, ""),
+    ],
+)
+def test_alerts_are_told_by_their_names(reason, alert):
+    error = OSError("x")
+    error.__cause__ = Alert(reason)
+    assert alert_in(error) == alert_in(error.__cause__) == alert
+    assert alert_in(OSError("x")) == alert_in(None) == alert_in(ssl.SSLError("made by hand")) == ""
+    assert text_of("bad certificate") == "the server ended TLS with the alert 'bad certificate'"
