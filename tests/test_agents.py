@@ -165,7 +165,8 @@ async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(an
         async with client.stream_bulk_invite(MEMBER, range(1, 301)) as outcomes:
             async for _ in outcomes:
                 assert not suppressed.get()
-    assert during == [True] * 4
+    assert len(during) >= 4  # and what is asked to find out whether the service is there
+    assert all(during)
     assert not suppressed.get()
 
 

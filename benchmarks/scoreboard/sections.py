@@ -32,7 +32,7 @@ SECTIONS: Final = {
     "secrecy": "Secrecy: the key and member codes stay where they belong",
     "planted_bugs": "Planted bugs: what the tests notice",
 }
-LIMITS: Final = {"short": 600.0, "long": 1500.0}
+LIMITS: Final = {"short": 1200.0, "long": 1800.0}
 """Seconds after which a section counts as hung."""
 
 

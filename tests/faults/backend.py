@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -28,9 +29,9 @@ class Backend:
         self.ledger = Ledger()
         self.url = ""
         self._seconds = seconds
+        self._listener: socket.socket | None = None
         self._port = 0
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._conversations: dict[asyncio.Task[None], socket.socket] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -57,34 +58,47 @@ class Backend:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
 
     async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._converse, "127.0.0.1", self._port, backlog=512)
-        self._port = self._server.sockets[0].getsockname()[1]
+        # Not asyncio's server: closed while it accepts a connection, that leaves it open, and silent for ever.
+        self._listener = socket.create_server(("127.0.0.1", self._port), backlog=512)
+        self._listener.setblocking(False)
+        self._port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
+        self._loop.add_reader(self._listener, self._accept)
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        conversations = dict(self._conversations)
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
+        for sock in conversations.values():
+            sock.close()  # where the task had not begun
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with suppress(BlockingIOError):
+            sock, _ = self._listener.accept()
+            task = self._loop.create_task(self._converse(sock))
+            self._conversations[task] = sock
+            task.add_done_callback(self._conversations.pop)
+
+    async def _converse(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock)
         try:
             with suppress(asyncio.IncompleteReadError, OSError):
                 while True:
                     await self._exchange(reader, writer)
         finally:
-            self._writers.discard(writer)
-            writer.transport.abort() if self._server is None else writer.close()
+            writer.transport.abort()
+            await asyncio.sleep(0)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         request = Request.of(head + await reader.readexactly(int(length or 0)))
-        if self._server is None:  # it went away while this connection was being accepted
-            raise ConnectionAbortedError
         self.ledger.received.append(request)
         if self._seconds:
             await asyncio.sleep(self._seconds)
