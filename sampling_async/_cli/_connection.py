@@ -15,7 +15,14 @@ import anyio
 import typer
 from attrs import fields, frozen
 
-from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, SamplingError, Timeouts
+from sampling_async import (
+    InvalidRequestError,
+    OutagePolicy,
+    RetryPolicy,
+    SamplingClient,
+    SamplingError,
+    Timeouts,
+)
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._trust import context_of_files
 
@@ -66,6 +73,13 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "attempts": (
         Annotated[int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")],
         3,
+    ),
+    "patience": (
+        Annotated[
+            float,
+            _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS"),
+        ],
+        600.0,
     ),
     "allow_http": (
         Annotated[bool, _option("Let the key travel in the clear (plain http).", "--allow-http")],
@@ -119,6 +133,7 @@ class Connection:
     max_concurrency: int
     timeout: float | None
     attempts: int
+    patience: float
     allow_http: bool
     proxy: str | None
     ca_file: str | None
@@ -148,6 +163,7 @@ class Connection:
             max_concurrency=self.max_concurrency,
             timeouts=Timeouts(read=self.timeout),
             retry=RetryPolicy(max_attempts=self.attempts),
+            outage=OutagePolicy(patience=self.patience),
             allow_http=self.allow_http,
             proxy=self._way_out(),
             ssl_context=context_of_files(self.ca_file, self.client_cert),
