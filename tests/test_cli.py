@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -511,6 +512,22 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100
     assert f"{len(asked):,} quota IDs" in errors
     assert ("interrupted" if number == signal.SIGINT else "told to end") in errors
+
+
+@pytest.mark.parametrize("source", ["arguments", "file", "stdin"])
+def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(slow, tmp_path, monkeypatch, source):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        monkeypatch.setenv("SAMPLING_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    (tmp_path / "ids").write_text("\n".join(map(str, ASKED)))
+    given = {"arguments": ASKED, "file": ["--file", tmp_path / "ids"], "stdin": ["-"]}[source]
+    with (tmp_path / "ids").open("rb") as stdin:
+        with program("bulk-invite", member(slow), "--patience", 0.2, *given, stdin=stdin) as process:
+            outcomes = [json.loads(line) for line in process.stdout]
+            errors = process.stderr.read()
+    assert process.returncode == 4
+    assert sorted(each["QuotaID"] for each in outcomes) == list(ASKED)
+    assert {each["Status"] for each in outcomes} == {"not_sent"}
+    assert "the service is away" in errors
 
 
 @pytest.mark.parametrize("number", ENDINGS)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import typer
 
-from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
+from sampling_async import (
+    InvalidRequestError,
+    InviteOutcome,
+    InviteRequest,
+    JournalError,
+    OutageError,
+    SamplingError,
+)
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._quota_ids import QuotaIDs
 from sampling_async._journal import run_of
@@ -31,6 +38,9 @@ _PATIENCE: Final = 1.0
 _AT_ONCE: Final = 1000
 _NOT_SENT: Final = SamplingError(
     "interrupted: the run was ended before this was sent", endpoint="bulk_invite", delivery="not_sent"
+)
+_GIVEN_UP: Final = OutageError(
+    "given up: the service was away for longer than --patience", endpoint="bulk_invite", delivery="not_sent"
 )
 _UNASKED: Final = SamplingError(
     "interrupted before the journal was read: a run before may have asked for this",
@@ -74,6 +84,7 @@ class Bulk:
                     with self._ending.scope:
                         self._stream = await self._made(client)
                         await self._follow(self._stream)
+                        await self._give_up_the_rest()
                 finally:
                     if self._ending.came:
                         await self._account(client)
@@ -100,6 +111,13 @@ class Bulk:
             async for outcome in stream:
                 self._shown.add(outcome)
                 self._shown.bar.follow(stream)
+
+    async def _give_up_the_rest(self) -> None:
+        """Account for what the stream did not read any more, since the service was away for too long."""
+        if isinstance(self._asked, QuotaIDs) and not self._asked.is_over:
+            await self._read_rest(
+                self._asked, lambda quota_id: self._shown.add(self._not_sent(quota_id, _GIVEN_UP))
+            )
 
     # --- What is left when it ends
 
@@ -183,8 +201,8 @@ class Bulk:
         for outcome in outcomes:
             self._shown.add(outcome)
 
-    def _not_sent(self, quota_id: int) -> InviteOutcome:
-        return InviteOutcome(self._member_code, quota_id, "not_sent", error=_NOT_SENT)
+    def _not_sent(self, quota_id: int, error: SamplingError = _NOT_SENT) -> InviteOutcome:
+        return InviteOutcome(self._member_code, quota_id, "not_sent", error=error)
 
     def _unasked(self, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:
         """Yield what is known of IDs of which not one was taken: nothing was sent, unless by a run before."""
