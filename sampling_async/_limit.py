@@ -29,6 +29,10 @@ _LATEST: Final = 0.1
 
 _FIRST_RATE: Final = 10.0  # a second, after a refusal before which nothing was learned
 _LEAST_RATE: Final = 0.2
+_LEAST_GUESSED: Final = 1.0
+_MOST_OF: Final = 0.6
+_FREE: Final = 200
+_MOST_FREE: Final = 20_000
 _LEARNED: Final = 8  # answers that make a measurement
 _CAUTION: Final = 0.85
 _GUESSED: Final = 0.3
@@ -185,16 +189,34 @@ class Pace:
     allows. From there it grows, first slowly, since the limit is near, then ever faster, since it has gone.
     Where too few were answered to measure anything, it falls further, and grows fast until the next refusal.
 
+    Refusals may have nothing to do with the rate: one node of several may say no to everything. Where most
+    attempts are answered at one a second, and the others refused all the same, there is no rate for a while.
+
     Attributes:
         is_measured: Whether the rate is one that the service was seen to allow.
     """
 
-    __slots__ = ("_answers", "_latest", "_next", "_rate", "_since", "is_measured")
+    __slots__ = (
+        "_answers",
+        "_answers_at_least",
+        "_begun_at_least",
+        "_free",
+        "_free_next",
+        "_latest",
+        "_next",
+        "_rate",
+        "_since",
+        "is_measured",
+    )
 
     def __init__(self) -> None:
         self._rate = inf  # a second: what was measured, or guessed
         self.is_measured = False
         self._answers = 0  # since the latest refusal
+        self._begun_at_least = 0  # attempts, at the lowest rate that was guessed
+        self._answers_at_least = 0
+        self._free = 0  # attempts to come, in which refusals are not taken to be about the rate
+        self._free_next = _FREE
         self._since = inf
         self._latest: deque[float] = deque(maxlen=_LEARNED)
         self._next = -inf
@@ -213,7 +235,14 @@ class Pace:
 
     def refused(self, now: float) -> None:
         """Learn that an attempt was refused for load; of several under way at once, the first one counts."""
+        if self._free:
+            return
         rate = self.rate
+        if self._is_in_vain():
+            self._rate, self._free = inf, self._free_next
+            self._free_next = min(_MOST_FREE, 2 * self._free_next)
+            self._answers = self._begun_at_least = self._answers_at_least = 0
+            return
         if self._answers < _LEARNED:
             known = rate * (_CAUTION if self.is_measured else _GUESSED)
             self._rate = known if rate < inf else _FIRST_RATE
@@ -221,15 +250,27 @@ class Pace:
             # While the rate was sought it rose: only the latest answers say where it ended.
             whole = self.is_measured
             answers, since = (self._answers, self._since) if whole else (_LEARNED - 1, self._latest[0])
+            self._free_next = _FREE if rate < inf else self._free_next
             self.is_measured = rate < inf  # the first ones were let through before any limit showed
             self._rate = min(rate, answers / max(now - since, 1e-6))
-        self._rate = max(self._rate, _LEAST_RATE)
+        self._rate = max(self._rate, _LEAST_GUESSED if self._answers and not self.is_measured else _LEAST_RATE)
+        if not self._is_at_least():
+            self._begun_at_least = self._answers_at_least = 0
         self._answers, self._since = 0, now
         self._next = max(self._next, now + 1 / self.rate)
+
+    def _is_in_vain(self) -> bool:
+        """Return whether, as low as the rate may be, more are answered than refused."""
+        enough = self._begun_at_least >= _LEARNED and self._answers < _LEARNED
+        return enough and self._answers_at_least >= _MOST_OF * self._begun_at_least
+
+    def _is_at_least(self) -> bool:
+        return not self.is_measured and self._rate == _LEAST_GUESSED
 
     def answered(self, now: float) -> None:
         """Learn that an attempt was answered."""
         self._answers += 1
+        self._answers_at_least += self._is_at_least()
         self._latest.append(now)
 
     def wait(self, now: float) -> float:
@@ -239,6 +280,9 @@ class Pace:
 
     def begin(self, now: float) -> None:
         """Take note that an attempt begins."""
+        if self._free:
+            self._free -= 1
+        self._begun_at_least += self._is_at_least()
         if self._rate < inf:
             gap = 1 / self.rate
             self._next = max(self._next, now - min(_LATE, gap / 10)) + gap  # nothing is saved up

@@ -226,6 +226,22 @@ def test_it_grows_when_the_limit_has_gone():
     assert pace.rate > 100
 
 
+@pytest.mark.parametrize("each", [3, 4, 7])
+def test_refusals_that_have_nothing_to_do_with_the_rate_do_not_slow_it_down_for_long(each):
+    """One of some nodes behind a balancer says no to everything."""
+    pace, now, answered = Pace(), 0.0, 0
+    for number in range(3000):
+        now += pace.wait(now)
+        pace.begin(now)
+        now += 0.01
+        if number % each == 0:
+            pace.refused(now)
+        else:
+            answered += 1
+            pace.answered(now)
+    assert answered / now > 10
+
+
 def test_it_never_stops_altogether():
     pace, now = Pace(), 0.0
     for _ in range(100):
