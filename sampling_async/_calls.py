@@ -118,7 +118,7 @@ class Caller:
                 return answer
             self._note(answer, call, track, started)
             if permit.lane.patience:
-                with self._session.until_closed():
+                with self._session.until_closed(permit.remaining):
                     await self.outage.make_sure(lambda: not permit.kind.has_room)
             if self._goes_back(answer, permit, answered_at):
                 put_back += 1

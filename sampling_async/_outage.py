@@ -116,8 +116,8 @@ class Outage:
             is_stuck: Returns whether nothing more may be sent before another attempt has ended.
         """
         while self._is_suspected() and is_stuck():
-            self._is_led = True
             try:
+                self._is_led = True
                 await self._sleep(self.policy.first_pause)
                 if not (self._is_suspected(led=True) and is_stuck()):
                     return
@@ -161,14 +161,16 @@ class Outage:
 
     async def _lead(self, seconds: float) -> None:
         """Wait, and ask if the question is due then. Whatever ends this, another one takes over."""
-        self._is_led = True
         try:
+            self._is_led = True
             if seconds > 0:
                 with anyio.CancelScope() as self._nap:
                     await self._sleep(seconds)
             if self.is_on and self._clock() >= self._next:
                 self._asked += 1
                 alone_for = await self._asks(inf if self._asked % _PATIENT_EACH == 0 else _QUESTION_SECONDS)
+                if self._is_closed:
+                    return
                 if alone_for is None:
                     self._end()
                 else:
