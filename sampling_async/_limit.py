@@ -38,6 +38,7 @@ _CAUTION: Final = 0.85
 _GUESSED: Final = 0.3
 _TRIED: Final = 20  # answers until the rate is as high as what was measured
 _STEEP: Final = 150
+_MORE: Final = 0.1  # a second, with each answer: refusals by chance must not bring it down to nothing
 _LATE: Final = 0.002  # seconds: timers fire so much late
 _NEXT_TO_NOTHING: Final = 1e-9  # seconds: what is left of one that fired early, for which sleeping is spinning
 
@@ -229,9 +230,8 @@ class Pace:
         if not self.is_measured:
             return self._rate * (1 + self._answers / _LEARNED)
         beyond = self._answers - _TRIED
-        if beyond < 0:
-            return self._rate * (1 + (1 - _CAUTION) * beyond / _TRIED)
-        return self._rate * (1 + (beyond / _STEEP) ** 2)
+        more = (1 - _CAUTION) * beyond / _TRIED if beyond < 0 else (beyond / _STEEP) ** 2
+        return max(self._rate * (1 + more), self._rate * _CAUTION + _MORE * self._answers)
 
     def refused(self, now: float) -> None:
         """Learn that an attempt was refused for load; of several under way at once, the first one counts."""
