@@ -6,7 +6,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, Self
 
 from peers.common import Address, Options, Outcome
-from sampling_async import InviteRequest, RetryPolicy, SamplingClient, Timeouts
+from sampling_async import InviteRequest, OutagePolicy, RetryPolicy, SamplingClient, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -24,6 +24,8 @@ class OurClient:
             arguments["timeouts"] = Timeouts(read=options.read, wall=options.patience)
         if options.backoff is not None:
             arguments["retry"] = RetryPolicy(base=options.backoff, throttled_base=options.backoff)
+            # What asks for short waits is about single faults, without end: they would be waited out.
+            arguments["outage"] = OutagePolicy(patience=0.0, failures=1_000_000)
         if options.transport is not None:
             arguments["transport"] = options.transport
         if options.authority is not None:
