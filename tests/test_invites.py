@@ -612,8 +612,11 @@ async def test_a_snapshot_shows_what_is_going_on():
         assert client.snapshot().seconds_per_id == 0
 
 
-async def test_the_limit_follows_what_the_service_shows():
-    service = doubles.Service(*[httpx.Response(429)] * 3, doubles.bulk)
+@pytest.mark.parametrize(
+    "shown", [httpx.Response(429), httpx.Response(503), httpx.Response(502), httpx.ReadTimeout("late")], ids=str
+)
+async def test_the_limit_follows_what_the_service_shows(shown):
+    service = doubles.Service(*[shown] * 3, doubles.bulk)
     async with doubles.client(service, retry=ONCE) as client:
         for limit in (4, 2, 1):
             await client.bulk_invite("m", [1])
