@@ -22,6 +22,7 @@ from sampling_async._errors import (
 from sampling_async._links import Links
 from sampling_async._policy import (
     MAX_RETRY_AFTER,
+    TOO_MANY,
     RetryBudget,
     RetryPolicy,
     is_refused_for_load,
@@ -52,7 +53,6 @@ _LEAST_SECONDS: Final = 0.05
 
 _MOST_DOUBLINGS: Final = 7
 _NO_TIME: Final = 0.001
-_TOO_MANY: Final = 429
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -125,16 +125,16 @@ class Caller:
                 if self.clock() - started > permit.lane.patience:
                     answer = self._refused_for_long(answer, permit, started)
                     break
-                again, wait = True, self._rest(answer, put_back)
+                wait = self._in_time(self._rest(answer, put_back), call, permit, answer)
+                if wait is None:
+                    break
             else:
                 failures.append(answer)
-                again = self.policy.allows(call.endpoint, failures)
-                wait = self.policy.backoff(failures, self._random)
-            in_time = self._in_time(wait, call, permit, answer)
-            if in_time is None or not again or (answer in failures and not self.budget.spend()):
-                break
+                wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
+                if wait is None or not (self.policy.allows(call.endpoint, failures) and self.budget.spend()):
+                    break
             with self._session.until_closed():
-                await self._sleep(in_time)
+                await self._sleep(wait)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
             raise answer
@@ -153,7 +153,7 @@ class Caller:
             return False
         if isinstance(error, ServiceError):
             others_answered = self.outage.answered_at > answered_at
-            return error.status == _TOO_MANY or (is_refused_for_load(error) and not others_answered)
+            return error.status == TOO_MANY or (is_refused_for_load(error) and not others_answered)
         return True
 
     def _refused_for_long(self, error: SamplingError, permit: Permit, started: float) -> SamplingError:
@@ -293,19 +293,20 @@ class Caller:
             if answer.status != OK:
                 unprocessed = self.policy.unprocessed
                 answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
-        seconds = self.clock() - began
-        self._learn(call, permit, answer, began)
-        self._log(call, track, seconds, ended)
+        now = self.clock()
+        self._learn(call, permit, answer, began, now)
+        self._log(call, track, now - began, ended)
         return answer
 
-    def _learn(self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float) -> None:
+    def _learn(
+        self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
+    ) -> None:
         """Let the limits of the client, and what it takes for an outage, follow from how an attempt ended."""
-        now = self.clock()
         if isinstance(answer, SamplingError):
             if permit.remaining > _NO_TIME:  # else it was the caller's hurry
-                self._learn_failure(call, permit, answer, began)
+                self._learn_failure(call, permit, answer, began, now)
             return
-        self.outage.answered()
+        self.outage.answered(now)
         permit.kind.pace.answered(now)
         limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
         if call.endpoint == "bulk_invite":
@@ -320,22 +321,20 @@ class Caller:
         else:
             limit.answered(generation, running)
 
-    def _learn_failure(self, call: Call[Any], permit: Permit, error: SamplingError, began: float) -> None:
+    def _learn_failure(
+        self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float
+    ) -> None:
         if is_refused_for_load(error):
             self._gate.refused(permit)
         elif shows_overload(error):
             self._gate.overloaded(permit)
         else:
-            permit.kind.pace.answered(self.clock())
+            permit.kind.pace.answered(now)
         is_away = shows_outage(error)
         if is_away and call.endpoint != "get_settings":  # which may fail alone, and would never say it is over
-            self.outage.failed(
-                str(error.args[0]),
-                began,
-                alone_for=error.retry_after or 0.0,
-            )
+            self.outage.failed(str(error.args[0]), began, alone_for=error.retry_after or 0.0)
         elif is_away is False:
-            self.outage.answered()
+            self.outage.answered(now)
 
     def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
         try:
@@ -354,7 +353,7 @@ class Caller:
         track.sent = False
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
             # Requests are counted by key, so a limit on them is about all calls; else it is about the endpoint.
-            self._gate.hold(error.retry_after, None if error.status == _TOO_MANY else call.endpoint)
+            self._gate.hold(error.retry_after, None if error.status == TOO_MANY else call.endpoint)
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()  # a considered no is the answer of a healthy service
 

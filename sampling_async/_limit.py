@@ -29,8 +29,8 @@ _LATEST: Final = 0.1
 
 _FIRST_RATE: Final = 10.0  # a second, after a refusal before which nothing was learned
 _LEAST_RATE: Final = 0.2
-_LEAST_GUESSED: Final = 1.0
-_MOST_OF: Final = 0.6
+_LOWEST_GUESSED: Final = 1.0
+_MOST: Final = 0.6
 _FREE: Final = 200
 _MOST_FREE: Final = 20_000
 _LEARNED: Final = 8  # answers that make a measurement
@@ -199,8 +199,8 @@ class Pace:
 
     __slots__ = (
         "_answers",
-        "_answers_at_least",
-        "_begun_at_least",
+        "_answers_at_lowest",
+        "_begun_at_lowest",
         "_free",
         "_free_next",
         "_latest",
@@ -214,8 +214,8 @@ class Pace:
         self._rate = inf  # a second: what was measured, or guessed
         self.is_measured = False
         self._answers = 0  # since the latest refusal
-        self._begun_at_least = 0  # attempts, at the lowest rate that was guessed
-        self._answers_at_least = 0
+        self._begun_at_lowest = 0  # attempts, at the lowest rate that was guessed
+        self._answers_at_lowest = 0
         self._free = 0  # attempts to come, in which refusals are not taken to be about the rate
         self._free_next = _FREE
         self._since = inf
@@ -241,7 +241,7 @@ class Pace:
         if self._is_in_vain():
             self._rate, self._free = inf, self._free_next
             self._free_next = min(_MOST_FREE, 2 * self._free_next)
-            self._answers = self._begun_at_least = self._answers_at_least = 0
+            self._answers = self._begun_at_lowest = self._answers_at_lowest = 0
             return
         if self._answers < _LEARNED:
             known = rate * (_CAUTION if self.is_measured else _GUESSED)
@@ -253,24 +253,24 @@ class Pace:
             self._free_next = _FREE if rate < inf else self._free_next
             self.is_measured = rate < inf  # the first ones were let through before any limit showed
             self._rate = min(rate, answers / max(now - since, 1e-6))
-        self._rate = max(self._rate, _LEAST_GUESSED if self._answers and not self.is_measured else _LEAST_RATE)
-        if not self._is_at_least():
-            self._begun_at_least = self._answers_at_least = 0
+        self._rate = max(self._rate, _LOWEST_GUESSED if self._answers and not self.is_measured else _LEAST_RATE)
+        if not self._is_at_lowest():
+            self._begun_at_lowest = self._answers_at_lowest = 0
         self._answers, self._since = 0, now
         self._next = max(self._next, now + 1 / self.rate)
 
     def _is_in_vain(self) -> bool:
         """Return whether, as low as the rate may be, more are answered than refused."""
-        enough = self._begun_at_least >= _LEARNED and self._answers < _LEARNED
-        return enough and self._answers_at_least >= _MOST_OF * self._begun_at_least
+        enough = self._begun_at_lowest >= _LEARNED and self._answers < _LEARNED
+        return enough and self._answers_at_lowest >= _MOST * self._begun_at_lowest
 
-    def _is_at_least(self) -> bool:
-        return not self.is_measured and self._rate == _LEAST_GUESSED
+    def _is_at_lowest(self) -> bool:
+        return not self.is_measured and self._rate == _LOWEST_GUESSED
 
     def answered(self, now: float) -> None:
         """Learn that an attempt was answered."""
         self._answers += 1
-        self._answers_at_least += self._is_at_least()
+        self._answers_at_lowest += self._is_at_lowest()
         self._latest.append(now)
 
     def wait(self, now: float) -> float:
@@ -282,7 +282,7 @@ class Pace:
         """Take note that an attempt begins."""
         if self._free:
             self._free -= 1
-        self._begun_at_least += self._is_at_least()
+        self._begun_at_lowest += self._is_at_lowest()
         if self._rate < inf:
             gap = 1 / self.rate
             self._next = max(self._next, now - min(_LATE, gap / 10)) + gap  # nothing is saved up

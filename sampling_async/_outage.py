@@ -9,6 +9,7 @@ all, and where nobody waits nobody asks.
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ import anyio
 from sampling_async._loops import event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._policy import OutagePolicy
 
@@ -63,7 +64,7 @@ class Outage:
         self.began_at = -inf
         self.answered_at = -inf
         self.cause = ""
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] = lambda: None
         self._asks = asks
         self._clock = clock
         self._sleep = sleep
@@ -78,10 +79,9 @@ class Outage:
         self._news: anyio.Event | None = None
         self._is_closed = False
 
-    def answered(self) -> None:
-        """Learn that the service answered. Once it is away, only the answer to the question ends that."""
-        self._failures = 0
-        self.answered_at = self._clock()
+    def answered(self, now: float) -> None:
+        """Learn that the service answers, now. Once it is away, only the answer to the question ends that."""
+        self._failures, self.answered_at = 0, now
 
     def failed(self, cause: str, began_at: float, *, alone_for: float = 0.0) -> None:
         """Learn that an attempt failed as they do when the service is away.
@@ -105,7 +105,7 @@ class Outage:
             self._failures,
             cause,
         )
-        self._say_so()
+        self.on_change()
 
     async def make_sure(self, is_stuck: Callable[[], bool]) -> None:
         """Ask whether the service is there, while attempts have failed, but too few, and no more can be sent.
@@ -115,23 +115,29 @@ class Outage:
         Args:
             is_stuck: Returns whether nothing more may be sent before another attempt has ended.
         """
-        while self._is_suspected() and is_stuck():
-            try:
-                self._is_led = True
+        while not self._is_led and self._is_suspected() and is_stuck():
+            with self._leading():
                 await self._sleep(self.policy.first_pause)
-                if not (self._is_suspected(led=True) and is_stuck()):
+                if not (self._is_suspected() and is_stuck()):
                     return
                 answer = await self._asks(_QUESTION_SECONDS)
-            finally:
-                self._is_led = False
-                self._tell()
             if answer is None:
                 self._failures = 0
                 return
             self.failed(self.cause, self._clock(), alone_for=answer)
 
-    def _is_suspected(self, *, led: bool = False) -> bool:
-        return self._failures > 0 and not self.is_on and self._is_led == led
+    def _is_suspected(self) -> bool:
+        return self._failures > 0 and not self.is_on
+
+    @contextmanager
+    def _leading(self) -> Generator[None]:
+        """Be the one who asks. Whatever ends this, another one may take over."""
+        try:
+            self._is_led = True
+            yield
+        finally:
+            self._is_led, self._nap = False, None
+            self._tell()
 
     def away_for(self) -> float:
         """Return for how many seconds it has been away; 0 if it is not."""
@@ -160,9 +166,8 @@ class Outage:
         return True
 
     async def _lead(self, seconds: float) -> None:
-        """Wait, and ask if the question is due then. Whatever ends this, another one takes over."""
-        try:
-            self._is_led = True
+        """Wait, and ask if the question is due then."""
+        with self._leading():
             if seconds > 0:
                 with anyio.CancelScope() as self._nap:
                     await self._sleep(seconds)
@@ -175,10 +180,6 @@ class Outage:
                     self._end()
                 else:
                     self._plan(alone_for)
-        finally:
-            self._is_led = False
-            self._nap = None
-            self._tell()
 
     def _plan(self, alone_for: float) -> None:
         """Say when to ask next: later each time, and at a moment of this client's own."""
@@ -191,7 +192,7 @@ class Outage:
         now = self._clock()
         logger.info("the service answers again, after %.1f s", now - self.began_at)
         self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
-        self._say_so()
+        self.on_change()
 
     def close(self, *, wakes: bool) -> None:
         """Let everybody go on, to learn that the client is closed.
@@ -200,14 +201,11 @@ class Outage:
             wakes: Whether this runs in the event loop of those who wait; another one must not.
         """
         self._is_closed, self.is_on = True, False
-        if wakes and self._nap is not None:
+        if not wakes:
+            return
+        if self._nap is not None:
             self._nap.cancel()
-        if wakes:
-            self._tell()
-
-    def _say_so(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        self._tell()
 
     def _tell(self) -> None:
         if self._news is not None:

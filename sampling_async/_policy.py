@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 """Statuses that say, whoever answers, that a request was not processed: it came too late, early or often."""
 
-_PASSING_FAULTS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that may be others by the next attempt."""
+
+TOO_MANY: Final = 429
 _FAILURES: Final = 5
 _UNAVAILABLE: Final = 503
-_TOO_MANY: Final = 429
-_THROTTLED: Final = frozenset({_TOO_MANY, _UNAVAILABLE})
+_THROTTLED: Final = frozenset({TOO_MANY, _UNAVAILABLE})
 _AWAY: Final = frozenset({502, _UNAVAILABLE, 504})
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that is waited for; a longer one is left to the caller."""
@@ -220,7 +222,7 @@ def may_have_worked(error: SamplingError) -> bool:
 def shows_overload(error: SamplingError) -> bool:
     """Return whether the failed attempt says that the service, or the way to it, had enough."""
     if isinstance(error, ServiceError):
-        return error.status in _AWAY or error.status == _TOO_MANY
+        return error.status in _AWAY or error.status == TOO_MANY
     return isinstance(error, TransportError) and not error.permanent
 
 
@@ -232,7 +234,7 @@ def is_refused_for_load(error: SamplingError) -> bool:
 def shows_outage(error: SamplingError) -> bool | None:
     """Return whether an attempt failed as it does when the service is away; None if it says neither."""
     if isinstance(error, ServiceError):
-        return error.status in _AWAY or (None if error.status == _TOO_MANY else False)
+        return error.status in _AWAY or (None if error.status == TOO_MANY else False)
     if isinstance(error, TransportError) and not error.permanent:
         return True
     return None
@@ -241,7 +243,7 @@ def shows_outage(error: SamplingError) -> bool | None:
 def _passing(error: SamplingError) -> bool:
     """Return whether the cause may have gone by the next attempt."""
     if isinstance(error, ServiceError):
-        return error.status in _PASSING_FAULTS or error.result_code == ResultCode.TECHNICAL_ERROR
+        return error.status in PASSING or error.result_code == ResultCode.TECHNICAL_ERROR
     return isinstance(error, TransportError | DecodeError)
 
 

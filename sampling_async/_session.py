@@ -38,7 +38,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -119,13 +119,12 @@ class Session:
         self._limits = limits
         self._own_engine = transport is None
         self._has_proxy = proxy is not None
-        engine: dict[str, Any] = {
-            "idle": connections,
-            "idle_seconds": idle_seconds,
-            "proxy": proxy,
-            "tls": tls,
-        }
-        self._carrier = _Carrier(transport, base_url, api_key, engine)
+        engine: Engine | None = None
+        if transport is None:
+            from sampling_async import _engine  # noqa: PLC0415  its parser takes time to import
+
+            engine = _engine.Engine(idle=connections, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
+        self._carrier = _Carrier(engine, transport, base_url, api_key)
         self._http = _Client(self._carrier)
         # httpx takes longer for a URL, and for headers, than for the whole request.
         self._url = lru_cache(maxsize=64)(self._made_url)
@@ -366,18 +365,14 @@ class _Carrier(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
+        engine: Engine | None,
         transport: httpx.AsyncBaseTransport | None,
         base_url: httpx.URL,
         key: Secret,
-        engine: Mapping[str, Any],
     ) -> None:
+        self._engine = engine
         self._transport = transport
         self._stock: httpx.AsyncHTTPTransport | None = None
-        self._engine: Engine | None = None
-        if transport is None:
-            from sampling_async import _engine  # noqa: PLC0415  its parser takes time to import
-
-            self._engine = _engine.Engine(**engine)
         self._origin = _origin(base_url)
         self._home: httpx.URL | None = None  # one of that origin, the latest
         self._key = key

@@ -8,6 +8,7 @@ import httpx
 
 from sampling_async._answers import Answer
 from sampling_async._failures import Refusal
+from sampling_async._policy import PASSING
 from sampling_async._sockets import received, send_whole
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 UNAUTHORIZED: Final = 407
 _OK: Final = range(200, 300)
-_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _WHO: Final = ": give the right user and password in proxy= or SAMPLING_PROXY"
 _SAYS: Final = {
     401: _WHO,  # what tinyproxy says of a wrong password
@@ -74,4 +74,4 @@ def credentials_for(proxy: Proxy) -> Mapping[str, str]:
 def refusal_of(status: int) -> Refusal:
     """Return what to say of a proxy that answered with a status of its own."""
     text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
-    return Refusal(text, permanent=status not in _PASSING)
+    return Refusal(text, permanent=status not in PASSING)

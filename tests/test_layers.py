@@ -48,7 +48,7 @@ LAYERS = {
     "_answers": set(),
     "_failures": {"_alerts", "_errors"},
     "_idling": set(),
-    "_tunnels": {"_answers", "_configuration", "_failures", "_sockets"},
+    "_tunnels": {"_answers", "_configuration", "_failures", "_policy", "_sockets"},
     "_engine": {
         "_alerts",
         "_answers",
