@@ -468,21 +468,14 @@ async def test_a_body_of_many_parts_is_read():
 
 
 async def test_a_wait_that_was_cancelled_closes_its_connection():
-    arrived, closed = threading.Event(), threading.Event()
-
-    def script(connection: wire.Connection) -> None:
-        connection.read_request()
-        arrived.set()
-        assert connection.read_request() is None
-        closed.set()
-
+    script = wire.Silent()
     with wire.serve(script) as url:
         async with client_of(url) as client:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.get_settings)
-                assert await anyio.to_thread.run_sync(arrived.wait, 5)
+                assert await anyio.to_thread.run_sync(script.arrived.wait, 5)
                 tasks.cancel_scope.cancel()
-            assert await anyio.to_thread.run_sync(closed.wait, 5)
+            assert await anyio.to_thread.run_sync(script.closed.wait, 5)
 
 
 async def test_libraries_that_mock_httpx_work():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async._limit import AdaptiveLimit, LatencyLine, Line, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def answered(limit: AdaptiveLimit, seconds: float, *, ids: int = 100, running: int = 99, **changes) -> None:
@@ -200,6 +204,21 @@ def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: floa
     return refused, now
 
 
+def answered_a_second(is_refused: Callable[[int], bool]) -> float:
+    """Let 3,000 attempts be refused or not, whatever the pace; returns how many of a second are answered."""
+    pace, now, answered = Pace(), 0.0, 0
+    for number in range(3000):
+        now += pace.wait(now)
+        pace.begin(now)
+        now += 0.01
+        if is_refused(number):
+            pace.refused(now)
+        else:
+            answered += 1
+            pace.answered(now)
+    return answered / now
+
+
 def test_there_is_none_until_something_is_refused():
     pace = Pace()
     for _ in range(100):
@@ -230,32 +249,13 @@ def test_it_grows_when_the_limit_has_gone():
 @pytest.mark.parametrize("seed", range(3))
 def test_refusals_by_chance_do_not_bring_it_down_to_nothing(share, seed):
     """One of some nodes behind a balancer says no to everything."""
-    random, pace, now, answered = Random(seed), Pace(), 0.0, 0
-    for _ in range(3000):
-        now += pace.wait(now)
-        pace.begin(now)
-        now += 0.01
-        if random.random() < share:
-            pace.refused(now)
-        else:
-            answered += 1
-            pace.answered(now)
-    assert answered / now > 2
+    random = Random(seed)
+    assert answered_a_second(lambda _: random.random() < share) > 2
 
 
 def test_where_each_third_attempt_is_refused_however_slow_it_is_there_is_no_rate_for_a_while():
     """One of three nodes behind a balancer says no to everything."""
-    pace, now, answered = Pace(), 0.0, 0
-    for number in range(3000):
-        now += pace.wait(now)
-        pace.begin(now)
-        now += 0.01
-        if number % 3 == 0:
-            pace.refused(now)
-        else:
-            answered += 1
-            pace.answered(now)
-    assert answered / now > 10
+    assert answered_a_second(lambda number: number % 3 == 0) > 10
 
 
 def test_it_never_stops_altogether():

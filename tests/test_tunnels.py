@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 
 import anyio
 import doubles
@@ -225,21 +224,14 @@ async def test_a_proxy_that_is_silent_ends_at_the_connect_limit():
 
 
 async def test_a_call_cancelled_while_the_proxy_thinks_closes_its_connection():
-    arrived, closed = threading.Event(), threading.Event()
-
-    def script(connection: wire.Connection) -> None:
-        connection.read_request()
-        arrived.set()
-        assert connection.read_request() is None
-        closed.set()
-
+    script = wire.Silent()
     with wire.serve(script) as url:
         async with client_of("https://service.invalid", url) as client:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.get_settings)
-                assert await anyio.to_thread.run_sync(arrived.wait, 5)
+                assert await anyio.to_thread.run_sync(script.arrived.wait, 5)
                 tasks.cancel_scope.cancel()
-            assert await anyio.to_thread.run_sync(closed.wait, 5)
+            assert await anyio.to_thread.run_sync(script.closed.wait, 5)
 
 
 async def test_a_proxy_that_is_not_there_is_said_to_be_on_the_way():

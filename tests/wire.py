@@ -50,6 +50,25 @@ class Connection:
         self.sock.close()
 
 
+class Silent:
+    """A script that reads one request and answers nothing.
+
+    Attributes:
+        arrived: Set when the request is there.
+        closed: Set when the client has closed the connection.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.closed = threading.Event()
+
+    def __call__(self, connection: Connection) -> None:
+        connection.read_request()
+        self.arrived.set()
+        assert connection.read_request() is None
+        self.closed.set()
+
+
 def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
     """Return a whole HTTP answer."""
     lines = [f"HTTP/1.1 {status}", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -47,7 +45,7 @@ class Trial:
 def rows(run: Run) -> list[Row]:
     """Measure with and without nginx, where that is installed."""
     found = _outage_rows("connection refused and cut", _outage(run.of(0, 4_000), nginx=False))
-    if shutil.which("nginx") is None and shutil.which("nginx", path="/usr/sbin") is None:
+    if tool("real_proxies").installed("nginx") is None:
         return [*found, published("behind nginx", "not measured: nginx (a Debian package) is not installed")]
     found += _outage_rows("502 of nginx", _outage(run.of(0, 4_000), nginx=True))
     requests = run.of(200, 600)
@@ -84,31 +82,21 @@ def _outage_rows(how: str, trial: Trial) -> list[Row]:
 def _outage(members: int, *, nginx: bool) -> Trial:
     """Ask until the service is back and has answered for a while, and so many members in any case."""
     with tool("backend").Backend(0.002) as backend, _in_front(backend.url, nginx=nginx) as url:
-        trial, back = Trial(), threading.Event()
-        returned = [0.0]
-
-        def go() -> None:
-            time.sleep(1.0)
-            backend.go_away()
-            time.sleep(AWAY)
-            backend.come_back()
-            returned[0] = time.perf_counter()
-            back.set()
+        trial = Trial()
 
         def requests() -> Iterator[InviteRequest]:
             number = 0
-            while number < members or not back.is_set() or time.perf_counter() < returned[0] + NOTICED:
+            while number < members or time.perf_counter() < backend.back_at + NOTICED:
                 number += 1
                 yield InviteRequest(f"m{number}", range(1, IDS + 1))
 
         def seen(outcome: Any) -> None:
-            if back.is_set() and trial.noticed is None and outcome.status in {"invited", "rejected"}:
-                trial.noticed = time.perf_counter() - returned[0]
+            since = time.perf_counter() - backend.back_at
+            if since > 0 and trial.noticed is None and outcome.status in {"invited", "rejected"}:
+                trial.noticed = since
 
-        thread = threading.Thread(target=go)
-        thread.start()
-        asyncio.run(_asked(url, requests(), trial, backend.ledger, seen))
-        thread.join()
+        with backend.outage(1.0, AWAY):
+            asyncio.run(_asked(url, requests(), trial, backend.ledger, seen))
         return trial
 
 

@@ -6,13 +6,15 @@ import asyncio
 import json
 import socket
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 from fault_server import Ledger, Request, framed, right_document
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 
 class Backend:
@@ -23,11 +25,13 @@ class Backend:
 
     Attributes:
         ledger: What it received and processed.
+        back_at: When it came back from an `outage`, by time.perf_counter; infinity before.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.ledger = Ledger()
         self.url = ""
+        self.back_at = inf
         self._seconds = seconds
         self._listener: socket.socket | None = None
         self._port = 0
@@ -53,6 +57,24 @@ class Backend:
     def come_back(self) -> None:
         """Accept connections, under the same address as before."""
         self._do(self._open())
+
+    @contextmanager
+    def outage(self, after: float, seconds: float) -> Iterator[None]:
+        """Go away during the block, and come back; both are times in seconds. At its end it is back."""
+
+        def go() -> None:
+            time.sleep(after)
+            self.go_away()
+            time.sleep(seconds)
+            self.come_back()
+            self.back_at = time.perf_counter()
+
+        thread = threading.Thread(target=go)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
     def _do(self, what: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(10)

@@ -83,9 +83,14 @@ sub vcl_recv {{ return (pass); }}
 """
 
 
+def installed(program: str) -> str | None:
+    """Return where a program is, if it is there."""
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+
+
 def needs(program: str) -> str:
     """Return where a program is; skip the test where it is not installed."""
-    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+    found = installed(program)
     if found is None:
         pytest.skip(f"{program} is not installed (a Debian package)")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 
 import doubles
@@ -26,28 +26,18 @@ def client_of(url: str, **options) -> SamplingClient:
 
 @pytest.mark.parametrize("behind_nginx", [True, False])
 async def test_an_outage_costs_one_window_and_its_end_is_noticed_soon(behind_nginx):
-    back = threading.Event()
     with Backend(0.002) as backend, nginx(backend.url) as proxied:
         url = proxied if behind_nginx else backend.url
 
-        def go() -> None:
-            time.sleep(0.3)
-            backend.go_away()
-            time.sleep(1.0)
-            backend.come_back()
-            back.set()
-
         def requests():
             number = 0
-            while not back.is_set() or number % 100:
+            while backend.back_at == math.inf or number % 100:
                 number += 1
                 yield InviteRequest(f"m{number}", [2, 3])
 
-        thread = threading.Thread(target=go)
-        thread.start()
-        async with client_of(url) as client, client.fan_out(requests()) as outcomes:
-            seen = [outcome async for outcome in outcomes]
-        thread.join()
+        with backend.outage(0.3, 1.0):
+            async with client_of(url) as client, client.fan_out(requests()) as outcomes:
+                seen = [outcome async for outcome in outcomes]
         assert backend.ledger.lies(seen) == []
     statuses = [outcome.status for outcome in seen]
     assert statuses.count("unknown") <= 2 * (WIDTH + 1)
