@@ -1,0 +1,273 @@
+"""What is written by the code itself: options of the client, commands of the command line, measured figures.
+
+A page holds a line `<!-- generated: NAME -->`, and gets in its place what a function here says, when Sphinx
+reads the page. So these tables cannot say anything else than the code does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import typer
+
+from sampling_async import BodyLimits, OutagePolicy, RetryPolicy, SamplingClient, Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sphinx.application import Sphinx
+
+RESULTS: Final = Path(__file__).parents[2] / "benchmarks" / "results"
+MARK: Final = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+_PLAIN: Final = re.compile(r"\d[\d.]*|True|False|'.*'")
+_ENTRY: Final = re.compile(r"^\*{0,2}(\w+): ?(.*)$")
+
+
+# --- Docstrings ---------------------------------------------------------------------------------------------
+
+
+def described(thing: object, section: str) -> dict[str, str]:
+    """Return what a section of a Google docstring says of each name in it."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in _section(inspect.getdoc(thing) or "", section):
+        entry = _ENTRY.match(line)
+        if entry:
+            name, found[entry[1]] = entry[1], entry[2]
+        elif name:
+            found[name] += " " + line.strip()
+    return found
+
+
+def _section(doc: str, section: str) -> list[str]:
+    _, found, rest = doc.partition(f"\n{section}:\n")
+    lines: list[str] = []
+    for line in rest.splitlines() if found else ():
+        if line and not line.startswith(" "):
+            break
+        lines.append(line)
+    return textwrap.dedent("\n".join(lines)).splitlines()
+
+
+def row(*cells: str) -> str:
+    """Return a row of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+# --- The client's options -----------------------------------------------------------------------------------
+
+_POLICIES: Final = (Timeouts, RetryPolicy, OutagePolicy, BodyLimits)
+
+
+def client_options() -> Iterator[str]:
+    """Yield a table of the constructor's arguments, and one of each settings class."""
+    about = described(SamplingClient, "Args")
+    yield from (row("option", "default", "meaning"), row("---", "---", "---"))
+    for name, parameter in inspect.signature(SamplingClient).parameters.items():
+        yield row(f"`{name}`", _default(parameter), about[name])
+    for policy in _POLICIES:
+        about = described(policy, "Attributes")
+        yield from ("", f"## {policy.__name__}", "", _summary(policy), "")
+        yield from (row("field", "default", "meaning"), row("---", "---", "---"))
+        for field in attrs.fields(policy):
+            yield row(f"`{field.name}`", f"`{_shown(field.default)}`", about[field.name])
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return "required"
+    policy = str(parameter.annotation).partition(" |")[0]
+    if policy in {each.__name__ for each in _POLICIES}:
+        return f"`{policy}()`"
+    shown = repr(parameter.default)  # of what autodoc may have put in its place
+    if shown == "None":
+        return "none"
+    return f"`{shown}`" if _PLAIN.fullmatch(shown) else ""  # of a function, the meaning says it
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(map(str, sorted(value))) + "}"
+    return f"{value:_}" if isinstance(value, int) and value > 2**16 else repr(value)
+
+
+def _summary(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+# --- The commands -------------------------------------------------------------------------------------------
+
+CONNECTION: Final = "Connection"
+
+
+def cli() -> Any:
+    """Return the command line as its library sees it."""
+    from sampling_async._cli._commands import app  # noqa: PLC0415  private, so named in one place
+
+    return typer.main.get_command(app)
+
+
+def commands() -> Iterator[str]:
+    """Yield a section for each command, and one for the options that commands share."""
+    shared: dict[str, Any] = {}
+    for name, command in cli().commands.items():
+        options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        own = [each for each in options if _panel(each) != CONNECTION]
+        calls = [each for each in options if _panel(each) == CONNECTION]
+        shared.update({each.name: each for each in calls})
+        yield from (f"## {name}", "", *_paragraphs(command.help), "")
+        usage = [f"sampling-async {name}", *map(_usage, arguments), "[OPTIONS]"]
+        yield from ("```text", " ".join(usage), "```", "")
+        if arguments or own:
+            yield from (row("argument or option", "default", "meaning"), row("---", "---", "---"))
+            yield from (row(f"`{_metavar(each)}`", "", _plain(each.help)) for each in arguments)
+            yield from (_option(each) for each in own if "--help" not in each.opts)
+            yield ""
+        if calls:
+            yield from ("It takes the [connection options](#connection-options) too.", "")
+        yield from _examples(command.epilog)
+    yield from ("## Connection options", "", "Every command that calls the service takes these.", "")
+    yield from (row("option", "default", "meaning"), row("---", "---", "---"))
+    yield from (_option(each) for each in shared.values())
+
+
+def exit_codes() -> Iterator[str]:
+    """Yield a table of the exit codes."""
+    import sampling_async._cli  # noqa: PLC0415  private, so named in one place
+
+    yield from (row("code", "meaning"), row("---", "---"))
+    for code, meaning in described(sampling_async._cli, "Exit codes").items():  # noqa: SLF001
+        yield row(code, meaning)
+
+
+def _panel(option: Any) -> str | None:
+    return getattr(option, "rich_help_panel", None)
+
+
+def _metavar(argument: Any) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    return f"{name}..." if argument.nargs == -1 else name
+
+
+def _usage(argument: Any) -> str:
+    return _metavar(argument) if argument.required else f"[{_metavar(argument)}]"
+
+
+def _option(option: Any) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    shown = names if option.is_flag else f"{names} {option.metavar or ''}".strip()
+    default = "" if option.default in {None, False} or not option.show_default else f"`{option.default}`"
+    meaning = _plain(option.help)
+    if option.envvar:
+        meaning += f" Environment: `{option.envvar}`."
+    return row(f"`{shown}`", default, meaning)
+
+
+def _plain(text: str | None) -> str:
+    return re.sub(r"\[/?(?:bold|dim)\]", "", text or "").replace("\\[", "[")
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(_plain(text)).split("\n\n"):
+        yield from (paragraph.replace("\n", " "), "")
+
+
+def _examples(epilog: str | None) -> Iterator[str]:
+    examples = [line.strip() for line in _plain(epilog).splitlines() if line.startswith("  ")]
+    if examples:
+        yield from ("```bash", *examples, "```", "")
+
+
+# --- Figures ------------------------------------------------------------------------------------------------
+
+GIST: Final = {
+    "Truth": ("quota IDs pushed through faults", "lost: no outcome", "doubled: two outcomes", "lies: denied"),
+    "Pager": ("rows served", "lost", "doubled"),
+    "Sweeps": ("cuts", "cuts taken for", "operations not cancelled cleanly"),
+    "Interruption": ("ticks at which", "moments at which", "of these, with something wrong"),
+    "Manners": ("attempts a call, 1%", "attempts a call, 10%", "attempts a call, 30%", "attempts a call, 100%"),
+    "Brown-out": ("`unknown` in the brown-out",),
+    "Outages and limits": ("service away", "nginx lets", "the same"),
+    "Retry-After": ("trials", "trials with a request too early"),
+    "Churn": ("of 20 calls afterwards, worked", "CONNECT: of 20", "absolute form: of 20"),
+    "Clean-up": ("calls of all kinds", "file descriptors grown", "tasks grown", "memory slope"),
+    "Kill": ("SIGKILLs", "lost", "doubled", "lies"),
+    "Stalls": ("longest stall",),
+    "Two processes": ("other processes let in", "pairs asked twice", "kinds of damage noticed"),
+    "Bad inputs": ("bad inputs", "crashes"),
+    "Secrecy": ("hits of the key", "hits of a member code", "hits in what"),
+    "Planted bugs": ("bugs that the tests notice",),
+}
+"""Rows of the scoreboard, by section: how the title and the row begin."""
+
+
+def scoreboard() -> Iterator[str]:
+    """Yield the gist of the scoreboard's page, with the command of each section.
+
+    Raises:
+        LookupError: The page has no such section or row any more.
+    """
+    sections = list(_sections((RESULTS / "scoreboard.md").read_text()))
+    for title, wanted in GIST.items():
+        whole, command, rows = next(each for each in sections if each[0].startswith(title))
+        yield from (f"**{whole}** (`{command}`)", "", row("what", "goal", "this client", "naive"))
+        yield row("---", "---:", "---:", "---:")
+        chosen = [each for each in rows if each[0].startswith(wanted)]
+        if missing := [name for name in wanted if not any(each[0].startswith(name) for each in chosen)]:
+            raise LookupError(f"the scoreboard has no row {missing[0]!r} under {title!r}: see GIST")
+        for what, goal, ours, _, naive, *_ in chosen:
+            yield row(what, goal, ours, naive or "not measured")
+        yield ""
+
+
+def _sections(page: str) -> Iterator[tuple[str, str, list[list[str]]]]:
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        command = re.search(r"`(python [^`]+)`", body)
+        tables = [line for line in body.splitlines() if line.startswith("| ")]
+        rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in tables]
+        yield title, "" if command is None else command[1], [each for each in rows if "---" not in each[0]]
+
+
+def run_of_scoreboard() -> Iterator[str]:
+    """Yield which run the scoreboard's page is of."""
+    page = (RESULTS / "scoreboard.md").read_text()
+    yield from re.findall(r"^(?:\*\*\d+ of \d+ goals met\.\*\*|- .+)$", page, flags=re.MULTILINE)[:1]
+    yield ""
+    yield from re.findall(r"^- .+$", page.partition("\n## ")[0], flags=re.MULTILINE)
+
+
+GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "client-options": client_options,
+    "commands": commands,
+    "exit-codes": exit_codes,
+    "scoreboard": scoreboard,
+    "run-of-scoreboard": run_of_scoreboard,
+}
+
+
+def filled(page: str) -> str:
+    """Return a page with what is generated in it."""
+    return MARK.sub(lambda mark: "\n".join(GENERATED[mark[1]]()), page)
+
+
+def _read(_app: Sphinx, _page: str, source: list[str]) -> None:
+    source[0] = filled(source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register with Sphinx."""
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":  # to look at one: python docs/_extensions/generated.py commands
+    import sys
+
+    print(*GENERATED[sys.argv[1]](), sep="\n")  # noqa: T201

@@ -1,0 +1,35 @@
+"""Pictures of the Markdown twins: they lie in `_images` as those of the pages do, and the twins say so."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+_PICTURE: Final = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)(\))")
+_AFTER_THE_TWINS: Final = 900
+
+
+def _mend(app: Sphinx, exception: Exception | None) -> None:
+    if exception is not None or app.builder.name != "html":
+        return
+    root = Path(app.outdir)
+    for path in [*root.rglob("*.md"), root / "llms-full.txt"]:
+
+        def in_images(found: re.Match[str], folder: Path = path.parent) -> str:
+            picture = root / "_images" / Path(found[2]).name
+            to = os.path.relpath(picture, folder) if picture.exists() else found[2]
+            return f"{found[1]}{to}{found[3]}"
+
+        page = path.read_text(encoding="utf-8")
+        path.write_text(_PICTURE.sub(in_images, page), encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register with Sphinx; takes `sphinx_llm.txt`, which writes the twins."""
+    app.connect("build-finished", _mend, priority=_AFTER_THE_TWINS)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

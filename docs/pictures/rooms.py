@@ -1,0 +1,49 @@
+"""Draw the rooms of the code: `python docs/pictures/rooms.py` writes rooms.svg."""
+
+from __future__ import annotations
+
+from drawing import HERE, Drawing
+
+WIDTH, HEIGHT, MIDDLE = 480, 640, 240
+WIDE, HALF, TALL = 448, 215, 58
+LEFT, RIGHT = 16, 249
+TOOLS = ("matching", "simulator", "_cli")
+ROOMS = (
+    # room, what it does, x, y, width
+    ("_client  _snapshot", "the promise to the user", LEFT, 128, WIDE),
+    ("_bulk", "chunks in, outcomes out", LEFT, 212, WIDE),
+    ("_journal", "sent and answered, on disk", LEFT, 296, HALF),
+    ("_calls", "one call: attempts, retries", RIGHT, 296, HALF),
+    ("_protocol", "five requests, outcomes", LEFT, 380, HALF),
+    ("_wire", "one attempt, on sockets", RIGHT, 380, HALF),
+    ("_json", "bytes to records", LEFT, 464, HALF),
+    ("_pacing", "who may run now", RIGHT, 464, HALF),
+    ("_contract", "the words: errors, records, settings", LEFT, 548, WIDE),
+)
+
+
+def picture() -> str:
+    """Return the picture."""
+    draw = Drawing(
+        WIDTH, HEIGHT, "The rooms of the code. Imports go downwards only; the tools are never imported."
+    )
+    draw.box(LEFT, 20, WIDE, 72, fill="ground", edge="soft", dashed=True)
+    draw.text(MIDDLE, 42, "tools around it: the client never imports them", size=14, colour="soft")
+    for place, tool in enumerate(TOOLS):
+        draw.text(LEFT + WIDE * (place + 0.5) / len(TOOLS), 74, tool, size=16, mono=True, bold=True)
+    draw.arrow(MIDDLE, 94, MIDDLE, 125)
+    for room, does, x, y, width in ROOMS:
+        draw.box(x, y, width, TALL, fill="box", edge="strong")
+        draw.text(x + width / 2, y + 25, room, size=16, mono=True, bold=True, colour="strong")
+        draw.text(x + width / 2, y + 46, does, size=14)
+    draw.arrow(MIDDLE, 128 + TALL + 2, MIDDLE, 128 + 81)
+    for x in (LEFT + HALF / 2, RIGHT + HALF / 2):
+        for y in (212, 296, 380, 464):
+            draw.arrow(x, y + TALL + 2, x, y + 81)
+    draw.arrow(RIGHT + 20, 296 + TALL + 2, LEFT + HALF - 20, 296 + 81)  # a call asks one of the five requests
+    draw.text(MIDDLE, 628, "an arrow means: imports", size=13, colour="soft")
+    return draw.svg()
+
+
+if __name__ == "__main__":
+    (HERE / "rooms.svg").write_text(picture())

@@ -1,0 +1,138 @@
+"""Examples of the README and of docs/ run as they stand; what they say of the code is held against it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from runpy import run_path
+
+import pytest
+from docs_kit import PAGES, ROOT, examples_of, write_all
+
+from sampling_async.simulator import Simulator
+
+README = (ROOT / "README.md").read_text()
+WITH_EXAMPLES = [page for page in PAGES if examples_of(page)]
+
+
+def of_page(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=of_page)
+def test_the_scripts_of_a_page_run_one_after_the_other(page, monkeypatch, capsys, tmp_path):
+    """They share a folder, since one may read what another has written, and each has a fresh simulator."""
+    monkeypatch.chdir(tmp_path)
+    port = 0
+    for example in examples_of(page):
+        if example.is_test or example.is_service:
+            continue
+        simulator = Simulator(seed=0, surveys=20, members=200)  # as `sampling-async simulate` makes it
+        with simulator.serve(port=port) as url:
+            port = int(url.rpartition(":")[2])  # a journal belongs to one address
+            monkeypatch.setenv("SAMPLING_BASE_URL", url)
+            monkeypatch.setenv("SAMPLING_PANEL_GUID", simulator.panel_guid)
+            monkeypatch.setenv("SAMPLING_API_KEY", simulator.api_key)
+            path = tmp_path / example.name
+            path.write_text(example.text)
+            run_path(str(path), run_name="__main__")
+        assert capsys.readouterr().out, example
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in WITH_EXAMPLES if any(each.is_test for each in examples_of(page))], ids=of_page
+)
+def test_the_tests_of_a_page_pass(page, tmp_path):
+    tests = 0
+    for example in examples_of(page):
+        if example.is_test or example.is_service:
+            (tmp_path / example.name).write_text(example.text)
+            tests += example.is_test
+    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # which warns where it is not configured
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert f"{tests} passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_example_has_a_file_name_of_its_own_for_the_type_checker(tmp_path):
+    assert write_all(tmp_path) == len(list(tmp_path.iterdir())) > 20
+
+
+def test_the_two_commands_are_those_that_ci_runs():
+    assert 'python -m pip install -e ".[cli,simulator]" && sampling-async demo' in README
+    second = "python -m pip install nox && nox"
+    assert second in README
+    assert second in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_readme_can_be_read_in_one_go():
+    assert len(README.splitlines()) <= 160
+
+
+def test_recipes_are_parts_of_those_that_are_run_on_the_engines():
+    page = (ROOT / "docs" / "howto" / "clusters.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```py\n")[1:]]
+    assert len(blocks) == 3
+    recipes = [path.read_text() for path in (ROOT / "tests" / "clusters").glob("recipe_*.py")]
+    for block in blocks:
+        assert any(block in recipe for recipe in recipes)
+
+
+def test_figures_of_the_readme_are_those_of_the_committed_runs():
+    results = ROOT / "benchmarks" / "results"
+    of_row = {"quota IDs": "scoreboard", "CPU": "speed", "matching": "matching"}
+    rows = [line for line in README.splitlines() if line.startswith("| ") and "`python benchmarks" in line]
+    assert len(rows) == len(of_row)
+    for row in rows:
+        what, measured, _ = row.strip("| ").split(" | ")
+        page = (
+            results / f"{next(name for start, name in of_row.items() if what.startswith(start))}.md"
+        ).read_text()
+        for number in re.findall(r"\d[\d,.]*\d", measured.replace("99th", "")):
+            assert re.search(rf"(?<![\d,.]){re.escape(number)}(?![\d,]|\.\d)", page), f"{number}: {what}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_links_lead_to_files(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize(("script", "picture"), [("fan_out", "fan-out.svg"), ("rooms", "rooms.svg")])
+def test_pictures_are_as_their_scripts_draw_them(script, picture, monkeypatch):
+    folder = ROOT / "docs" / "pictures"
+    monkeypatch.syspath_prepend(folder)
+    assert import_module(script).picture() == (folder / picture).read_text()
+
+
+def commands_in_pages():
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            for found in re.finditer(r"sampling-async (\S+)([^|\n]*)", block):
+                yield f"{of_page(page)}: {found[0].strip()}", found[1], found[2].partition("  #")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"), [pytest.param(*each[1:], id=each[0]) for each in commands_in_pages()]
+)
+def test_commands_and_their_options_are_there(name, rest):
+    import typer  # noqa: PLC0415  what brings the commands takes its time
+
+    from sampling_async._cli._commands import app  # noqa: PLC0415
+
+    command = typer.main.get_command(app).commands[name]
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= known
+
+
+def test_generated_tables_speak_of_every_option_and_command(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_extensions")
+    import_sphinx_free = (ROOT / "docs" / "_extensions" / "generated.py").read_text()
+    assert "from sphinx" not in import_sphinx_free.partition("if TYPE_CHECKING:")[0]
+    generated = import_module("generated")
+    for name, lines in generated.GENERATED.items():
+        assert "".join(lines()), name
+        assert any(f"<!-- generated: {name} -->" in page.read_text() for page in PAGES), name
