@@ -1,26 +1,33 @@
 """Bugs planted into a copy of the package, one at a time, and the tests that should turn red.
 
-They are data, in `planted/bugs.toml`: a file of the package, a text that occurs in it once, what takes its
+They are data, in `planted/bugs.toml`: the name of a function, a text that occurs in it once, what takes its
 place, and the arguments of pytest that name a few tests.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import tokenize
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import sampling_async
 from scoreboard.board import Row, Run, at_least, exactly
 from scoreboard.testkit import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BUGS: Final = Path(__file__).parent / "planted" / "bugs.toml"
 WANTED: Final = 20
@@ -40,14 +47,15 @@ class Bug:
 
     Attributes:
         name: What is wrong with the package then.
-        file: The module, below the package's folder.
+        where: A class, function or constant of the package, as `RetryPolicy.allows`, wherever it is; with the
+            file before it where several have the name; or a file alone, for what stands in none of them.
         old: What stands there, once.
         new: What stands there instead.
         tests: Arguments of pytest.
     """
 
     name: str
-    file: str
+    where: str
     old: str
     new: str
     tests: tuple[str, ...]
@@ -132,19 +140,66 @@ def _without_bug(tests: tuple[str, ...], copies: SimpleQueue[Path]) -> str:
 
 def _planted(bug: Bug, copies: SimpleQueue[Path]) -> Verdict:
     place = copies.get()
-    module = place / "sampling_async" / bug.file
-    text = module.read_text(encoding="utf-8") if module.exists() else ""
+    module, text, start, end = _found(place / "sampling_async", bug.where)
+    before, planted_in, after = text[:start], without_comments(text[start:end]), text[end:]
+    old = without_comments(bug.old)
     try:
-        if text.count(bug.old) != 1:
+        if planted_in.count(old) != 1:
             return "text not found"
-        module.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
+        module.write_text(f"{before}{planted_in.replace(old, bug.new)}{after}", encoding="utf-8")
         code = _pytest(place, *bug.tests).returncode
     except subprocess.TimeoutExpired:
         return "hung"
     finally:
-        if text:
-            module.write_text(text, encoding="utf-8")
+        module.write_text(text, encoding="utf-8")
         copies.put(place)
     if code == 0:
         return "survived"
     return "caught" if code == FAILED else "tests did not run"
+
+
+def without_comments(code: str) -> str:
+    """Return code, or a part of it, as it is without comments: a bug is to be found whatever is said there."""
+    lines = code.splitlines(keepends=True)
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+    except (tokenize.TokenError, IndentationError):  # of a part that does not stand alone
+        return re.sub(r"(?m)^[ \t]*#.*\n|[ \t]+# .*$", "", code)
+    for token in reversed(tokens):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            kept = lines[line - 1][:column].rstrip()
+            lines[line - 1] = f"{kept}\n" if kept else ""
+    return "".join(lines)
+
+
+def _found(package: Path, where: str) -> tuple[Path, str, int, int]:
+    """Return the file that holds what is named, its text, and from where to where that stands in it."""
+    file, _, name = where.rpartition(" ") if " " in where or not where.endswith(".py") else (where, "", "")
+    places: list[tuple[Path, str, int, int]] = []
+    for module in [package / file] if file else sorted(package.rglob("*.py")):
+        text = module.read_text(encoding="utf-8")
+        if not name:
+            return module, text, 0, len(text)
+        lines = text.splitlines(keepends=True)
+        for node in _definitions(ast.parse(text).body, name.split(".")):
+            start = min(each.lineno for each in (node, *getattr(node, "decorator_list", [])))
+            end = sum(map(len, lines[: node.end_lineno]))
+            places.append((module, text, sum(map(len, lines[: start - 1])), end))
+    if len(places) != 1:
+        raise LookupError(f"{where!r} of planted/bugs.toml is {len(places)} places of the package, not one")
+    return places[0]
+
+
+def _definitions(body: list[ast.stmt], name: list[str]) -> Iterator[ast.stmt]:
+    """Find what is defined by a name, or by those of a class and what is in it."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name == name[0]:
+                yield from _definitions(node.body, name[1:]) if len(name) > 1 else (node,)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if len(name) == 1 and any(isinstance(each, ast.Name) and each.id == name[0] for each in targets):
+                yield node
+        elif isinstance(node, ast.If):
+            yield from _definitions(node.body, name)

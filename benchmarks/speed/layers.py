@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peers.aiohttp_msgspec import AiohttpClient
 
-from sampling_async._gate import Lane, Permit
-from sampling_async._protocol import bulk_invite
-from sampling_async._session import Track
+from sampling_async._contract.exchange import Track
+from sampling_async._pacing.gate import Lane, Permit
+from sampling_async._protocol.requests import bulk_invite
 from speed.canned_server import canned_service
 from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio
 from speed.ours import OurClient
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scoreboard.board import Run
 
     from sampling_async import BulkInviteResult
-    from sampling_async._protocol import Call
+    from sampling_async._contract.exchange import Call
     from speed.canned_server import Address
     from speed.measuring import Sample
 

@@ -1,0 +1,78 @@
+"""How far one bulk request travels through the package: calls of functions, changes of file and of room.
+
+    python benchmarks/stations.py
+
+It asks 100 quota IDs of an embedded simulator with a warm client, and counts with `sys.setprofile` what runs in
+this thread. A coroutine that goes on after a wait counts as called again. The numbers are exact and repeatable,
+unlike times: they say how many stations a reader has to follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sampling_async
+from sampling_async import SamplingClient
+from sampling_async.simulator import Simulator
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+PACKAGE = Path(sampling_async.__file__).parent
+
+
+class Stations:
+    """Counts calls of the package's functions, and changes of file and room from one call to the next."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.files: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Take note of a call; for `sys.setprofile`."""
+        if event != "call":
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            self.calls += 1
+            self.files.append(path.relative_to(PACKAGE).with_suffix("").as_posix())
+
+    def changes(self, *, of_rooms: bool = False) -> int:
+        """Return how often one call was in another file, or room, than the one before."""
+        places = [file.split("/")[0] if of_rooms else file for file in self.files]
+        return sum(1 for before, after in pairwise(places) if before != after)
+
+
+async def stations_of_one_request(url: str, simulator: Simulator) -> Stations:
+    """Ask 100 quota IDs with a warm client, and count."""
+    member, quota_ids = next(iter(simulator.members)), range(1, 101)
+    stations = Stations()
+    key = simulator.api_key
+    async with SamplingClient(url, panel_guid=simulator.panel_guid, api_key=key) as client:
+        for _ in range(5):
+            await client.bulk_invite(member, quota_ids)
+        sys.setprofile(stations)
+        await client.bulk_invite(member, quota_ids)
+        sys.setprofile(None)
+    return stations
+
+
+def main() -> None:
+    """Count, and print."""
+    simulator = Simulator(seed=1)
+    with simulator.serve() as url:
+        stations = asyncio.run(stations_of_one_request(url, simulator))
+    print(f"calls of functions of the package: {stations.calls}")
+    print(f"changes from file to file: {stations.changes()}; files: {len(set(stations.files))}")
+    print(f"changes from room to room: {stations.changes(of_rooms=True)}")
+    for file, calls in Counter(stations.files).most_common():
+        print(f"{calls:6} {file}")
+
+
+if __name__ == "__main__":
+    main()
