@@ -1,24 +1,23 @@
 """The asyncio client for External Sampling Services.
 
-Everything a user needs is here, flat; the modules behind it are private. The simulator to test against is
-`sampling_async.simulator`.
+All public names are in this namespace; the modules behind it are private. `sampling_async.simulator` is a
+simulator of the service, to test against.
 
-What sends requests is loaded when it is first asked for, since it takes an HTTP library: processes that match
-members, of which there may be many, and that start often, do without.
+The names that send requests are loaded on first access, because they import an HTTP library. A process that
+only matches members never imports it. There may be many such processes, and they start often.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._codec import from_json, to_json
-from sampling_async._errors import (
+from sampling_async._calls.retry import RetryPolicy
+from sampling_async._contract.errors import (
     BadRequestError,
     ClientClosedError,
     DecodeError,
     Delivery,
     Endpoint,
     ForbiddenError,
-    IncompleteBulkError,
     InvalidRequestError,
     JournalError,
     OutageError,
@@ -30,7 +29,7 @@ from sampling_async._errors import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
-from sampling_async._models import (
+from sampling_async._contract.records import (
     Invite,
     Layer,
     Price,
@@ -44,19 +43,27 @@ from sampling_async._models import (
     Survey,
     SurveyWaveExclusion,
 )
-from sampling_async._outcomes import BulkInviteResult, InviteOutcome, OutcomeStatus
-from sampling_async._policy import OutagePolicy, RetryPolicy, Timeouts
-from sampling_async._protocol import InviteRequest
-from sampling_async._settings import MemberURL, PartnerSettings
+from sampling_async._contract.settings import MemberURL, PartnerSettings
+from sampling_async._json.codec import from_json, to_json
+from sampling_async._pacing.patience import OutagePolicy
+from sampling_async._protocol.outcomes import (
+    BulkInviteResult,
+    IncompleteBulkError,
+    InviteOutcome,
+    OutcomeStatus,
+)
+from sampling_async._protocol.requests import InviteRequest
 from sampling_async._snapshot import Snapshot
 from sampling_async._version import __version__
+from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from sampling_async._bodies import BodyLimits
-    from sampling_async._bulk import OutcomeStream, Progress
+    from sampling_async._bulk.source import Goal
+    from sampling_async._bulk.stream import OutcomeStream, Progress
+    from sampling_async._calls.recontact import RecontactStream
     from sampling_async._client import SamplingClient
-    from sampling_async._journal import Journal
-    from sampling_async._recontact import RecontactStream
+    from sampling_async._journal.journal import Journal
+    from sampling_async._wire.bodies import BodyLimits
 
 __all__ = [
     "BadRequestError",
@@ -67,6 +74,7 @@ __all__ = [
     "Delivery",
     "Endpoint",
     "ForbiddenError",
+    "Goal",
     "IncompleteBulkError",
     "InvalidRequestError",
     "Invite",
@@ -109,24 +117,27 @@ __all__ = [
     "to_json",
 ]
 
+# Names that `__getattr__` loads, each with its module.
 _OF_CLIENT: Final = {
-    "BodyLimits": "_bodies",
-    "Journal": "_journal",
-    "OutcomeStream": "_bulk",
-    "Progress": "_bulk",
-    "RecontactStream": "_recontact",
+    "BodyLimits": "_wire.bodies",
+    "Goal": "_bulk.source",
+    "Journal": "_journal.journal",
+    "OutcomeStream": "_bulk.stream",
+    "Progress": "_bulk.stream",
+    "RecontactStream": "_calls.recontact",
     "SamplingClient": "_client",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what sends requests."""
+    """Import a name that sends requests, on its first access."""
     if name not in _OF_CLIENT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Stored in the module, so that Python finds it there and does not call this function again.
     value = globals()[name] = getattr(import_module(f"sampling_async.{_OF_CLIENT[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    """Return what is there to be used, loaded or not."""
+    """Return the public names, loaded or not."""
     return __all__

@@ -1,4 +1,4 @@
-"""The client: what it promises to its user."""
+"""`SamplingClient`: the public methods of the package, one or two for each endpoint of the contract."""
 
 from __future__ import annotations
 
@@ -12,21 +12,36 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from sampling_async import _protocol
-from sampling_async._bodies import BodyLimits
-from sampling_async._bulk import OutcomeStream
-from sampling_async._calls import Caller
-from sampling_async._chunks import (
+from sampling_async._bulk.inputs import AnyIterable, readable
+from sampling_async._bulk.invites import Inviter
+from sampling_async._bulk.options import BULK, BulkOptions, options_of
+from sampling_async._bulk.source import (
     ChunkSource,
     Goal,
     PanelSource,
     checked_request,
     source_of,
-    spread,
     total_of,
 )
-from sampling_async._codec import warm_up
-from sampling_async._configuration import (
+from sampling_async._bulk.stream import OutcomeStream
+from sampling_async._calls.call import Caller
+from sampling_async._calls.quotas import SurveyStream, read_quotas
+from sampling_async._calls.recontact import PageReader, RecontactStream
+from sampling_async._calls.retry import RetryPolicy
+from sampling_async._contract.checks import number_above_0, whole_above_0
+from sampling_async._contract.errors import Endpoint, InvalidRequestError
+from sampling_async._contract.exchange import Track
+from sampling_async._journal.journal import Journal, run_of
+from sampling_async._json.codec import warm_up
+from sampling_async._pacing.gate import Gate, Lane, Permit
+from sampling_async._pacing.loops import current_time
+from sampling_async._pacing.outage import Outage
+from sampling_async._pacing.patience import OutagePolicy
+from sampling_async._protocol import requests
+from sampling_async._protocol.chunk import MAX_QUOTA_IDS
+from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of
+from sampling_async._snapshot import Snapshot
+from sampling_async._wire.address import (
     Secret,
     base_url_of,
     guid_of,
@@ -34,20 +49,10 @@ from sampling_async._configuration import (
     must_be_safe_through,
     proxy_of,
 )
-from sampling_async._errors import Endpoint, InvalidRequestError
-from sampling_async._gate import Gate, Lane, Permit
-from sampling_async._inputs import AnyIterable, readable
-from sampling_async._invites import Inviter
-from sampling_async._journal import Journal, run_of
-from sampling_async._loops import current_time
-from sampling_async._outage import Outage
-from sampling_async._policy import OutagePolicy, RetryPolicy, Timeouts
-from sampling_async._protocol import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
-from sampling_async._quotas import SurveyStream, read_quotas
-from sampling_async._recontact import PageReader, RecontactStream
-from sampling_async._session import Session, Track
-from sampling_async._snapshot import Snapshot
-from sampling_async._trust import checked_context, context_of_files
+from sampling_async._wire.bodies import BodyLimits
+from sampling_async._wire.session import Session
+from sampling_async._wire.timeouts import Timeouts
+from sampling_async._wire.trust import checked_context, context_of_files
 
 if TYPE_CHECKING:
     import ssl
@@ -57,48 +62,49 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from sampling_async._journal_run import JournalRun
-    from sampling_async._models import Invite, Quotas, RecontactMembers, Survey
-    from sampling_async._outcomes import BulkInviteResult
-    from sampling_async._settings import PartnerSettings
+    from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
+    from sampling_async._contract.settings import PartnerSettings
+    from sampling_async._journal.run import JournalRun
+    from sampling_async._protocol.outcomes import BulkInviteResult
 
-_SPARE_CONNECTIONS = 2
-_LEAST_SHARE: Final = 1e-6
-BULK: Final[Endpoint] = "bulk_invite"
+# Unused connections kept beyond `max_concurrency`: the probe of an outage needs no permit.
+_SPARE_CONNECTIONS: Final = 2
 
 
 class SamplingClient:
     """A client of one External Sampling Service for one partner panel.
 
-    Make one for each event loop and share it: all its calls run under one limit. Use it as
-    `async with SamplingClient(...) as client`, or call `aclose()` when done.
+    Make one client for each event loop and share it: one limit applies to all its calls. Use it as
+    `async with SamplingClient(...) as client`, or call `aclose()` at the end.
 
     Args:
-        base_url: The service's address, without the paths of the contract. https, or http for loopback.
+        base_url: The service's address, without the paths of the contract. It must be https; http is allowed
+            for loopback.
         panel_guid: The PanelGUID, issued by the operator for a panel and culture.
         api_key: The API_AUTH_KEY, a Guid. It is sent to `base_url` only, and no repr or error shows it.
-        max_concurrency: How many requests may be in flight at once, over all calls of this client. Below it,
-            the limit adapts to what the service can take, see `snapshot()`.
-        timeouts: Time limits of an attempt.
+        max_concurrency: The most requests that may be in flight at once, over all calls of this client. Below
+            it, the limit adapts to what the service can take, see `snapshot()`.
+        timeouts: Time limits of one attempt.
         retry: Whether and how failed calls are repeated.
-        outage: What to do when the service is away.
-        limits: Bounds of an answer's body, in bytes.
-        transport: Something of httpx that carries the requests in place of its own engine: a mock, an ASGI
-            application. It brings its own proxy and TLS.
+        outage: What to do during an outage of the service.
+        limits: The largest response bodies that are accepted, in bytes.
+        transport: An httpx transport that carries the requests in place of the client's own engine, such as a
+            mock or an ASGI application. It has its own settings for proxy and TLS.
         proxy: An HTTP proxy, `http://host:3128` or `http://user:password@host:3128`; no repr or error shows
-            the credentials. What is https goes through it unseen (CONNECT), and it fetches what is http. Of
-            the environment, `from_env` reads SAMPLING_PROXY; HTTPS_PROXY is not used.
-        ssl_context: How TLS is spoken: private authorities, client certificates. It is set to offer HTTP/1.1
-            by ALPN. Default: certifi's authorities, or those that SSL_CERT_FILE or SSL_CERT_DIR names.
-        idle_seconds: How long an unused connection is kept. Keep it below the time after which the service
-            closes one; where it closes them sooner, the client learns to use them for less.
-        allow_http: Let the key travel in the clear to hosts other than loopback.
-        clock: Seconds from any start; default, the event loop's.
-        sleep: Waits a number of seconds; default, the event loop's.
-        random: Draws from 0 to 1, for the jitter of the backoff.
+            the credentials. For an https service the proxy opens a tunnel (CONNECT) and cannot read the
+            traffic; for an http service it sends the requests itself. `from_env` reads SAMPLING_PROXY from the
+            environment; HTTPS_PROXY is not used.
+        ssl_context: The TLS settings, for private authorities or client certificates. The client sets it to
+            offer HTTP/1.1 by ALPN. Default: certifi's authorities, or those in SSL_CERT_FILE or SSL_CERT_DIR.
+        idle_seconds: How long an idle connection is kept. Choose less than the time after which the service
+            closes it. If the service closes connections sooner, the client learns to reuse them for less time.
+        allow_http: Allow to send the key unencrypted to hosts other than loopback.
+        clock: Returns seconds from any start; default, the event loop's clock.
+        sleep: Waits a number of seconds; default, the event loop's sleep.
+        random: Returns numbers from 0 to 1, for the jitter of the backoff.
 
     Raises:
-        InvalidRequestError: An argument is not what it must be. Keys and addresses are not repeated.
+        InvalidRequestError: An argument is invalid. The message never repeats keys and addresses.
     """
 
     def __init__(
@@ -122,11 +128,11 @@ class SamplingClient:
         random: Callable[[], float] = _random.random,
     ) -> None:
         key, way = Secret.of(api_key), None if proxy is None else Secret.of(proxy)
-        # The frames of an error may be reported with their locals, also where one of these is mistyped.
+        # Error reports may show the local variables of each frame. So the plain texts are deleted before any
+        # check below can raise.
         del api_key, proxy
         key = guid_of(key, "api_key")
-        if not isinstance(max_concurrency, int) or isinstance(max_concurrency, bool) or max_concurrency < 1:
-            raise InvalidRequestError(f"max_concurrency is a whole number above 0, not {max_concurrency!r}")
+        whole_above_0(max_concurrency, "max_concurrency")
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         if transport is not None and (way is not None or ssl_context is not None):
@@ -156,7 +162,8 @@ class SamplingClient:
             random=random,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
-        self._known = WeakValueDictionary[bytes, "Survey"]()  # surveys read before that somebody still has
+        # Surveys decoded earlier that the user still holds. Get Quotas reuses them where the JSON is the same.
+        self._known = WeakValueDictionary[bytes, "Survey"]()
         warm_up()
         policy = retry or RetryPolicy()
         self._caller = Caller(
@@ -167,19 +174,20 @@ class SamplingClient:
     def from_env(cls, **overrides: Any) -> Self:
         """Make a client from SAMPLING_BASE_URL, SAMPLING_PANEL_GUID and SAMPLING_API_KEY.
 
-        The way to the service may be set too: SAMPLING_PROXY as `proxy`; SAMPLING_CA_FILE, a PEM file of the
-        authorities to trust in place of all others; SAMPLING_CLIENT_CERT, a PEM file with a client certificate
-        and its key, not encrypted. They are not looked at where `transport` is given, nor the files with
-        `ssl_context`.
+        Three more variables are optional: SAMPLING_PROXY is the `proxy`; SAMPLING_CA_FILE is a PEM file of the
+        authorities to trust, in place of all others; SAMPLING_CLIENT_CERT is a PEM file with a client
+        certificate and its key, not encrypted. All three are ignored if `transport` is given, and the two files
+        are ignored if `ssl_context` is given.
 
         Args:
-            overrides: Arguments of the constructor, `base_url` included; they count over the environment.
+            overrides: Arguments of the constructor, `base_url` included. They replace the environment's values.
 
         Raises:
-            InvalidRequestError: A variable is missing, an argument is not what it must be, or a file cannot be
-                used; the text names the variable and the file.
+            InvalidRequestError: A variable is missing, an argument is invalid, or a file cannot be used. The
+                message names the variable and the file.
         """
-        for name in ("api_key", "proxy"):  # first of all: reports of errors show the locals of frames
+        # This comes first: error reports may show the local variables of this frame.
+        for name in ("api_key", "proxy"):
             if overrides.get(name):
                 overrides[name] = Secret.of(overrides[name])
         names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}
@@ -201,6 +209,7 @@ class SamplingClient:
         return cls(overrides.pop("base_url"), **overrides)
 
     def __repr__(self) -> str:
+        # `__init__` may have failed before it set everything, and a debugger may still print the object.
         if not hasattr(self, "_caller"):
             return "<SamplingClient: not made>"
         state = "closed" if self._session.closed else f"{self._gate.running} of {self._gate.maximum} running"
@@ -215,16 +224,18 @@ class SamplingClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client. Calls that still run end with `ClientClosedError`; may be called twice."""
+        """Close the client. Running calls end with `ClientClosedError`. This may be called more than once."""
+        # This wakes the tasks that wait for a hold to end. They resume in the next await, and find the session
+        # closed by then.
         self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
     async def _ask_whether_away(self, seconds: float) -> float | None:
-        """Ask Get Settings once; see `Outage`."""
-        return await self._caller.ask_whether_away(_protocol.get_settings(self._panel_guid), seconds)
+        """Send Get Settings once, to find out whether an outage has ended; see `Outage`."""
+        return await self._caller.ask_whether_away(requests.get_settings(self._panel_guid), seconds)
 
     def snapshot(self) -> Snapshot:
-        """Return what the client is doing now: its limit, what runs and waits, retries left, latency."""
+        """Return the client's state now: its limit, running and waiting attempts, retries left, latency."""
         limit, rate = self._gate.kind(BULK).adaptive, self._gate.kind(BULK).pace.rate
         line = limit.latency.line
         return Snapshot(
@@ -246,19 +257,19 @@ class SamplingClient:
     def _until(self, deadline: float | None) -> float:
         if deadline is None:
             return inf
-        return self._gate.clock() + _positive(deadline, "deadline", "seconds")
+        return self._gate.clock() + number_above_0(deadline, "deadline", "seconds")
 
     async def get_quotas(self, *, include_routables: bool = True, deadline: float | None = None) -> Quotas:
         """Return the surveys and quotas that need supply (endpoint Get Quotas).
 
         Args:
-            include_routables: Whether conditions on routable questions are part of the answer.
-            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
+            include_routables: Whether the response includes conditions on routable questions.
+            deadline: Seconds the whole call may take: queueing, attempts and the pauses between them.
 
         Raises:
-            SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
+            SamplingError: The call failed after its retries.
         """
-        call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
+        call = requests.get_quotas(self._panel_guid, include_routables=include_routables)
         return await self._caller.run(
             call, self._interactive(call.endpoint, deadline), read=partial(read_quotas, known=self._known)
         )
@@ -266,21 +277,21 @@ class SamplingClient:
     async def iter_surveys(
         self, *, include_routables: bool = True, deadline: float | None = None
     ) -> AsyncGenerator[Survey, None]:
-        """Yield the surveys of Get Quotas as they arrive, with no more of them in memory than came together.
+        """Yield the surveys of Get Quotas as they arrive, and keep only the latest part of them in memory.
 
-        The call is repeated as `RetryPolicy` says until the first surveys are there; what fails after that is
-        raised. Breaking off closes the connection; do so through `contextlib.aclosing`, or at the end of a loop
-        that is left early the connection stays open until the generator is collected. The service waits while
-        you work on a survey: if it may not, use `get_quotas()`.
+        The call is repeated as `RetryPolicy` says until the first surveys arrive. A failure after that is
+        raised. To stop early, use `contextlib.aclosing`, which closes the connection at once; without it, the
+        connection stays open until the generator is collected. The service has to wait while you work on a
+        survey. If that is not acceptable, use `get_quotas()`.
 
         Args:
-            include_routables: Whether conditions on routable questions are part of the answer.
-            deadline: Seconds the call may take in all; your own time between surveys does not count.
+            include_routables: Whether the response includes conditions on routable questions.
+            deadline: Seconds the whole call may take. Your own time between surveys does not count.
 
         Raises:
-            SamplingError: The call failed, or the answer broke off; surveys yielded before are good.
+            SamplingError: The call failed, or the response ended too early. Surveys yielded before are valid.
         """
-        call = _protocol.get_quotas(self._panel_guid, include_routables=include_routables)
+        call = requests.get_quotas(self._panel_guid, include_routables=include_routables)
         stream = SurveyStream(self._caller, call, self._interactive(call.endpoint, deadline))
         try:
             while surveys := await stream.next():
@@ -297,14 +308,14 @@ class SamplingClient:
         Args:
             member_code: The member.
             quota_id: The quota.
-            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
+            deadline: Seconds the whole call may take: queueing, attempts and the pauses between them.
 
         Raises:
             InvalidRequestError: The member code or quota ID cannot be sent.
             BadRequestError: The service refused; `result_code` says why, see `ResultCode`.
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
-        call = _protocol.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
+        call = requests.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
         track, started = Track(), self._caller.clock()
         invite = await self._caller.run(call, self._interactive(call.endpoint, deadline), track)
         self._caller.hand(member_code, (invite.url,), call, track, path="$.URL", started=started)
@@ -320,34 +331,32 @@ class SamplingClient:
         deadline: float | None = None,
         weight: float = 1.0,
     ) -> BulkInviteResult:
-        """Ask invites of one member to many quotas, in parallel requests (endpoint Bulk Invite).
+        """Request invites of one member to many quotas, in parallel requests (endpoint Bulk Invite).
 
-        Failures of requests become outcomes, not exceptions; after a 403 no more are sent.
+        A failed request becomes outcomes, not an exception. After a 403 no more requests are sent.
 
         Args:
             member_code: The member.
-            quota_ids: Any number of quota IDs. A repeated one is sent once and answered at each of its places.
-            chunk_size: Quota IDs a request, 1 to 100.
-            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
-                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
-                8 requests.
-            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
-                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. All of the
-                input is taken first.
-            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
+            quota_ids: Any number of quota IDs. A repeated ID is sent once, and its outcome appears at each of
+                its places.
+            chunk_size: Quota IDs in one request, 1 to 100.
+            goal: "throughput", the default, sends as few requests as possible. "first" uses smaller chunks if
+                permits are free, so that the last response comes as early as possible: 100 IDs with 8 free
+                permits become 8 requests.
+            deadline: Seconds until all outcomes must be known. With a deadline the default goal is "first". IDs
+                not sent in time end `not_sent`; IDs sent and without a response in time end `unknown`.
+            weight: The share of permits, compared with other running bulks, which have 1. It is approximate.
 
         Returns:
-            One outcome for each ID given, in its order.
+            One outcome for each ID given, in the order given.
 
         Raises:
-            InvalidRequestError: The member code or a quota ID cannot be sent; nothing was.
+            InvalidRequestError: The member code or a quota ID cannot be sent. Nothing was sent.
         """
-        until, size = self._until(deadline), _size(chunk_size)
-        size_of = self._size_of(size, goal, until)
+        options = self._options(chunk_size, goal, deadline, weight)
         request = await checked_request(member_code, quota_ids)
-        source = PanelSource([request], size=size, size_of=size_of)
-        total = len(request.quota_ids)
-        async with self._stream(self._inviter(), source, until, weight, total) as stream:
+        source = PanelSource([request], size=options.size, size_of=options.size_of)
+        async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
             return await stream.result(request)
 
     def stream_bulk_invite(
@@ -360,40 +369,36 @@ class SamplingClient:
         deadline: float | None = None,
         weight: float = 1.0,
     ) -> OutcomeStream:
-        """Ask invites of one member to many quotas and yield the outcomes as they finish.
+        """Request invites of one member to many quotas and yield the outcomes as they finish.
 
             async with client.stream_bulk_invite(member_code, quota_ids) as outcomes:
                 async for outcome in outcomes: ...
 
         Args:
             member_code: The member.
-            quota_ids: Quota IDs, iterable or async iterable, without end if need be: memory does not grow with
-                them. A collection is checked whole at once, and an ID repeated in it is sent once; from an
-                iterator, IDs are sent once within a chunk. An async generator is closed at the end.
-            chunk_size: Quota IDs a request, 1 to 100. A request is sent when its chunk is full, the last when
-                the input ends.
-            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
-                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
-                8 requests.
-                It needs a collection: of what can be read only once, nobody knows how many are to come.
-            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
-                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
-                that can be read only once, nothing more is taken after it.
-            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
+            quota_ids: Quota IDs, iterable or async iterable. The input may be endless: memory does not grow
+                with it. A collection is checked completely before anything is sent, and an ID repeated in it is
+                sent once. With an iterator, an ID repeated within one chunk is sent once. An async generator is
+                closed at the end.
+            chunk_size: As for `bulk_invite`. A request is sent when its chunk is full, the last one when the
+                input ends.
+            goal: As for `bulk_invite`. "first" needs a collection, because the number of IDs must be known.
+            deadline: As for `bulk_invite`. After it, nothing more is read from an iterator.
+            weight: As for `bulk_invite`.
 
         Raises:
-            InvalidRequestError: The member code or an ID of a collection cannot be sent; nothing was.
+            InvalidRequestError: The member code or an ID of a collection cannot be sent. Nothing was sent.
         """
-        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter()
+        options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter()
         source = source_of(
             member_code,
             readable(quota_ids, "quota_ids"),
-            size=size,
-            size_of=self._size_of(size, goal, until),
-            remaining=self._remaining(until, inviter),
+            size=options.size,
+            size_of=options.size_of,
+            remaining=self._remaining(options, inviter),
         )
         total = len(quota_ids) if isinstance(quota_ids, Collection) else None
-        return self._stream(inviter, source, until, weight, total)
+        return self._stream(inviter, source, options, total)
 
     def fan_out(
         self,
@@ -405,73 +410,61 @@ class SamplingClient:
         weight: float = 1.0,
         journal: str | os.PathLike[str] | Journal | None = None,
     ) -> OutcomeStream:
-        """Ask invites of many members, each to its quotas, and yield the outcomes as they finish.
+        """Request invites of many members, each to its own quotas, and yield the outcomes as they finish.
 
             async with client.fan_out(requests) as outcomes:
                 async for outcome in outcomes: ...
 
         Args:
-            requests: `InviteRequest(member_code, quota_ids)`, iterable or async iterable; memory does not grow
-                with them. An ID repeated within a request is sent once. An async generator is closed at the
-                end.
-            chunk_size: Quota IDs a request, 1 to 100; a request to the service is about one member.
-            goal: "throughput", the default, sends as few requests as can be. "first" cuts them smaller where
-                slots are free, so that the last answer comes as early as can be: 100 IDs over 8 free slots are
-                8 requests.
-            deadline: Seconds until all of it must be known; the goal is "first" then, unless given. What was
-                not sent in time ends `not_sent`; what was sent and not answered in time, `unknown`. Of an input
-                that can be read only once, nothing more is taken after it.
-            weight: The share of slots beside that of other bulks that run, which have 1. It is approximate.
-            journal: A file to write down what is sent and answered. A run that was killed is started again with
-                the same input and the same journal: answers are handed over from it, what was in flight is
-                `unknown`, and the rest is sent. See `Journal`.
+            requests: `InviteRequest(member_code, quota_ids)`, iterable or async iterable. Memory does not grow
+                with their number. An ID repeated within a request is sent once. An async generator is closed at
+                the end.
+            chunk_size: As for `bulk_invite`. One request to the service is about one member.
+            goal: As for `bulk_invite`.
+            deadline: As for `bulk_invite`. After it, nothing more is read from an iterator.
+            weight: As for `bulk_invite`.
+            journal: A file that records what is sent and what came back. If the run is killed, start it again
+                with the same input and the same journal: recorded outcomes are returned from the journal, IDs
+                in flight at that time are `unknown`, and the remaining IDs are sent. See `Journal`.
 
         Raises:
-            InvalidRequestError: While iterating: something else than an InviteRequest was given.
-            JournalError: On entering, the journal cannot be used; while iterating or on leaving, it could not
-                be written.
+            InvalidRequestError: While iterating: an item of the input is not an InviteRequest.
+            JournalError: When entering the block, the journal cannot be used. While iterating or when leaving,
+                it could not be written.
         """
         run: JournalRun | None = None
         if journal is not None:
             run = run_of(journal if isinstance(journal, Journal) else Journal(journal))
             run.claim(str(self._base_url), self._panel_guid)
-        until, size, inviter = self._until(deadline), _size(chunk_size), self._inviter(run)
+        options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run)
         source = PanelSource(
             readable(requests, "requests"),
-            size=size,
-            size_of=self._size_of(size, goal, until),
-            remaining=None if isinstance(requests, Collection) else self._remaining(until, inviter),
+            size=options.size,
+            size_of=options.size_of,
+            remaining=None if isinstance(requests, Collection) else self._remaining(options, inviter),
             journal=run,
         )
-        return self._stream(inviter, source, until, weight, total_of(requests))
+        return self._stream(inviter, source, options, total_of(requests))
 
-    def _size_of(self, size: int, goal: Goal | None, until: float) -> Callable[[int], int] | None:
-        """Return what gives the size to cut a number of quota IDs into now, where it is not always the same."""
-        if goal not in {"throughput", "first", None}:
-            raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
-        if goal == "throughput" or (goal is None and until == inf):
-            return None
-        bulk = self._gate.kind(BULK)
+    def _options(
+        self, chunk_size: int, goal: Goal | None, deadline: float | None, weight: float
+    ) -> BulkOptions:
+        return options_of(self._gate, self._until(deadline), chunk_size=chunk_size, goal=goal, weight=weight)
 
-        def size_of(quota_ids: int) -> int:
-            room = min(bulk.adaptive.limit - len(bulk.held), self._gate.maximum - self._gate.running)
-            free = 0 if self._gate.waiting else room
-            return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=size)
-
-        return size_of
-
-    def _remaining(self, until: float, inviter: Inviter) -> Callable[[], float]:
-        """Return what tells for how many seconds more an input is to be read that can be read only once."""
-        return lambda: -inf if inviter.has_given_up else until - self._gate.clock()
+    def _remaining(self, options: BulkOptions, inviter: Inviter) -> Callable[[], float]:
+        """Return a function that returns the seconds in which an iterator may still be read."""
+        # After an outage that was too long, the result is -inf: reading more IDs has no use.
+        return lambda: -inf if inviter.has_given_up else options.until - self._gate.clock()
 
     def _inviter(self, journal: JournalRun | None = None) -> Inviter:
         return Inviter(self._caller, self._panel_guid, journal)
 
     def _stream(
-        self, inviter: Inviter, source: ChunkSource, until: float, weight: float, total: int | None
+        self, inviter: Inviter, source: ChunkSource, options: BulkOptions, total: int | None
     ) -> OutcomeStream:
-        lane = Lane(BULK, _share(weight), patience=self._outage.policy.patience)
-        permit = partial(Permit, self._gate, lane, until)
+        lane = Lane(BULK, options.share, patience=self._outage.policy.patience)
+        permit = partial(Permit, self._gate, lane, options.until)
+        # One job more than can run: while all permits are held, the next job is drawn and waits for a permit.
         window, clock = self._gate.maximum + 1, self._gate.clock
         return OutcomeStream(inviter, source, permit, window=window, total=total, clock=clock)
 
@@ -479,12 +472,12 @@ class SamplingClient:
         """Return the partner's settings (endpoint Get Settings).
 
         Args:
-            deadline: Seconds the call may take in all: waiting, attempts and the waits between them.
+            deadline: Seconds the whole call may take: queueing, attempts and the pauses between them.
 
         Raises:
-            SamplingError: The call failed; it is repeated before as `RetryPolicy` says.
+            SamplingError: The call failed after its retries.
         """
-        call = _protocol.get_settings(self._panel_guid)
+        call = requests.get_settings(self._panel_guid)
         return await self._caller.run(call, self._interactive(call.endpoint, deadline))
 
     async def recontact_pages(
@@ -495,18 +488,18 @@ class SamplingClient:
         after: str | None = None,
         deadline: float | None = None,
     ) -> AsyncGenerator[RecontactMembers, None]:
-        """Yield the members wanted back for a recontact quota, page by page (Get Recontact Members For Quota).
+        """Yield the members of a recontact quota, page by page (endpoint Get Recontact Members For Quota).
 
         Args:
             quota_id: A quota of a survey with `is_survey_recontact`.
-            max_results: Member codes a page; keep it under 10000. None: the service's own default.
-            after: The last member code already received, to resume after it.
-            deadline: Seconds that reading one page may take in all; your own time between pages does not count.
+            max_results: Member codes in one page; keep it under 10000. None: the service's own default.
+            after: The last member code already received. The list continues after it.
+            deadline: Seconds that reading one page may take. Your own time between pages does not count.
 
         Raises:
             InvalidRequestError: An argument cannot be sent.
-            PagingError: The list does not advance; its `cursor` resumes it.
-            SamplingError: A page could not be read; only that page was repeated before.
+            PagingError: The list does not advance. To resume later, use the error's `cursor` as `after`.
+            SamplingError: A page could not be read after its retries. Only that page was repeated.
         """
         reader = self._reader(quota_id, max_results, after, deadline)
         while not reader.done:
@@ -520,10 +513,10 @@ class SamplingClient:
         after: str | None = None,
         deadline: float | None = None,
     ) -> AsyncGenerator[str, None]:
-        """Yield the codes of the members wanted back for a recontact quota.
+        """Yield the codes of the members of a recontact quota.
 
-        Pages are read one after the other as codes are taken. Breaking off at any code is safe; resume with
-        `after=` that code. Arguments and errors are those of `recontact_pages`.
+        The next page is read when all codes of the current page were taken. You may stop at any code and resume
+        later with `after=` that code. Arguments and errors are those of `recontact_pages`.
         """
         reader = self._reader(quota_id, max_results, after, deadline)
         while not reader.done:
@@ -538,7 +531,7 @@ class SamplingClient:
         after: str | None = None,
         deadline: float | None = None,
     ) -> RecontactStream:
-        """Yield member codes like `recontact_members`, reading the next page while this one is worked on.
+        """Yield member codes like `recontact_members`, and read the next page while you work on this one.
 
             async with client.stream_recontact_members(quota_id) as codes:
                 async for code in codes: ...
@@ -551,7 +544,8 @@ class SamplingClient:
     def _reader(
         self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
     ) -> PageReader:
-        self._until(deadline)  # refuses one that is none now, not at the first page
+        # An invalid deadline is refused now, not when the first page is read. Each page gets a new deadline.
+        self._until(deadline)
         lane = Lane("recontact_members")
 
         def permit() -> Permit:
@@ -560,29 +554,3 @@ class SamplingClient:
         return PageReader(
             self._caller, self._panel_guid, quota_id, max_results=max_results, after=after, permit=permit
         )
-
-
-def _positive(value: float, name: str, what: str) -> float:
-    try:
-        number = None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-    except OverflowError:  # of a whole number beyond 10**308
-        number = None
-    if number is None or not number > 0:
-        shown = "one beyond all floats" if type(value) is int and number is None else repr(value)
-        raise InvalidRequestError(f"{name} is {what} above 0, not {shown}")
-    return number
-
-
-def _share(weight: float) -> float:
-    share = _positive(weight, "weight", "a share")
-    if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
-        raise InvalidRequestError(
-            f"weight is a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
-        )
-    return share
-
-
-def _size(chunk_size: int) -> int:
-    if type(chunk_size) is not int or not 1 <= chunk_size <= MAX_QUOTA_IDS:
-        raise InvalidRequestError(f"chunk_size is a whole number from 1 to {MAX_QUOTA_IDS}, not {chunk_size!r}")
-    return chunk_size

@@ -1,4 +1,4 @@
-"""What a client is doing, at one moment."""
+"""The state of a client at one moment."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Snapshot:
-    """The state of a client at one moment, for logs, metrics and the curious.
+    """The state of a client at one moment, for logs and metrics.
 
     Attributes:
-        limit: How many bulk invites may run at once now; it adapts to what the service can take. Each other
-            endpoint has a limit of its own.
-        max_concurrency: How many attempts may run at once, of all endpoints.
-        running: How many attempts run.
-        waiting: How many wait to be let in.
-        held_for: Seconds for which the service asked to send nothing, still to go.
-        away_for: Seconds for which the service has been away, see `OutagePolicy`; 0 while it is there.
-        requests_per_second: How many bulk invites may begin in a second, where the service refused some for
-            load; None where it did not.
-        retry_tokens: What is left of the retry budget.
-        seconds_per_request: What a bulk invite takes at best without its IDs, as learned so far; None before
-            the first answer.
-        seconds_per_id: What each quota ID adds to it.
+        limit: The number of bulk invites that may run at once now. It adapts to the load that the service can
+            take. Each other endpoint has a limit of its own.
+        max_concurrency: The number of attempts that may run at once, for all endpoints together.
+        running: The number of attempts that run now.
+        waiting: The number of attempts that wait for a permit.
+        held_for: Seconds until the longest hold ends. A hold is a pause that the service asked for.
+        away_for: Seconds since the outage began, see `OutagePolicy`; 0 without an outage.
+        requests_per_second: The number of bulk invites that may begin in a second; None unless the service
+            has refused some for load.
+        retry_tokens: The number of tokens left in the retry budget.
+        seconds_per_request: The shortest time of a bulk invite without the time for its IDs, as learned so
+            far; None before the first response.
+        seconds_per_id: The seconds that each quota ID adds; None before the first response.
     """
 
     limit: int

@@ -233,7 +233,7 @@ async def plain(url: str) -> None:
     """Make a bulk invite as one does with httpx."""
     import httpx  # noqa: PLC0415
 
-    from sampling_async import _protocol  # noqa: PLC0415
+    from sampling_async._protocol import requests as _protocol  # noqa: PLC0415
 
     call = _protocol.bulk_invite(PANEL, MEMBER, list(IDS)[:100])
     async with httpx.AsyncClient() as client:

@@ -1,9 +1,12 @@
-"""What all tests share: both event loops, and a hypothesis that repeats itself."""
+"""What tests share: both event loops, a hypothesis that repeats itself, services for the command line."""
 
 from __future__ import annotations
 
 import pytest
+from cli_kit import point_at
 from hypothesis import HealthCheck, settings
+
+from sampling_async.simulator import Latency, Simulator
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -15,3 +18,30 @@ settings.load_profile("repeatable")
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run async tests on both event loops."""
     return request.param
+
+
+# --- Services that commands ask
+
+
+@pytest.fixture(scope="module")
+def served():
+    sim = Simulator(seed=3, surveys=20, members=30)
+    with sim.serve() as base_url:
+        yield sim, base_url
+
+
+@pytest.fixture
+def sim(served, monkeypatch):
+    simulator, base_url = served
+    point_at(monkeypatch, simulator, base_url)
+    yield simulator
+    simulator.faults.clear()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Give a service that takes its time over every request, for programs to be struck in the middle."""
+    simulator = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.2))
+    with simulator.serve() as base_url:
+        point_at(monkeypatch, simulator, base_url)
+        yield simulator

@@ -14,11 +14,11 @@ import anyio.to_thread
 import httpx
 
 from sampling_async import SamplingClient
-from sampling_async._gate import Gate, Lane, Permit
-from sampling_async._loops import asyncio_loop
+from sampling_async._pacing.gate import Gate, Lane, Permit
+from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 PANEL = "aaaaaaaa-1111-2222-3333-444444444444"
 KEY = "bbbbbbbb-5555-6666-7777-888888888888"
@@ -144,3 +144,9 @@ async def alone(function: Callable[[], Awaitable[object]]) -> None:
     """Run a function on an event loop of its own, of this one's kind: what ends a program ends that."""
     backend = "trio" if asyncio_loop() is None else "asyncio"
     await anyio.to_thread.run_sync(partial(anyio.run, function, backend=backend))
+
+
+async def ids(*numbers: int) -> AsyncIterator[int]:
+    """Yield quota IDs, as an input that can be read only once."""
+    for number in numbers:
+        yield number

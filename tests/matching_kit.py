@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import strategies as st
 
 from sampling_async import Layer, Price, QuestionAndAnswers, Quota, SubQuota, Survey
-from sampling_async.matching import MatchPolicy, QuestionKinds, Truth
+from sampling_async.matching import Counts, MatchPolicy, PanelMatcher, QuestionKinds, QuotaIndex, Truth
 
 AGE, POSTAL, DMA, MSA, GENDER, OTHER = 1001538, 1001042, 1001568, 1001569, 1001007, 1009999
 MALE, FEMALE = 2000247, 2000246
@@ -114,3 +114,44 @@ policies = st.builds(
     truncated_postal=st.sampled_from(["possible", "no"]),
     full=st.sampled_from(["blocks", "ignored"]),
 )
+
+
+def truth(profile, asked: Quota, *, kinds: QuestionKinds = KINDS, **policy) -> Truth:
+    """Return what a quota comes to, by the index, the reference and a panel of one member alike."""
+    index = QuotaIndex([survey(asked)], kinds=kinds, policy=MatchPolicy(**policy))
+    matched = index.match(profile)
+    found = CERTAIN if matched.certain else POSSIBLE if matched.possible else NO
+    assert found == index.explain(profile, asked.quota_id).truth
+    assert (len(matched.certain), len(matched.possible)) == (found == CERTAIN, found == POSSIBLE)
+    (counted,) = PanelMatcher(index, Counts()).run(panel_of([profile])).read_all().to_pylist()
+    assert (counted["certain"], counted["possible"]) == (found == CERTAIN, found == POSSIBLE)
+    return found
+
+
+def of_row(answer, asked: QuestionAndAnswers, **policy) -> Truth:
+    profile = {} if answer is None else {asked.question_id: answer}
+    return truth(profile, quota([sub_quota(asked)]), **policy)
+
+
+A, B = row(OTHER, 1), row(OTHER, 2)
+ASKED = row(1008888, 1, routable=True)
+
+
+def many() -> QuotaIndex:
+    surveys = [
+        survey(
+            quota([sub_quota(A)], quota_id=10 * at, remaining=at),
+            quota([sub_quota(ASKED)], quota_id=10 * at + 1, remaining=50 - at),
+            quota([sub_quota(A)], quota_id=10 * at + 2, remaining=100 + at),
+            survey_id=at,
+            device_type_ids=(1,) if at % 2 else (),
+            price=Price(at, 1),
+        )
+        for at in range(1, 6)
+    ]
+    return QuotaIndex(surveys)
+
+
+def of_some(*special: Survey) -> list[Survey]:
+    """Return surveys of which a few are special, so that an update does not compile all of them."""
+    return [*special, *(survey(quota([sub_quota(ASKED)], quota_id=at), survey_id=at) for at in range(100, 160))]

@@ -8,7 +8,7 @@ import sys
 import anyio
 import pytest
 
-from sampling_async._cancellation import is_stray
+from sampling_async._pacing.cancellation import is_stray
 
 pytestmark = pytest.mark.anyio
 

@@ -15,51 +15,18 @@ from pathlib import Path
 
 import anyio
 import pytest
+from cli_kit import ENDINGS, KEY_NAMES, lines, member, program, quota_ids, run, wait_for_handlers
 from forward_proxy import ForwardProxy
 from rich.console import Console
-from typer.testing import CliRunner
 
-from sampling_async import InvalidRequestError, Setting, _cli, from_json
+from sampling_async import InvalidRequestError, Quotas, Setting, _cli, from_json
 from sampling_async import Survey as SurveyRecord
-from sampling_async._cli import _connection, _quota_ids, _rendering, _simulation
+from sampling_async._cli import _connection, _help, _quota_ids, _rendering, _simulation, _sources
 from sampling_async._cli._commands import app
-from sampling_async.simulator import Fault, Latency, Simulator
+from sampling_async.simulator import Fault, Simulator
 
-KEY_NAMES = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
 UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def served():
-    sim = Simulator(seed=3, surveys=20, members=30)
-    with sim.serve() as base_url:
-        yield sim, base_url
-
-
-@pytest.fixture
-def sim(served, monkeypatch):
-    simulator, base_url = served
-    for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
-        monkeypatch.setenv(name, value)
-    yield simulator
-    simulator.faults.clear()
-
-
-def run(*arguments, stdin=None):
-    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, catch_exceptions=False)
-
-
-def lines(result):
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def quota_ids(sim, count=None):
-    return [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas][:count]
-
-
-def member(sim):
-    return next(iter(sim.members))
 
 
 # --- Reading ----------------------------------------------------------------------------------------------
@@ -93,7 +60,40 @@ def test_tables_on_a_terminal(sim, monkeypatch):
     assert max(map(len, table.splitlines())) <= 80
     assert str(survey.quotas[0].quota_id) in run("quotas", "--survey", survey.survey_id).stdout
     assert "Qualified URL" in run("settings").stdout
-    assert json.loads(run("quotas", "--json").stdout.splitlines()[0])["SurveyID"] == survey.survey_id
+    assert from_json(Quotas, run("quotas", "--json").stdout).surveys == sim.inventory.surveys
+
+
+def test_quotas_as_json_are_the_services_one_document(sim):
+    whole = run("quotas", "--json").stdout
+    assert from_json(Quotas, whole) == sim.inventory
+    assert whole.count("\n") == 1
+    wanted = sim.inventory.surveys[2]
+    (document,) = lines(run("quotas", "--survey", wanted.survey_id, "--json"))
+    assert document.keys() == {"CountryID", "CacheExpires", "Surveys"}
+    assert [each["SurveyID"] for each in document["Surveys"]] == [wanted.survey_id]
+
+
+@pytest.mark.parametrize("columns", [30, 60, 80, 140])
+def test_the_inventory_is_never_wider_than_the_terminal_and_cuts_no_number(sim, monkeypatch, columns):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("quotas").stdout
+    assert (
+        all(len(line) <= columns for line in shown.splitlines()[: len(sim.inventory.surveys)]) or columns < 60
+    )
+    for survey in sim.inventory.surveys:
+        assert str(survey.survey_id) in shown
+        assert f"{survey.estimated_completes_remaining:,}" in shown
+    assert ("Not shown, for want of room" in " ".join(shown.split())) == (columns < 80)
+
+
+@pytest.mark.parametrize(("columns", "is_stacked"), [(60, True), (140, False)])
+def test_a_value_too_long_for_its_line_is_under_its_name(sim, monkeypatch, columns, is_stacked):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("settings").stdout.splitlines()
+    assert ("Qualified URL" in shown) == is_stacked
+    assert all(len(line) <= columns for line in shown)
 
 
 def test_the_reference_data_key_is_masked_everywhere(sim, monkeypatch):
@@ -258,7 +258,7 @@ def test_a_dash_for_a_file_is_stdin(sim):
 def test_a_link_is_never_cut_into_lines(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     _rendering.print_pairs([("URL", _rendering.plain("https://entry.example/" + "x" * 100))])
-    assert capsys.readouterr().out.count("\n") == 1
+    assert "\n  https://entry.example/" + "x" * 100 + "\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", ["abc", "-5", "1.5", "1_000", "9" * 30, "\N{ARABIC-INDIC DIGIT FIVE}"])
@@ -283,7 +283,7 @@ def test_ids_are_given_one_way(sim, tmp_path, monkeypatch):
     file.write_text("1")
     assert run("bulk-invite", member(sim), 5, "--file", file).exit_code == 2
     assert run("bulk-invite", member(sim), "--file", tmp_path / "none").exit_code == 2
-    monkeypatch.setattr(_quota_ids, "stdin_is_terminal", lambda: True)
+    monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
     result = run("bulk-invite", member(sim))
     assert result.exit_code == 2
     assert "piped into stdin" in result.stderr
@@ -295,14 +295,16 @@ def test_ids_split_between_blocks_stay_whole():
             return super().read(min(size, 3))
 
     async def read():
-        return [each async for each in _quota_ids.QuotaIDs(lambda: Drip(b"1234567, 89\n10 1100042"))]
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _quota_ids.QuotaIDs("ids", "m"))
+        return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
 
 
 def test_text_without_end_is_not_kept():
     async def read():
-        return [each async for each in _quota_ids.QuotaIDs(lambda: io.BytesIO(b"7" * 1_000_000))]
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _quota_ids.QuotaIDs("ids", "m"))
+        return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):
         anyio.run(read)
@@ -432,24 +434,28 @@ def test_the_debug_log_shows_attempts_without_secrets(sim):
     assert sim.api_key not in result.output
 
 
-def test_help_of_every_command_has_an_example():
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
     assert "130 interrupted" in " ".join(run("--help").stdout.split())
-    for command in ("quotas", "settings", "invite", "bulk-invite", "recontact", "simulate", "demo"):
-        assert f"sampling-async {command}" in run(command, "--help").stdout.split("Example:")[1]
+    assert set(COMMANDS) == _help.EXAMPLES.keys()
+    for columns in ("60", "140"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for command in COMMANDS:
+            shown = run(command, "--help").stdout
+            assert "bool" not in shown
+            _, _, examples = shown.partition("Example")
+            for example in _help.EXAMPLES[command]:
+                assert f"sampling-async {command}" in "".join(_help.EXAMPLES[command])
+                assert all(
+                    line in examples.splitlines() for line in (f"   {each}" for each in example.splitlines())
+                )
+                assert all(len(line) <= 57 for line in example.splitlines())
+    assert "bool" not in run("--help").stdout
 
 
 # --- As a program -----------------------------------------------------------------------------------------
-
-
-def program(*arguments, **options):
-    package = Path(_cli.__file__).parents[2]  # as it was imported here
-    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
-    command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
-    pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
-    # Some runners start programs with SIGINT ignored, and a child would inherit that.
-    sigint = options.pop("sigint", signal.default_int_handler)
-    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, sigint)
-    return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(sim):
@@ -457,16 +463,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(sim):
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Give a service that takes its time over every request, for programs to be struck in the middle."""
-    simulator = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.2))
-    with simulator.serve() as base_url:
-        for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
-            monkeypatch.setenv(name, value)
-        yield simulator
 
 
 def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
@@ -485,7 +481,6 @@ def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, request
     return [json.loads(line) for line in out.splitlines()], process.returncode, errors
 
 
-ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 ASKED = range(1, 3002)
 
 
@@ -600,14 +595,6 @@ def test_a_signal_before_all_was_read_asks_the_journal_too(slow, tmp_path):
     assert {each["Status"] for each in outcomes if not each["Replayed"]} == {"not_sent"}
 
 
-def wait_for_handlers(process) -> None:
-    """Wait until a program catches SIGTERM, and has an event loop that runs."""
-    status = Path(f"/proc/{process.pid}/status")
-    while len(list(status.parent.joinpath("task").iterdir())) < 2:  # the thread that reads
-        time.sleep(0.01)
-    time.sleep(0.1)
-
-
 @pytest.mark.parametrize("number", ENDINGS)
 @pytest.mark.parametrize("with_journal", [False, True])
 def test_a_signal_before_a_command_has_begun_accounts_for_every_id_too(slow, tmp_path, number, with_journal):
@@ -668,10 +655,16 @@ def test_sigterm_is_heeded_where_ctrl_c_is_ignored(slow, command):
 
 def test_sigterm_before_a_command_has_begun_is_told_by_the_exit_code(monkeypatch):
     monkeypatch.setattr(_cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(SystemExit) as ended:
-        _cli.main()
-    assert ended.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # a plugin of pytest may have its own, which is left alone
+    try:
+        with pytest.raises(SystemExit) as ended:
+            _cli.main()
+        assert ended.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_help_loads_no_server():
@@ -706,6 +699,46 @@ def test_simulate_prints_what_to_copy(monkeypatch):
     assert f"export SAMPLING_PANEL_GUID={sim.panel_guid}\n" in result.stdout
     assert f"export SAMPLING_API_KEY={sim.api_key}\n" in result.stdout
     assert len(sim.members) == 3
+
+
+def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(Simulator, "run", lambda sim, **_: ran.append(sim))
+    monkeypatch.chdir(tmp_path)
+    Path("faults.json").write_text('[{"Fault": "refusal", "ResultCode": 39, "On": {"MemberCode": "m000001"}}]')
+    result = run("simulate", "--port", 0, "--members", "p.jsonl", "--faults", "faults.json")
+    assert result.exit_code == 0
+    assert [fault.result_code for fault, _ in ran[0].faults.struck()] == [39]
+    rows = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert [row["member_code"] for row in rows] == list(ran[0].members)
+    assert len(rows) == 200
+    assert json.loads(Path("p.bands.json").read_text())["2006352"] == [18, 24]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--members", "0"], "--members is one number from 1 to 10,000,000, and files; not 0"),
+        (["--members", "5", "--members", "6"], "not 5 6"),
+        (["--members", "-5"], "not -5"),
+        (["--members", "panel.csv"], "a number, or a file that ends in .parquet or .jsonl; not panel.csv"),
+        (["--members", "many"], "not many"),
+        (["--members", "nix/panel.jsonl"], "no such folder"),
+        (["--members", "folder.jsonl"], "--members folder.jsonl is a folder"),
+        (["--faults", "nix.json"], "nix.json: No such file"),
+        (["--faults", "folder.jsonl"], "folder.jsonl: Is a directory"),
+        (["--faults", "wrong.json"], "wrong.json: $[0].On.Every: expected a whole number, found 'x'"),
+    ],
+)
+def test_what_simulate_cannot_do_is_told_in_one_line(monkeypatch, tmp_path, arguments, words):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.chdir(tmp_path)
+    Path("folder.jsonl").mkdir()
+    Path("wrong.json").write_text('[{"Fault": "null", "On": {"Every": "x"}}]')
+    result = run("simulate", "--port", 0, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_simulate_on_a_port_that_is_taken(sim):

@@ -68,10 +68,10 @@ def test_piped_it_is_one_json_object():
     assert result.exit_code == 0
     (line,) = result.stdout.splitlines()
     figures = json.loads(line)
-    assert figures["agrees"] is True
-    assert figures["quota_ids"] == sum(figures["outcomes"].values())
-    assert figures["quota_ids"] == sum(each["quota_ids"] for each in figures["result_codes"])
-    assert figures["ledger"]["invites"] == figures["outcomes"]["invited"]
+    assert figures["Agrees"] is True
+    assert figures["QuotaIDs"] == sum(figures["Outcomes"].values())
+    assert figures["QuotaIDs"] == sum(each["QuotaIDs"] for each in figures["ResultCodes"])
+    assert figures["Ledger"]["Invites"] == figures["Outcomes"]["invited"]
     assert result.stderr == ""
 
 

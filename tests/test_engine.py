@@ -26,11 +26,11 @@ from sampling_async import (
     SamplingClient,
     Timeouts,
     TransportError,
-    _engine,
 )
+from sampling_async._wire import engine as _engine
 
 if TYPE_CHECKING:
-    from sampling_async._engine import Engine
+    from sampling_async._wire.engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +116,7 @@ async def test_a_surplus_answer_or_end_that_comes_later_is_seen_before_the_next_
 
 
 def engine_of(client: SamplingClient) -> Engine:
-    return client._session._http._transport._engine
+    return client._session.engine
 
 
 def aged(client: SamplingClient, seconds: float, *connections: int) -> None:
@@ -146,7 +146,7 @@ async def test_connections_that_grew_old_are_closed_as_others_come_back():
             assert len(engine_of(client)._idle) > 1
             aged(client, 60)
             await client.get_settings()
-            assert len(engine_of(client)._idle) == 1
+            assert repr(engine_of(client)) == "<Engine: 1 idle>"
 
 
 async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_back():
@@ -157,16 +157,16 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
                     tasks.start_soon(client.get_settings)
             aged(client, 60, 0)
             await client.get_settings()
-            assert len(engine_of(client)._idle) == 1
+            assert repr(engine_of(client)) == "<Engine: 1 idle>"
 
 
 async def test_no_more_connections_are_kept_than_asked_for():
     with wire.serve(Counted()) as url:
         async with client_of(url) as client:
-            engine = client._session._http._transport._engine
+            engine = client._session.engine
             engine._most_idle = 0
             await client.get_settings()
-            assert not engine._idle
+            assert repr(engine) == "<Engine: 0 idle>"
 
 
 # --- Unused connections, closed in time
@@ -213,7 +213,7 @@ async def test_a_timer_closes_what_is_unused_for_long():
             for calls in (1, 3):
                 await burst(client, calls)
                 await until(lambda: script.ended == len(script.connections))
-                assert not engine_of(client)._idle
+                assert repr(engine_of(client)) == "<Engine: 0 idle>"
                 await until(lambda: engine_of(client)._timer is None)
 
 
@@ -226,7 +226,7 @@ async def test_the_timer_looks_again_when_the_next_one_is_due():
             first = engine._timer
             aged(client, 60, 0)
             engine.clear(loop)
-            assert len(engine._idle) == 1
+            assert repr(engine) == "<Engine: 1 idle>"
             assert engine._timer.when() > loop.time() + 3
             first.cancel()
 
@@ -288,7 +288,7 @@ async def test_what_the_server_closes_is_closed_at_once():
             await client.get_settings()
             (unused,) = engine_of(client)._idle
             script.connections[0].sock.shutdown(socket.SHUT_RDWR)
-            await until(lambda: not engine_of(client)._idle)
+            await until(lambda: repr(engine_of(client)) == "<Engine: 0 idle>")
             assert unused._wire._sock.fileno() == -1
             await client.get_settings()
 
@@ -302,7 +302,7 @@ async def test_news_of_a_connection_that_is_in_use_or_quiet_is_none():
             taken = engine._idle.pop()
             engine.look_at(taken)
             engine.look_at(engine._idle[0])
-            assert len(engine._idle) == 1
+            assert repr(engine) == "<Engine: 1 idle>"
             assert taken.is_quiet()
             taken.close()
 
@@ -313,7 +313,7 @@ async def test_no_time_means_no_second_use():
         async with client_of(url, idle_seconds=0) as client:
             await client.get_settings()
             await client.get_settings()
-            assert not engine_of(client)._idle
+            assert repr(engine_of(client)) == "<Engine: 0 idle>"
     assert script.requests == [1, 1]
 
 
@@ -340,10 +340,10 @@ async def test_a_close_seen_while_unused_shortens_the_time():
             aged(client, 1)  # longer than it is used for, and not as long as it is kept
             await client.get_settings()
             assert len(script.connections) == 3
-            assert len(engine._idle) == 2
+            assert repr(engine) == "<Engine: 2 idle>"
             aged(client, 60)
             await client.get_settings()  # both outlived their time, since before the close
-            assert len(engine._idle) == 1
+            assert repr(engine) == "<Engine: 1 idle>"
             assert engine._idle_time.limit < 0.4
 
 
@@ -406,7 +406,7 @@ async def test_of_more_than_are_kept_the_oldest_goes():
             aged(client, 1)
             engine._idle_time.was_closed(0.5, time.monotonic())
             await client.get_settings()
-            assert len(engine._idle) == 1
+            assert repr(engine) == "<Engine: 1 idle>"
             assert engine._idle[0].age(time.monotonic()) < 0.9
 
 
@@ -497,7 +497,7 @@ async def test_when_the_mocking_is_over_it_is_our_engine_again():
                 respx.get(f"{url}/IntegratedPanelService/api/Settings").respond(json=[])
                 await client.get_settings()
             await client.get_settings()
-            assert len(client._session._http._transport._engine._idle) == 1
+            assert repr(client._session.engine) == "<Engine: 1 idle>"
     assert script.requests == [1]
 
 

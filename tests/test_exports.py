@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, get_origin
 
@@ -13,7 +14,9 @@ import pytest
 
 import sampling_async
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+REFERENCE = "".join(
+    page.read_text() for page in sorted((Path(__file__).parent.parent / "docs" / "reference").glob("*.md"))
+)
 PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 
 
@@ -35,13 +38,23 @@ def test_what_is_not_there_is_told_as_always():
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_export_is_documented(name):
     thing = getattr(sampling_async, name)
-    assert re.search(rf"\b{name}\b", README), f"{name} is not in the README"
+    assert re.search(rf"^\.\. auto\w+:: sampling_async\.{name}(?:\(\))?$", REFERENCE, re.MULTILINE), (
+        f"{name}: not on any page"
+    )
     if get_origin(thing) is Literal:
         return  # documented by the string below it, which Python does not keep
     assert inspect.getdoc(thing), name
     for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
         if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
             assert inspect.getdoc(member), f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize("package", ["sampling_async.matching", "sampling_async.simulator"])
+def test_every_export_of_the_tools_is_documented(package):
+    for name in import_module(package).__all__:
+        assert re.search(rf"^\.\. [\w:]+:: {package}\.{name}(?:\(\))?$", REFERENCE, re.MULTILINE), (
+            f"{name}: not on any page"
+        )
 
 
 def test_importing_brings_nothing_along_that_takes_long():

@@ -8,7 +8,7 @@ import doubles
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from sampling_async._gate import Gate, Lane, Permit
+from sampling_async._pacing.gate import Gate, Lane, Permit
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling_async import DecodeError, Quotas, Survey, _inventory, from_json
-from sampling_async._inventory import Inventory
+from sampling_async import DecodeError, Quotas, Survey, from_json
+from sampling_async._json import inventory as _inventory
+from sampling_async._json.inventory import Inventory
 
 TAIL = b',"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
 

@@ -447,13 +447,13 @@ async def test_a_collection_is_answered_whole_also_after_its_deadline():
 
 
 async def test_reading_an_answer_is_part_of_the_deadline(monkeypatch):
-    monkeypatch.setattr("sampling_async._calls._THREADED_BYTES", 0)
+    monkeypatch.setattr("sampling_async._calls.call._THREADED_BYTES", 0)
     released = threading.Event()
 
     def slowly(_: bytes) -> None:
         released.wait(5)
 
-    monkeypatch.setattr("sampling_async._protocol.from_json", lambda *_: slowly(b""))
+    monkeypatch.setattr("sampling_async._protocol.requests.from_json", lambda *_: slowly(b""))
     async with doubles.client(doubles.Service([]), clock=anyio.current_time, retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError, match="while the answer was read") as caught:
             await client.get_settings(deadline=0.05)

@@ -31,21 +31,21 @@ from sampling_async import (
     JournalError,
     RetryPolicy,
     SamplingError,
-    _journal_file,
-    _journal_lock,
 )
-from sampling_async._chunks import PanelSource
-from sampling_async._journal import run_of
-from sampling_async._journal_file import JournalFile
-from sampling_async._journal_lock import JournalLock
-from sampling_async._journal_rows import APPLICATION, SENT, Note, Rows
-from sampling_async._protocol import Chunk
-from sampling_async._threads import in_thread
+from sampling_async._bulk.source import PanelSource
+from sampling_async._journal import file as _journal_file
+from sampling_async._journal import lock as _journal_lock
+from sampling_async._journal.file import JournalFile
+from sampling_async._journal.journal import run_of
+from sampling_async._journal.lock import JournalLock
+from sampling_async._journal.rows import APPLICATION, SENT, Note, Rows
+from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.chunk import Chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sampling_async._journal_run import JournalRun
+    from sampling_async._journal.run import JournalRun
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
@@ -809,6 +809,9 @@ async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tm
     journal = await opened(tmp_path / "journal")
     assert list(await journal.recall("m0", [1])) == [1]
     await journal.close()
+    # Here, while `file` is held: else `slow` would go with it, and be called by its `__del__` as it goes, which
+    # crashes Python 3.11.
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

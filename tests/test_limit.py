@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._limit import AdaptiveLimit, LatencyLine, Line, Pace
+from sampling_async._pacing.limit import AdaptiveLimit, LatencyLine, Line
+from sampling_async._pacing.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,12 +246,44 @@ def test_it_grows_when_the_limit_has_gone():
     assert pace.rate > 100
 
 
-@pytest.mark.parametrize("share", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize(("share", "least"), [(0.01, 60), (0.02, 50), (0.05, 30), (0.1, 10), (0.3, 5)])
 @pytest.mark.parametrize("seed", range(3))
-def test_refusals_by_chance_do_not_bring_it_down_to_nothing(share, seed):
-    """One of some nodes behind a balancer says no to everything."""
+def test_refusals_by_chance_do_not_bring_it_down_to_nothing(share, least, seed):
+    """One of some nodes behind a balancer says no to everything; 100 a second could be answered."""
     random = Random(seed)
-    assert answered_a_second(lambda _: random.random() < share) > 2
+    assert answered_a_second(lambda _: random.random() < share) > least
+
+
+def test_where_there_is_no_rate_for_a_while_none_counts_as_measured():
+    """Else the limit would not be halved, and the next guess would pass for a measurement."""
+    pace, random, now, was_measured = Pace(), Random(1), 0.0, False
+    while not (was_measured and pace.rate == math.inf):
+        now += pace.wait(now)
+        pace.begin(now)
+        now += 0.01
+        was_measured |= pace.is_measured
+        if random.random() < 0.1:
+            pace.refused(now)
+        else:
+            pace.answered(now)
+    assert not pace.is_measured
+
+
+def test_where_a_limit_was_taken_for_chance_it_is_found_again_soon():
+    """20 a second are allowed, and the refusals before were no matter of the rate."""
+    pace, random, now, level, last, refused = Pace(), Random(1), 0.0, 0.0, 0.0, 0
+    for number in range(2000):
+        now += pace.wait(now)
+        pace.begin(now)
+        level, last = max(0.0, level - 20 * (now - last)), now
+        now += 0.002
+        if random.random() < 0.1 if number < 1000 else level > 5:
+            refused += number >= 1000
+            pace.refused(now)
+        else:
+            level += 1
+            pace.answered(now)
+    assert refused < 100
 
 
 def test_where_each_third_attempt_is_refused_however_slow_it_is_there_is_no_rate_for_a_while():

@@ -11,7 +11,7 @@ import pytest
 import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
-from sampling_async._links import Links
+from sampling_async._calls.links import Links
 
 
 def test_a_link_is_of_the_member_it_was_handed_to_first():

@@ -16,7 +16,7 @@ from matching_kit import AGE
 from typer.testing import CliRunner
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
-from sampling_async._cli import _match, _panel_files, _rendering
+from sampling_async._cli import _match_view, _panel_files, _rendering
 from sampling_async._cli._commands import app
 from sampling_async.matching import QuestionKinds, QuotaIndex
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
@@ -87,22 +87,22 @@ SOURCES = ["panel.parquet", "panel.csv", "panel.jsonl", "SELECT * FROM 'panel.pa
 def test_counts_are_those_of_the_index_whatever_the_panel_comes_from(panel, source, monkeypatch):
     monkeypatch.setattr(_panel_files, "_LINES_BYTES", 2000)  # a line begins in one block and ends in the next
     rows = lines(run(source).stdout)
-    assert {row["quota_id"]: (row["certain"], row["possible"]) for row in rows} == expected_counts()
-    assert [row["quota_id"] for row in rows] == list(INDEX.quota_ids)
+    assert {row["QuotaID"]: (row["Certain"], row["Possible"]) for row in rows} == expected_counts()
+    assert [row["QuotaID"] for row in rows] == list(INDEX.quota_ids)
     for row in rows:
-        assert row["shortfall"] == max(row["needed"] - row["certain"], 0)
+        assert row["Shortfall"] == max(row["Needed"] - row["Certain"], 0)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_best_quotas_of_each_member(panel, source):
     rows = lines(run(source, "--top", 3).stdout)
-    assert [row["member_code"] for row in rows] == [member.member_code for member in MEMBERS]
-    assert [tuple(row["quota_ids"]) for row in rows] == [each.select(3) for each in MATCHED]
+    assert [row["MemberCode"] for row in rows] == [member.member_code for member in MEMBERS]
+    assert [tuple(row["QuotaIDs"]) for row in rows] == [each.select(3) for each in MATCHED]
 
 
 def test_requests_are_of_those_who_match_any(panel):
     requests = [
-        InviteRequest(row["member_code"], tuple(row["quota_ids"]))
+        InviteRequest(row["MemberCode"], tuple(row["QuotaIDs"]))
         for row in lines(run("panel.csv", "--requests", 3).stdout)
     ]
     assert requests == [
@@ -117,7 +117,7 @@ def test_results_go_to_files_which_are_there_when_all_is_done(panel):
         assert f"60 members matched: {name}" in run("panel.csv", "--top", 2, "--output", name).stderr
     wanted = [list(each.select(2)) for each in MATCHED]
     assert pq.read_table("best.parquet").column("quota_ids").to_pylist() == wanted
-    assert [row["quota_ids"] for row in lines((panel / "best.jsonl").read_text())] == wanted
+    assert [row["QuotaIDs"] for row in lines((panel / "best.jsonl").read_text())] == wanted
     with Path("best.csv").open(newline="") as file:
         assert [list(map(int, row["quota_ids"].split())) for row in csv.DictReader(file)] == wanted
     assert not list(panel.glob("*.part"))
@@ -133,7 +133,7 @@ def test_a_result_that_cannot_be_finished_leaves_nothing(panel):
 def test_a_sample_of_each_quota(panel):
     rows = lines(run("panel.parquet", "--sample", 2).stdout)
     counts = expected_counts()
-    drawn = {id_: [row for row in rows if row["quota_id"] == id_] for id_ in counts}
+    drawn = {id_: [row for row in rows if row["QuotaID"] == id_] for id_ in counts}
     assert {id_: len(each) for id_, each in drawn.items()} == {
         id_: min(2, certain + possible) for id_, (certain, possible) in counts.items()
     }
@@ -234,7 +234,7 @@ def test_the_inventory_is_asked_of_the_service_unless_it_is_given(panel, monkeyp
 
 def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatch, capsys):
     monkeypatch.setattr(_rendering, "as_lines", lambda _: False)
-    monkeypatch.setattr(_match, "_SHOWN", 5)
+    monkeypatch.setattr(_match_view, "SHOWN", 5)
     shown = run("panel.parquet").stdout
     rows = expected_counts()
     assert "Shortfall" in shown
@@ -242,12 +242,110 @@ def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatc
     assert f"60 members, {len(rows)} quotas:" in shown
 
 
+@pytest.mark.parametrize("columns", ["60", "140"])
+@pytest.mark.parametrize("option", ["--top", "--requests", "--sample"])
+def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatch, option, columns):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setattr(_match_view, "SHOWN", 5)
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = run("panel.parquet", option, 20).stdout
+    assert len(shown.splitlines()) < 60
+    assert "more: pipe, or give --output FILE" in shown
+    assert ("sampling-async fan-out" in shown) == (option == "--requests")
+    if option != "--sample":
+        certain = sum(bool(each.certain) for each in MATCHED)
+        possible = sum(bool(each.possible) and not each.certain for each in MATCHED)
+        rest = len(MATCHED) - certain - possible
+        told = f"60 members: {certain} match a quota for certain, {possible} possibly, {rest} none."
+        assert told in " ".join(shown.split())
+        assert " ".join(map(str, MATCHED[0].select(2))) in shown or columns == "60"
+    assert len(lines(run("panel.parquet", option, 20, "--json").stdout)) > 20
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda body: body,
+        lambda body: json.dumps(json.loads(body), indent=2).encode(),
+        lambda body: b"\xef\xbb\xbf" + body,
+        lambda body: body.decode().encode("utf-16"),
+        lambda _: b"".join(to_json(survey) + b"\r\n\n" for survey in INVENTORY.surveys),
+        lambda _: b"\xef\xbb\xbf" + b"\n".join(map(to_json, INVENTORY.surveys)),
+        lambda _: b'{"X": "' + b"x" * 9999 + b'", ' + to_json(INVENTORY)[1:],
+    ],
+    ids=["document", "indented", "marked", "UTF-16", "lines", "marked lines", "late"],
+)
+def test_an_inventory_is_read_in_all_forms_it_is_written_in(panel, form):
+    (panel / "quotas.json").write_bytes(form(to_json(INVENTORY)))
+    assert {row["QuotaID"]: (row["Certain"], row["Possible"]) for row in lines(run("panel.csv").stdout)} == (
+        expected_counts()
+    )
+
+
+def test_an_inventory_may_come_from_a_pipe(panel):
+    result = CliRunner().invoke(
+        app, ["match", "panel.csv", "--inventory", "-", "--workers", "1"], input=to_json(INVENTORY)
+    )
+    assert len(lines(result.stdout)) == len(expected_counts())
+
+
+def test_a_file_named_stdin_is_a_file(panel):
+    (panel / "quotas.json").rename(panel / "stdin")
+    arguments = ["match", "panel.csv", "--inventory", "stdin", "--workers", "1"]
+    assert len(lines(CliRunner().invoke(app, arguments).stdout)) == len(expected_counts())
+
+
+def test_bands_of_age_that_lie_beside_a_panel_count_unless_others_are_given(panel):
+    (panel / "bands.json").rename(panel / "panel.bands.json")
+    arguments = ["match", "panel.csv", "--inventory", "quotas.json", "--workers", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.stderr == ""
+    assert {
+        row["QuotaID"]: (row["Certain"], row["Possible"]) for row in lines(result.stdout)
+    } == expected_counts()
+    (panel / "none.json").write_text("{}")
+    assert "oddities" in CliRunner().invoke(app, [*arguments, "--bands", "none.json"]).stderr
+
+
+def test_a_column_that_comes_late_in_json_lines_is_there(panel, monkeypatch):
+    monkeypatch.setattr(_panel_files, "_LINES_BYTES", 50)
+    rows = [{"member_code": f"m{at}"} for at in range(9)]
+    (panel / "late.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"member_code": "n", "age": 30}])))
+    assert lines(run("late.jsonl", "--top", 1, "--column", f"{AGE}=age").stdout)[-1]["MemberCode"] == "n"
+    assert "there is no column 'alter'" in run("late.jsonl", "--column", f"{AGE}=alter", code=2).stderr
+
+
+def test_a_simulated_panel_is_matched_without_a_warning(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(Simulator, "run", lambda sim, **_: ran.append(sim))
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(
+        app, ["simulate", "--port", "0", "--members", "12", "--members", "p.parquet", "--members", "p.jsonl"]
+    )
+    assert made.exit_code == 0, made.stderr
+    assert "sampling-async match p.jsonl" in made.stdout
+    (sim,) = ran
+    Path("quotas.json").write_bytes(to_json(sim.inventory))
+    told = [
+        CliRunner().invoke(app, ["match", name, "--inventory", "quotas.json", "--workers", "1", "--top", "5"])
+        for name in ("p.parquet", "p.jsonl")
+    ]
+    assert [each.stderr for each in told] == ["", ""]
+    assert told[0].stdout == told[1].stdout
+    index = QuotaIndex(sim.inventory, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
+    for row, each in zip(lines(told[0].stdout), sim.members.values(), strict=True):
+        matched = index.match(each.profile, device_type=each.device_type_id, participations=each.participations)
+        assert (row["MemberCode"], tuple(row["QuotaIDs"])) == (each.member_code, matched.select(5))
+
+
 def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
     (panel / "few.csv").write_text(f"{AGE}\n30\n")
     told = run("few.csv").stderr
     assert "questions have no column in the panel, so that nobody has answered them: " in told
     (panel / "bands.json").write_text("{}")
-    assert "oddities in the inventory count as possible; the first: quota" in run("panel.csv").stderr
+    odd = run("panel.csv").stderr
+    assert "oddities in the inventory count as possible; the first: quota" in odd
+    assert "--bands FILE says what they stand for" in odd
 
 
 @pytest.mark.parametrize(
@@ -255,6 +353,40 @@ def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
     [
         (["nix.csv"], "nix.csv: no such file"),
         (["."], "neither a query (SELECT ...) nor a file that ends in .parquet, .csv, .jsonl, .ndjson"),
+        (["folder.csv"], "folder.csv is a folder, not a file"),
+        (["empty.jsonl"], "empty.jsonl is empty"),
+        (["panel.csv", "--inventory", "folder.csv"], "folder.csv: Is a directory"),
+        (
+            ["panel.csv", "--inventory", "empty.csv"],
+            "empty.csv is empty; write one with `sampling-async quotas",
+        ),
+        (["panel.csv", "--inventory", "panel.csv"], "panel.csv: not an inventory: $: expected JSON"),
+        (["panel.csv", "--inventory", "panel.parquet"], "panel.parquet: not an inventory"),
+        (["panel.csv", "--inventory", "panel.jsonl"], "panel.jsonl, line 1: not a survey: $.SurveyID"),
+        (["panel.csv", "--inventory", "cut.jsonl"], "cut.jsonl, line 3: not a survey: $: expected JSON"),
+        (["panel.csv", "--inventory", "wrong.json"], "wrong.json: not an inventory: $.Surveys[0]."),
+        (
+            ["panel.csv", "--column", "1001538=alter"],
+            "panel.csv: --column 1001538=alter: there is no column 'alter'",
+        ),
+        (
+            ["panel.jsonl", "--column", "1001538=alter"],
+            "panel.jsonl: --column 1001538=alter: there is no column",
+        ),
+        (["panel.parquet", "--column", "1001538=alter"], "there are 'member_code', '1001007'"),
+        (
+            ["SELECT 1 AS age", "--column", "1001538=alter"],
+            "the query: --column 1001538=alter: there is no column",
+        ),
+        (["panel.csv", "--column", "1001538=a", "--column", "1001007=a"], "was given before"),
+        (["panel.csv", "--column", "1001538=a", "--column", "1001538=b"], "was given before"),
+        (
+            ["panel.csv", "--column", "member_code=1001538"],
+            "panel.csv: --column member_code=1001538: there is a column",
+        ),
+        (["named.csv"], "it has 'id', 'age', 'ZIP code'"),
+        (["named.csv"], "--column 1001538=age --column '1001042=ZIP code' --column member_code=id"),
+        (["named.csv", "--top", "2", "--column", "1001538=age"], "give --column member_code=id"),
         (["SELECT * FROM 'nix.parquet'"], "the query failed"),
         (["SELEKT.csv"], "no such file"),
         (["panel.csv", "--top", "2", "--sample", "2"], "give one of them"),
@@ -266,17 +398,21 @@ def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
         (["panel.csv", "--bands", "nix.json"], "nix.json: No such file"),
         (["panel.csv", "--bands", "quotas.json"], "bands are JSON of answer ID to first and last year"),
         (["empty.csv"], "empty.csv"),
-        (["unknown.csv"], "no column of the panel is a question that is asked, such as"),
+        (["unknown.csv"], "unknown.csv: no column of the panel is a question that is asked, such as"),
+        (["unknown.csv"], "Say which column is which: --column 1001007=NAME"),
         (["twice.csv", "--top", "1"], "several columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
-        (["broken.jsonl"], "each line of a panel is an object of JSON; line 2 of a part of it is none"),
+        (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel is an object of JSON"),
         (["unknown.jsonl"], "no column of the panel is a question that is asked"),
         (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
         (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
         (["panel.csv", "--output", "folder.csv"], "--output folder.csv is a folder"),
-        (["nobody.csv", "--top", "1"], "row 1 of the panel: there is no member_code"),
+        (["nobody.csv", "--top", "1"], "nobody.csv: row 1 of the panel: there is no member_code"),
         (["large.jsonl"], "large.jsonl: "),
-        (["no_codes.csv", "--top", "2"], "no column 'member_code'"),
+        (
+            ["no_codes.csv", "--top", "2"],
+            "no_codes.csv: there is no column 'member_code', which tells members apart; it has",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
@@ -291,6 +427,13 @@ def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
     (panel / "nobody.csv").write_text(f"member_code,{AGE}\nm,1\n,2\n")
     (panel / "large.jsonl").write_text(f'{{"{AGE}": {2**70}}}\n{{"{AGE}": true}}')
     (panel / "folder.csv").mkdir()
+    (panel / "empty.jsonl").write_text("")
+    (panel / "named.csv").write_text("id,age,ZIP code\nm,30,01234\n")
+    surveys = [to_json(survey) for survey in INVENTORY.surveys[:2]]
+    (panel / "cut.jsonl").write_bytes(b"\n".join([*surveys, surveys[0][:500]]))
+    (panel / "wrong.json").write_text(
+        '{"CountryID": 1, "CacheExpires": "2026-01-15T00:00:00Z", "Surveys": [{"SurveyID": 1}]}'
+    )
     given = ["match", *arguments]
     for name, file in (("--inventory", "quotas.json"), ("--bands", "bands.json")):
         if name not in arguments:

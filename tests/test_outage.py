@@ -23,7 +23,7 @@ from sampling_async import (
     RetryPolicy,
     TransportError,
 )
-from sampling_async._outage import Outage
+from sampling_async._pacing.outage import Outage
 
 pytestmark = pytest.mark.anyio
 

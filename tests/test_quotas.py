@@ -39,9 +39,9 @@ from sampling_async import (
     TransportError,
     TransportTimeoutError,
     UnexpectedStatusError,
-    _engine,
     from_json,
 )
+from sampling_async._wire import engine as _engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -602,7 +602,7 @@ async def test_cancelled_at_any_tick_it_leaves_nothing_open(how, framing, opened
                         await anyio.lowlevel.checkpoint()
                     tasks.cancel_scope.cancel()
                 assert_idle(client, ticks)
-                assert open_of(opened) == len(client._session._http._transport._engine._idle), ticks
+                assert repr(client._session.engine) == f"<Engine: {open_of(opened)} idle>", ticks
                 if finished or ticks == 60:
                     break
             with anyio.fail_after(5):

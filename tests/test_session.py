@@ -38,8 +38,8 @@ from sampling_async import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
-from sampling_async._protocol import get_settings
-from sampling_async._session import Track
+from sampling_async._contract.exchange import Track
+from sampling_async._protocol.requests import get_settings
 
 pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
@@ -349,7 +349,7 @@ async def test_a_refusal_counts_when_its_body_is_cut():
 
 
 async def test_a_refusal_counts_when_its_body_drips(monkeypatch):
-    monkeypatch.setattr("sampling_async._session._REFUSAL_SECONDS", 0.02)
+    monkeypatch.setattr("sampling_async._wire.session._REFUSAL_SECONDS", 0.02)
 
     def script(connection: wire.Connection) -> None:
         connection.read_request()
@@ -568,7 +568,7 @@ async def test_a_closed_client_refuses():
 
 
 async def test_closing_from_within_an_attempt_comes_to_an_end(monkeypatch):
-    monkeypatch.setattr("sampling_async._session._CLOSING_SECONDS", 0.02)
+    monkeypatch.setattr("sampling_async._wire.session._CLOSING_SECONDS", 0.02)
 
     async def handler(request: httpx.Request) -> httpx.Response:
         with anyio.CancelScope(shield=True):

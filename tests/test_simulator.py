@@ -400,3 +400,17 @@ async def test_a_hundred_requests_do_not_compute_the_inventory_anew():
     assert sim._live.body(include_routables=True) is first
     sim.close_quota(quotas_of(sim)[0].quota_id)
     assert sim._live.body(include_routables=True) is not first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"surveys": -1}, "at least 0"),
+        ({"members": -1}, "at least 0"),
+        ({"recontact_page_size": 0}, "at least 1"),
+        ({"keep_requests": -1}, "keep_requests is a number of requests, at least 0, not -1"),
+    ],
+)
+def test_numbers_that_make_no_simulator_are_refused(arguments, rule):
+    with pytest.raises(ValueError, match=rule):
+        Simulator(**arguments)

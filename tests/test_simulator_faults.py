@@ -10,6 +10,7 @@ import attrs
 import httpx
 import pytest
 
+from sampling_async import BadRequestError
 from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory
 from sampling_async.simulator._latency import WorkQueue
 
@@ -404,3 +405,68 @@ def test_what_is_no_fault_is_refused(make):
 def test_limits_of_a_fault_add_up():
     fault = Fault.cut().on("bulk_invite").on(every=2)
     assert (fault.endpoint, fault.every, fault.times) == ("bulk_invite", 2, None)
+
+
+# --- Refusals of a member and a quota
+
+
+async def test_a_quota_is_refused_as_one_item_of_a_bulk():
+    sim = simulator()
+    wanted, *others = ids_of(sim)
+    sim.faults.add(Fault.refusal(39).on(quota_id=wanted))
+    told = {item["QuotaID"]: item["ResultCode"] for item in await items(sim)}
+    assert told.pop(wanted) == 39
+    assert [told[quota_id] for quota_id in others] == [1] * len(others)
+    assert sim.ledger.count("m000001", wanted) == 0
+    assert sim.ledger.count("m000001", others[0]) == 1
+
+
+async def test_a_member_is_refused_and_others_are_not():
+    sim = simulator(Fault.refusal(14).on(member_code="m000001"), Fault.refusal(22).on(quota_id=5))
+    assert {item["QuotaID"] == 5: item["ResultCode"] for item in await items(sim)} == {True: 22, False: 14}
+    async with sim.client() as client:
+        result = await client.bulk_invite("m000002", ids_of(sim))
+        assert len(result.invited) == len(result)
+        with pytest.raises(BadRequestError, match="MEMBER_BLOCKED"):
+            await client.generate_invite("m000001", ids_of(sim)[0])
+        with pytest.raises(BadRequestError, match="NO_QUOTA_ID"):
+            await client.generate_invite("m000002", 7)
+        await client.get_settings()
+    assert not any(entry.member_code == "m000001" for entry in sim.ledger.invites)
+
+
+async def test_refusals_count_the_requests_they_fit():
+    sim = simulator(members=1)
+    wanted = ids_of(sim)[0]
+    sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=wanted, times=1))
+    async with sim.client() as client:
+        await client.bulk_invite("m000001", ids_of(sim)[1:])
+        codes = [(await client.bulk_invite("m000001", [wanted]))[0].result_code for _ in range(2)]
+    assert codes == [36, 1]
+    assert sim.faults.struck()[0][1] == 1
+
+
+async def test_other_faults_are_limited_to_a_member_too():
+    sim = simulator(Fault.status(503).on(member_code="m000002"))
+    assert (await ask(sim)).status_code == 200
+    sim.faults.add(Fault.status(500).on(member_code="m000001"))
+    assert (await ask(sim)).status_code == 500
+
+
+async def test_whole_calls_are_refused_with_a_code():
+    sim = simulator(Fault.refusal(4).on("get_quotas"), Fault.refusal(6).on("recontact_members"))
+    async with sim.client() as client:
+        with pytest.raises(BadRequestError, match="PANEL_NOT_ES_ENABLED"):
+            await client.get_quotas()
+    assert (await page(sim))["ResultCode"] == 6
+
+
+def test_what_would_never_strike_is_refused():
+    with pytest.raises(ValueError, match="another code than 1"):
+        Fault.refusal(1)
+    with pytest.raises(ValueError, match="result_code is of type int, not '9'"):
+        Fault.refusal("9")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="quota_id is of type int, not '5'"):
+        Fault.refusal(9).on(quota_id="5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="member_code is of type str, not 7"):
+        Fault.null().on(member_code=7)  # type: ignore[arg-type]

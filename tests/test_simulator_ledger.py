@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Literal
 
@@ -9,8 +10,8 @@ import anyio
 import httpx
 import pytest
 
-from sampling_async import Invite, InviteOutcome
-from sampling_async.simulator import LedgerEntry, SimulatedMember, Simulator
+from sampling_async import Invite, InviteOutcome, RetryPolicy, ServerError
+from sampling_async.simulator import Fault, LedgerEntry, SimulatedMember, Simulator, VirtualClock
 from sampling_async.simulator._verdict import verdict
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +76,42 @@ async def test_the_latest_requests_are_kept_and_all_are_counted(keep: int, kept:
     sim = await with_invites(keep_requests=keep)
     assert [record.number for record in sim.ledger.requests] == list(range(12 - kept, 12))
     assert sim.ledger.request_count == 12
+
+
+async def test_a_request_is_kept_with_its_time_its_query_and_its_headers_but_not_the_key():
+    clock = VirtualClock(100.0)
+    sim = Simulator(surveys=3, members=2, clock=clock, sleep=clock.sleep)
+    headers = {"API_AUTH_KEY": sim.api_key, "X-Trace": "7"}
+    path = f"/IPExternalSamplingService/ExternalSample/{sim.panel_guid}/Quotas"
+    async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url, headers=headers) as client:
+        await client.get(path, params={"includeRoutables": "false"})
+        clock.advance(2.5)
+        await client.get(path)
+    first, second = sim.ledger.requests
+    assert (first.time, second.time) == (0.0, 2.5)
+    assert first.query == {"includeRoutables": "false"}
+    assert first.headers["x-trace"] == "7"
+    assert first.headers["api_auth_key"] == "<hidden>"
+    assert sim.api_key.encode() not in pickle.dumps(first)
+    assert sim.api_key not in repr(first)
+
+
+async def test_requests_are_looked_through_by_what_they_asked_and_how_they_ended():
+    sim = await with_invites(members=3)
+    sim.faults.add(Fault.status(503).on("get_settings"))
+    async with sim.client(retry=RetryPolicy(max_attempts=1)) as client:
+        await client.get_quotas()
+        with pytest.raises(ServerError):
+            await client.get_settings()
+    requests = sim.ledger.requests
+    assert len(requests(endpoint="bulk_invite")) == 3
+    assert [each.endpoint for each in requests(status=503)] == ["get_settings"]
+    (of_member,) = requests(member_code="m000002")
+    assert requests(quota_id=of_member.quota_ids[0], member_code="m000002") == (of_member,)
+    assert requests(endpoint="bulk_invite")(status=503) == ()
+    assert requests() == requests == tuple(requests)
+    with pytest.raises(ValueError, match="no endpoint 'quotas': they are get_quotas"):
+        requests(endpoint="quotas")  # type: ignore[arg-type]
 
 
 async def test_a_true_report_is_ok():

@@ -34,10 +34,10 @@ from sampling_async import (
     SurveyWaveExclusion,
     from_json,
 )
-from sampling_async import _protocol as protocol
-from sampling_async._coercions import wire_name
-from sampling_async._errors import Endpoint
-from sampling_async._replies import read_bulk
+from sampling_async._contract.errors import Endpoint
+from sampling_async._json.rules import wire_name
+from sampling_async._protocol import requests as protocol
+from sampling_async._protocol.bulk_reply import read_bulk
 from sampling_async.simulator import Fault, Simulator
 
 if TYPE_CHECKING:

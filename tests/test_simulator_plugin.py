@@ -51,6 +51,39 @@ def test_the_fixture_is_fresh_small_and_configurable(tmp_path: Path, monkeypatch
     assert "3 passed, 1 xfailed" in run.stdout, run.stdout + run.stderr
 
 
+ASYNC_TEST = """
+import pytest
+
+{mark}
+async def test_a_call(sampling_simulator):
+    async with sampling_simulator.client() as client:
+        result = await client.bulk_invite(next(iter(sampling_simulator.members)), [1, 2])
+    assert len(result) == 2
+    assert sampling_simulator.ledger.request_count == 1
+"""
+RUNNERS = {
+    "pytest-asyncio, strict": ("pytest_asyncio", "@pytest.mark.asyncio", "asyncio_mode=strict", 1),
+    "pytest-asyncio, auto": ("pytest_asyncio", "", "asyncio_mode=auto", 1),
+    "anyio": ("anyio", "@pytest.mark.anyio", None, 2),  # on asyncio and on trio
+    "anyio, auto": ("anyio", "", "anyio_mode=auto", 2),
+}
+
+
+@pytest.mark.parametrize("case", RUNNERS.values(), ids=list(RUNNERS))
+def test_the_fixture_serves_whatever_runs_async_tests(case, tmp_path, monkeypatch):
+    runner, mark, mode, passed = case
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", _root())
+    (tmp_path / "test_it.py").write_text(ASYNC_TEST.format(mark=mark))
+    plugins = {"pytest_asyncio": "pytest_asyncio.plugin", "anyio": "anyio.pytest_plugin"}
+    options = ("-p", "sampling_async.simulator.pytest_plugin", "-p", plugins[runner])
+    if runner == "pytest_asyncio":  # which warns where it is not told
+        options += ("-o", "asyncio_default_fixture_loop_scope=function")
+    mode = ("-o", mode) if mode else ()
+    run = python("-m", "pytest", "-q", "-W", "error", "--strict-markers", *options, *mode, cwd=tmp_path)
+    assert f"{passed} passed" in run.stdout, run.stdout + run.stderr
+
+
 def test_loading_the_plugin_loads_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", _root())
     code = (

@@ -11,9 +11,9 @@ import threading
 import anyio
 import pytest
 
-from sampling_async import _sockets
-from sampling_async._forks import forks
-from sampling_async._sockets import Wire, connect
+from sampling_async._wire import sockets as _sockets
+from sampling_async._wire.forks import forks
+from sampling_async._wire.sockets import Wire, connect
 
 pytestmark = pytest.mark.anyio
 

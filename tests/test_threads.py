@@ -9,7 +9,7 @@ import threading
 import anyio
 import pytest
 
-from sampling_async._threads import in_thread
+from sampling_async._pacing.threads import in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ async def test_a_cancelled_wait_ends_at_once_and_the_function_goes_on():
 def test_a_process_does_not_wait_for_a_function_that_goes_on():
     code = """
 import asyncio, sys, time
-from sampling_async._threads import in_thread
+from sampling_async._pacing.threads import in_thread
 
 async def main():
     task = asyncio.create_task(in_thread(time.sleep, 60))

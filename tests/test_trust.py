@@ -13,11 +13,12 @@ import trustme
 import wire
 from cryptography.hazmat.primitives import serialization
 
-from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError, _engine
-from sampling_async._alerts import alert_in, text_of
-from sampling_async._engine import _Connection
-from sampling_async._sockets import Wire
-from sampling_async._trust import context_of_files
+from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
+from sampling_async._wire import engine as _engine
+from sampling_async._wire.alerts import alert_in, text_of
+from sampling_async._wire.engine import _Connection
+from sampling_async._wire.sockets import Wire
+from sampling_async._wire.trust import context_of_files
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import wire
 from forward_proxy import ForwardProxy, tls_front
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, Timeouts, TransportError
-from sampling_async._configuration import Proxy
-from sampling_async._failures import Refusal
-from sampling_async._tunnels import Tunnel, refusal_of
+from sampling_async._wire.address import Proxy
+from sampling_async._wire.failures import Refusal
+from sampling_async._wire.tunnels import Tunnel, refusal_of
 
 pytestmark = pytest.mark.anyio
 
@@ -169,8 +169,8 @@ def digging(monkeypatch):
         async def received(_: object) -> bytes:
             return end.pieces.pop(0)
 
-        monkeypatch.setattr("sampling_async._tunnels.send_whole", send)
-        monkeypatch.setattr("sampling_async._tunnels.received", received)
+        monkeypatch.setattr("sampling_async._wire.tunnels.send_whole", send)
+        monkeypatch.setattr("sampling_async._wire.tunnels.received", received)
         await Tunnel(Proxy("proxy", 3128, None), host, 443).dig(end)
         return end.sent
 

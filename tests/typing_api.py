@@ -5,6 +5,7 @@ from typing import assert_type
 
 from sampling_async import (
     BulkInviteResult,
+    Goal,
     Invite,
     InviteOutcome,
     InviteRequest,
@@ -21,6 +22,18 @@ from sampling_async import (
     from_json,
     to_json,
 )
+from sampling_async.matching import (
+    BatchReader,
+    Counts,
+    MatchResult,
+    Member,
+    Output,
+    PanelMatcher,
+    QuotaIndex,
+    Sample,
+    TopK,
+    Truth,
+)
 
 
 async def quota_ids() -> AsyncIterator[int]:
@@ -29,6 +42,10 @@ async def quota_ids() -> AsyncIterator[int]:
 
 async def requests() -> AsyncIterator[InviteRequest]:
     yield InviteRequest("m", [1, 2])
+
+
+def goal_of(*, is_urgent: bool) -> Goal:
+    return "first" if is_urgent else "throughput"
 
 
 async def use(client: SamplingClient) -> None:
@@ -52,7 +69,7 @@ async def use(client: SamplingClient) -> None:
     async with client.stream_bulk_invite("m", quota_ids()) as outcomes:
         async for outcome in outcomes:
             assert_type(outcome, InviteOutcome)
-    async with client.fan_out(requests()) as outcomes:
+    async with client.fan_out(requests(), goal=goal_of(is_urgent=True)) as outcomes:
         assert_type(outcomes.left_over, tuple[InviteOutcome, ...])
         assert_type(outcomes.progress, Progress)
         assert_type(outcomes.progress.seconds_left, float | None)
@@ -69,6 +86,15 @@ async def use(client: SamplingClient) -> None:
     async with client.stream_recontact_members(1) as codes:
         assert_type(await anext(codes), str)
         assert_type(codes.last_taken, str | None)
+
+
+def match(index: QuotaIndex, panel: object) -> None:
+    """Match one member, and a panel."""
+    outputs: list[Output] = [Counts(), TopK(3), Sample(5)]
+    for output in outputs:
+        assert_type(PanelMatcher(index, output).run(panel), BatchReader)
+    assert_type(index.match(Member("m", {1: 2})), MatchResult)
+    assert_type(index.explain(Member("m", {1: 2}), 7, device_type=1).truth, Truth)
 
 
 def read(body: bytes) -> None:

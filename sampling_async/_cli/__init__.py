@@ -1,23 +1,23 @@
 """The command line, `sampling-async`: quotas, invites, recontact lists and settings; a simulator and a demo.
 
-Tables on a terminal, JSON lines in the contract's own names where the output is piped. Progress, summaries and
-errors go to stderr. Address and panel come from SAMPLING_BASE_URL and SAMPLING_PANEL_GUID or from options; the
-key comes from SAMPLING_API_KEY or a hidden prompt, never from an argument, where `ps` and the shell's history
-would show it.
+Output is a table on a terminal, and JSON lines in the contract's own names if it is piped. Progress, summaries
+and errors go to stderr. Address and panel come from SAMPLING_BASE_URL and SAMPLING_PANEL_GUID or from options.
+The key comes from SAMPLING_API_KEY or a hidden prompt, never from an argument, because `ps` and the shell's
+history would show it.
 
 Exit codes:
-    0: All is done; every quota ID was answered.
+    0: All is done; every quota ID got a result.
     1: Incomplete: some quota IDs ended `not_sent` or `unknown`, the reader of the output went away, or, in the
         demo, client and ledger disagree.
     2: Usage: an argument, the address, the panel or the key is missing or cannot be sent.
     3: The service refused (4xx); nothing of the call was done.
-    4: Transport or server failure: no answer, 5xx, an answer that cannot be read.
+    4: Transport or server failure: no response, 5xx, or a response that cannot be read.
     130: Interrupted by Ctrl-C (SIGINT).
-    143: Told to end by SIGTERM, which is taken as Ctrl-C is.
+    143: Ended by SIGTERM, which is handled like Ctrl-C.
 
-After the first signal `bulk-invite` accounts for every ID: what it was given and did not ask is printed as
-`not_sent`. So is the rest of a file, and what still comes of a pipe within a second. A second signal ends the
-program at once. Until a command has begun, signals are held back.
+After the first signal, `bulk-invite` and `fan-out` account for every ID: IDs that were given but not sent are
+printed as `not_sent`. That includes the rest of a file, and IDs that a pipe still delivers within a second. A
+second signal ends the program at once. Until a command has begun, signals are blocked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 INTERRUPTED, TERMINATED = 130, 143
 _NEEDED = {"rich", "typer"}
 _held: list[set[int]] = []
-"""The signals that were held back before we did, if we do."""
+"""The signal mask from before we blocked signals; empty while we do not block them."""
 
 
 def main() -> None:
-    """Run the command line; say in one line what to install where typer and rich are missing."""
-    # A stream that was closed from outside is None, which nothing expects.
+    """Run the command line. If typer or rich is missing, say in one line what to install."""
+    # A stream that was closed before the program started is None, and libraries do not expect that.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
@@ -51,40 +51,44 @@ def main() -> None:
                 _run()
             finally:
                 release_signals()
-        except KeyboardInterrupt:  # where a command has not begun, or has ended
+        except KeyboardInterrupt:
+            # The signal came before a command had begun, or after it had ended.
             raise SystemExit(TERMINATED if came else INTERRUPTED) from None
         except SystemExit as exc:
+            # SIGTERM was handled like Ctrl-C; only the exit code tells them apart.
             if came and exc.code == INTERRUPTED:
                 raise SystemExit(TERMINATED) from None
             raise
 
 
 def _hold_signals() -> None:
-    """Hold back what ends the program until somebody is there to account for what it was given."""
+    """Block SIGINT and SIGTERM until a command is ready to account for its input."""
     if hasattr(signal, "pthread_sigmask"):  # pragma: no branch  there is none on Windows
         _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}))
 
 
 def release_signals() -> None:
-    """Hold back nothing any more; what came meanwhile comes now."""
+    """Unblock signals. Signals that came meanwhile are delivered now."""
     while _held:
         signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
 
 
 @contextmanager
 def _terminated_as_interrupted() -> Generator[list[int]]:
-    """Have SIGTERM do what Ctrl-C would do at that moment; gives where it is noted."""
+    """Handle SIGTERM as Ctrl-C would be handled at that moment; yield a list that notes its arrival."""
     came: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
         came.append(number)
         interrupt = signal.getsignal(signal.SIGINT)
-        if not callable(interrupt):  # ignored, as for a program that a script has put into the background
+        # SIGINT may be ignored, as in a program that a script runs in the background. SIGTERM still ends it.
+        if not callable(interrupt):
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
     before = signal.getsignal(signal.SIGTERM)
-    if before is not signal.SIG_DFL:  # it is ignored, or somebody else's
+    # SIGTERM is ignored, or has a handler that is not ours to replace.
+    if before is not signal.SIG_DFL:
         yield came
         return
     signal.signal(signal.SIGTERM, take)

@@ -1,24 +1,37 @@
-"""The commands: what they take, and which call answers them."""
+"""The commands: their arguments, and the calls that they make."""
 
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from functools import partial
-from pathlib import Path  # noqa: TC003  typer reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
+from attrs import evolve
 
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
-from sampling_async._cli import _match, _quota_ids, _simulation, release_signals
+from sampling_async._cli import _match, _quota_ids, _simulation, _sources, release_signals
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._bulk_invite import Bulk, OutcomePrinter
-from sampling_async._cli._connection import KEY_VARIABLE, Connection, calls_service, ended_by_failure, fail
+from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
+from sampling_async._cli._connection import KEY_VARIABLE, Connection, ended_by_failure, fail
+from sampling_async._cli._help import Command, Group
+from sampling_async._cli._options import takes
+from sampling_async._cli._outcome_printer import OutcomePrinter
+from sampling_async._cli._requests import RequestLines
 from sampling_async._cli._signals import Ending
+from sampling_async._cli._sources import Items
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
 if TYPE_CHECKING:
-    from sampling_async import RecontactStream
+    from collections.abc import Callable, Sequence
+
+    from sampling_async import Goal, Quotas, RecontactStream, Survey
+    from sampling_async._cli._bulk_run import Work
+    from sampling_async._cli._sources import Parser
+
+T = TypeVar("T")
 
 _EXIT_CODES: Final = """\
 [bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never \
@@ -32,6 +45,7 @@ also where no quota ID was answered at all) - 130 interrupted (Ctrl-C) - 143 tol
 """
 
 app: Final = typer.Typer(
+    cls=Group,
     help="The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
     "lines where piped.",
     epilog=_EXIT_CODES,
@@ -42,13 +56,43 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")]
-MemberCode = Annotated[str, typer.Argument(help="The member, by your own code.", show_default=False)]
-QuotaID = Annotated[int, typer.Argument(help="A quota ID from `quotas`.", min=1, show_default=False)]
+AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")]
+MemberCode = Annotated[
+    str, typer.Argument(help="The member, by your own code.", metavar="MEMBER_CODE", show_default=False)
+]
+QuotaID = Annotated[
+    int, typer.Argument(help="A quota ID from `quotas`.", min=1, metavar="QUOTA_ID", show_default=False)
+]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        help="Write down what is sent and answered; given again, go on where a run was ended.",
+        metavar="PATH",
+        show_default=False,
+    ),
+]
 
 
-def _example(*commands: str) -> str:
-    return "[bold]Example:[/bold]\n\n" + "\n\n".join(f"  {command}" for command in commands)
+class Aim(StrEnum):
+    """The goals of a bulk, see `sampling_async.Goal`."""
+
+    throughput = "throughput"
+    first = "first"
+
+
+AimOption = Annotated[
+    Aim | None,
+    typer.Option(
+        "--goal",
+        help="throughput, unless given: as few requests as can be. first: the last answer as early as can be.",
+        metavar="throughput|first",
+        show_default=False,
+    ),
+]
+
+_ACCOUNTS: Final = {"bulk-invite", "fan-out"}
+"""The commands that account for all of their input, even after a signal."""
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
@@ -62,55 +106,63 @@ def sampling_async(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True, metavar="")
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
-    if context.invoked_subcommand != "bulk-invite" or KEY_VARIABLE not in os.environ:
-        release_signals()  # nothing is to be accounted for, or a person is going to be asked for the key
+    # The two commands keep signals blocked until they can account for their input; the others need no account.
+    # If the key is not in the environment, a person may be asked for it, and Ctrl-C must work meanwhile.
+    if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
+        release_signals()
 
 
-@app.command(
-    epilog=_example(
-        "sampling-async quotas",
-        "sampling-async quotas --no-routables | jq '.Quotas\\[].QuotaID'",
-    )
-)
-@calls_service
+@app.command(cls=Command)
+@takes(connection=Connection)
 def quotas(
     connection: Connection,
     *,
     routables: Annotated[
         bool,
         typer.Option(
-            "--routables/--no-routables", help="Conditions on routable questions too.", show_default=False
+            "--routables/--no-routables",
+            help="Conditions on routable questions too.",
+            show_default=False,
+            metavar="",
         ),
     ] = True,
     survey: Annotated[
         int | None,
         typer.Option(help="This survey only, with its quotas.", min=1, metavar="ID", show_default=False),
     ] = None,
-    as_json: AsJSON = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One document, as the service has it.", metavar="")
+    ] = False,
 ) -> None:
-    """Show the open inventory: surveys and their quotas."""
+    """Show the open inventory: surveys and their quotas. Piped, a survey is a line of JSON."""
     inventory = connection.call(lambda client: client.get_quotas(include_routables=routables))
-    surveys = [each for each in inventory.surveys if survey in {None, each.survey_id}]
+    surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
-    if show.as_lines(as_json):
+    if as_json:
+        ended_by_failure(lambda: show.emit_all([evolve(inventory, surveys=surveys)]))
+    elif show.as_lines(wanted=False):
         ended_by_failure(lambda: show.emit_all(surveys))
-        return
+    else:
+        _show_quotas(inventory, surveys, is_one=survey is not None)
+
+
+def _show_quotas(inventory: Quotas, surveys: Sequence[Survey], *, is_one: bool) -> None:
     screen = show.screen()
-    screen.print(show.quotas_table(surveys))
-    if survey is None:
+    screen.print(show.quotas_table(surveys, screen.width))
+    if not is_one:
         screen.print(show.inventory_caption(inventory))
-    for each in surveys if survey is not None else ():
+    for each in surveys if is_one else ():
         screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
         screen.print(show.quota_table(each.quotas))
 
 
-@app.command(epilog=_example("sampling-async settings", "sampling-async settings | jq -r .Name"))
-@calls_service
+@app.command(cls=Command)
+@takes(connection=Connection)
 def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
     """Show the panel's settings; the reference data key is masked."""
     found = connection.call(lambda client: client.get_settings())
@@ -120,8 +172,8 @@ def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
         show.print_pairs(show.setting_pairs(found))
 
 
-@app.command(epilog=_example("sampling-async invite MEMBER-1 1100042"))
-@calls_service
+@app.command(cls=Command)
+@takes(connection=Connection)
 def invite(
     connection: Connection, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
 ) -> None:
@@ -133,38 +185,27 @@ def invite(
         show.print_pairs(show.invite_pairs(made))
 
 
-@app.command(
-    "bulk-invite",
-    epilog=_example(
-        "sampling-async bulk-invite MEMBER-1 1100042 1100043",
-        "sampling-async quotas | jq '.Quotas\\[].QuotaID' | sampling-async bulk-invite MEMBER-1",
-        "sampling-async bulk-invite MEMBER-1 --file quota-ids.txt > outcomes.jsonl",
-    ),
-)
-@calls_service
+@app.command("bulk-invite", cls=Command)
+@takes(connection=Connection)
 def bulk_invite(
     connection: Connection,
     member_code: MemberCode,
     quota_ids: Annotated[
-        list[str] | None, typer.Argument(help="Quota IDs; - for stdin.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Quota IDs; - for stdin.", metavar="QUOTA_ID", show_default=False),
     ] = None,
     *,
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Read the quota IDs from a file; - for stdin.",
+            help="Read the quota IDs from a file; - for stdin. It may be requests of `match --requests`: then"
+            " the member's lines count.",
             metavar="PATH",
             show_default=False,
         ),
     ] = None,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write down what is sent and answered; given again, go on where a run was ended.",
-            metavar="PATH",
-            show_default=False,
-        ),
-    ] = None,
+    journal: JournalFile = None,
+    goal: AimOption = None,
     as_json: AsJSON = False,
 ) -> None:
     """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
@@ -174,40 +215,122 @@ def bulk_invite(
     not_sent then. A second signal ends at once. A summary closes on stderr.
     With a journal, all IDs are read before the first is sent.
     """
-    asked = ended_by_failure(lambda: _asked(quota_ids or [], file))
-    tally, ending = Tally(), Ending()
-    shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json))
-    bulk = Bulk(member_code, asked, None if journal is None else Journal(journal), shown, ending)
-    connection.call(bulk.run)
-    if ending.came:
-        fail("interrupted" if ending.exit_code == INTERRUPTED else "told to end", ending.exit_code)
+
+    def work(written: Journal | None) -> OneMember:
+        if quota_ids and quota_ids != ["-"]:
+            if file is not None:
+                raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
+            return OneMember(member_code, _quota_ids.parsed(quota_ids), written, _value(goal))
+        asked = _items(file, partial(_of_member, member_code, parsers), is_dash=bool(quota_ids))
+        return OneMember(member_code, asked, written, _value(goal))
+
+    # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
+    parsers: list[_quota_ids.QuotaIDs] = []
+    tally = _bulk(connection, work, journal, as_json=as_json)
+    passed_over = sum(parser.of_others for parser in parsers)
+    if passed_over and not tally.total:
+        fail(f"none of the {passed_over:,} requests is of this member; `fan-out` asks for all of them", USAGE)
+    if passed_over:
+        typer.echo(
+            f"sampling-async: {passed_over:,} requests of other members were passed over; `fan-out` asks all",
+            err=True,
+        )
     if not tally.total and not quota_ids:
         fail("no quota IDs came in", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
-def _asked(quota_ids: list[str], file: Path | None) -> list[int] | _quota_ids.QuotaIDs:
-    """Return the quota IDs of whichever source was given: a list, or a stream."""
-    if quota_ids and quota_ids != ["-"]:
-        if file is not None:
-            raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-        return _quota_ids.parsed(quota_ids)
+def _of_member(member_code: str, made: list[_quota_ids.QuotaIDs], name: str) -> _quota_ids.QuotaIDs:
+    made.append(_quota_ids.QuotaIDs(name, member_code))
+    return made[-1]
+
+
+@app.command("fan-out", cls=Command)
+@takes(connection=Connection)
+def fan_out(
+    connection: Connection,
+    requests: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="REQUESTS", help="A file of requests; - or nothing for stdin.", show_default=False
+        ),
+    ] = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option(help="The same, as an option.", metavar="PATH", show_default=False)
+    ] = None,
+    journal: JournalFile = None,
+    goal: AimOption = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Ask invites of many members, each to its quotas; outcomes are shown as they finish.
+
+    Requests are lines of JSON with MemberCode and QuotaIDs, as `match
+    --requests` writes them. They are read as they are sent. Every ID gets one
+    outcome, also when interrupted: the rest is not_sent then. A second signal
+    ends at once. A summary closes on stderr.
+    """
+
+    def work(written: Journal | None) -> ManyMembers:
+        if requests is not None and file is not None:
+            raise InvalidRequestError("give the requests as an argument or with --file, not both")
+        source = _items(requests or file, RequestLines, is_dash=False, what="requests")
+        return ManyMembers(source, written, _value(goal))
+
+    tally = _bulk(connection, work, journal, as_json=as_json, with_members=True)
+    if not tally.total:
+        fail("no requests came in", USAGE)
+    raise typer.Exit(tally.exit_code())
+
+
+def _bulk(
+    connection: Connection,
+    work: Callable[[Journal | None], Work],
+    journal: Path | None,
+    *,
+    as_json: bool,
+    with_members: bool = False,
+) -> Tally:
+    """Run the requests to their end and return the counts of outcomes.
+
+    Raises:
+        typer.Exit: The run failed, or a signal ended it.
+    """
+    written = None if journal is None else Journal(journal)
+    asked = ended_by_failure(lambda: work(written))
+    tally, ending = Tally(), Ending()
+    shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
+    connection.call(BulkRun(asked, written, shown, ending).run)
+    if ending.came:
+        fail("interrupted" if ending.exit_code == INTERRUPTED else "told to end", ending.exit_code)
+    return tally
+
+
+def _value(goal: Aim | None) -> Goal | None:
+    if goal is None:
+        return None
+    return "first" if goal is Aim.first else "throughput"
+
+
+def _items(
+    file: Path | None, parser: Callable[[str], Parser[T]], *, is_dash: bool, what: str = "quota IDs"
+) -> Items[T]:
+    """Return the items of a file, or of stdin.
+
+    Raises:
+        InvalidRequestError: There is no such file, or stdin is a terminal.
+    """
     if file is not None and str(file) != "-":
-        if not file.exists() or file.is_dir():  # not is_file(): it may be a FIFO
-            raise InvalidRequestError("--file names no file that is there")
-        return _quota_ids.QuotaIDs(partial(_quota_ids.file_source, file))
-    if not quota_ids and _quota_ids.stdin_is_terminal():
-        raise InvalidRequestError("give quota IDs as arguments, with --file, or piped into stdin")
-    return _quota_ids.QuotaIDs(_quota_ids.stdin_source)
+        _sources.check_file(file)
+        return Items(partial(_sources.file_source, file), parser(str(file)))
+    if file is None and not is_dash and _sources.stdin_is_terminal():
+        ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
+        raise InvalidRequestError(f"give {what} {ways} or piped into stdin")
+    return Items(_sources.stdin_source, parser(_sources.STDIN))
 
 
-@app.command(
-    epilog=_example(
-        "sampling-async recontact 1100042 > members.txt",
-        'sampling-async recontact 1100042 --after "$(tail -n 1 members.txt)" >> members.txt',
-    )
-)
-@calls_service
+@app.command(cls=Command)
+@takes(connection=Connection)
 def recontact(
     connection: Connection,
     quota_id: QuotaID,
@@ -226,7 +349,9 @@ def recontact(
         int | None,
         typer.Option(help="Stop after so many member codes.", min=1, metavar="N", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of plain text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON lines instead of plain text.", metavar="")
+    ] = False,
 ) -> None:
     """List the members wanted back for a quota of a recontact survey, one a line."""
 
@@ -249,22 +374,12 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
             if count == limit:
                 return
     except BaseException as exc:
+        # Cancellation by Ctrl-C counts too: codes that were printed need not be read again.
         if count and not isinstance(exc, BrokenPipeError):
             typer.echo(f"{count:,} member codes printed; resume with --after <the last code printed>", err=True)
         raise
 
 
-app.command(
-    epilog=_example(
-        "sampling-async match panel.parquet",
-        "sampling-async match panel.csv --inventory quotas.json --column 1001538=age --column member_code=id "
-        "--top 20 --output best.parquet",
-        "sampling-async match \"SELECT * FROM 'panels/*.parquet' WHERE active\" --requests 20 > requests.jsonl",
-    )
-)(calls_service(_match.match))
-app.command(
-    epilog=_example(
-        "sampling-async simulate", "sampling-async simulate --port 0 --latency-base 0.05 --workers 4"
-    )
-)(_simulation.simulate)
-app.command(epilog=_example("sampling-async demo", "sampling-async demo --faults"))(_simulation.demo)
+app.command(cls=Command)(takes(options=_match.MatchOptions, connection=Connection)(_match.match))
+app.command(cls=Command)(_simulation.simulate)
+app.command(cls=Command)(_simulation.demo)

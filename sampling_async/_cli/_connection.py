@@ -1,19 +1,17 @@
-"""What all commands that call the service share: their options, the client, and how a failure ends them."""
+"""Code shared by all commands that call the service: options, the client, and the handling of failures."""
 
 from __future__ import annotations
 
 import getpass
-import inspect
 import logging
 import os
 import sys
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import anyio
 import typer
-from attrs import fields, frozen
+from attrs import frozen
 
 from sampling_async import (
     InvalidRequestError,
@@ -24,7 +22,7 @@ from sampling_async import (
     Timeouts,
 )
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
-from sampling_async._trust import context_of_files
+from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -40,111 +38,70 @@ def _option(help_text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=_PANEL_HELP, **more)
 
 
-_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
-    "base_url": (
-        Annotated[
-            str | None,
-            _option("The service's address.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
-        ],
-        None,
-    ),
-    "panel": (
-        Annotated[
-            str | None,
-            _option(
-                "The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False
-            ),
-        ],
-        None,
-    ),
-    "max_concurrency": (Annotated[int, _option("Requests in flight at once, at most.", min=1, metavar="N")], 8),
-    "timeout": (
-        Annotated[
-            float | None,
-            _option(
-                "Seconds to wait for an answer. Default: by endpoint.",
-                min=0.001,
-                metavar="SECONDS",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
-    "attempts": (
-        Annotated[int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")],
-        3,
-    ),
-    "patience": (
-        Annotated[
-            float,
-            _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS"),
-        ],
-        600.0,
-    ),
-    "allow_http": (
-        Annotated[bool, _option("Let the key travel in the clear (plain http).", "--allow-http")],
-        False,
-    ),
-    "proxy": (
-        Annotated[
-            str | None,
-            _option(
-                f"An HTTP proxy, http://host:3128; with user and password in {_PROXY_VARIABLE} only.",
-                metavar="URL",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
-    "ca_file": (
-        Annotated[
-            str | None,
-            _option(
-                "A PEM file of the authorities to trust, in place of all others.",
-                metavar="FILE",
-                envvar="SAMPLING_CA_FILE",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
-    "client_cert": (
-        Annotated[
-            str | None,
-            _option(
-                "A PEM file with a client certificate and its key.",
-                metavar="FILE",
-                envvar="SAMPLING_CLIENT_CERT",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
-    "debug": (Annotated[bool, _option("Log every attempt on stderr.", "--debug")], False),
-}
-
-
 @frozen(kw_only=True)
 class Connection:
-    """What the options of a command say about how to call the service. The names are those of `_OPTIONS`."""
+    """The options of a command that say how to call the service."""
 
-    base_url: str | None
-    panel: str | None
-    max_concurrency: int
-    timeout: float | None
-    attempts: int
-    patience: float
-    allow_http: bool
-    proxy: str | None
-    ca_file: str | None
-    client_cert: str | None
-    debug: bool
+    base_url: Annotated[
+        str | None,
+        _option("The service's address.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
+    ] = None
+    panel: Annotated[
+        str | None,
+        _option("The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False),
+    ] = None
+    max_concurrency: Annotated[int, _option("Requests in flight at once, at most.", min=1, metavar="N")] = 8
+    timeout: Annotated[
+        float | None,
+        _option(
+            "Seconds to wait for an answer. Default: by endpoint.",
+            min=0.001,
+            metavar="SECONDS",
+            show_default=False,
+        ),
+    ] = None
+    attempts: Annotated[
+        int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")
+    ] = 3
+    patience: Annotated[
+        float, _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS")
+    ] = 600.0
+    allow_http: Annotated[
+        bool, _option("Let the key travel in the clear (plain http).", "--allow-http", metavar="")
+    ] = False
+    proxy: Annotated[
+        str | None,
+        _option(
+            "An HTTP proxy, http://host:3128; with user and password in SAMPLING_PROXY only.",
+            metavar="URL",
+            show_default=False,
+        ),
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        _option(
+            "A PEM file of the authorities to trust, in place of all others.",
+            metavar="FILE",
+            envvar="SAMPLING_CA_FILE",
+            show_default=False,
+        ),
+    ] = None
+    client_cert: Annotated[
+        str | None,
+        _option(
+            "A PEM file with a client certificate and its key.",
+            metavar="FILE",
+            envvar="SAMPLING_CLIENT_CERT",
+            show_default=False,
+        ),
+    ] = None
+    debug: Annotated[bool, _option("Log every attempt on stderr.", "--debug", metavar="")] = False
 
     def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
-        """Run what needs a client to its end, and end the program where it fails.
+        """Run `work` with a client; if it fails, end the program.
 
         Raises:
-            typer.Exit: It failed; one line on stderr says why.
+            typer.Exit: `work` failed; one line on stderr says why.
         """
         key = self._key()
 
@@ -170,12 +127,13 @@ class Connection:
         )
 
     def _way_out(self) -> str | None:
-        if "@" in (self.proxy or ""):  # as the key, which is never an argument either
+        # A user and password are secrets, as the key is, so they are never arguments either.
+        if "@" in (self.proxy or ""):
             raise InvalidRequestError(f"--proxy shows in `ps`: put a user and password into {_PROXY_VARIABLE}")
         return self.proxy or os.environ.get(_PROXY_VARIABLE) or None
 
     def _key(self) -> str:
-        """Return the key: of the environment, or asked for unseen. Never an argument, which `ps` would show."""
+        """Return the key from the environment or a hidden prompt; an argument would be visible in `ps`."""
         key = os.environ.get(KEY_VARIABLE, "").strip()
         if not key and _somebody_is_there():
             with suppress(EOFError):
@@ -185,31 +143,11 @@ class Connection:
         return key
 
 
-def calls_service(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of the connection, handed to it as one `connection`."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in _OPTIONS.items()
-    ]
-
-    @wraps(command)
-    def with_connection(**values: Any) -> None:
-        connection = Connection(**{each.name: values.pop(each.name) for each in fields(Connection)})
-        command(connection=connection, **values)
-
-    # typer reads the options from these two.
-    with_connection.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    with_connection.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
-    return with_connection
-
-
 def ended_by_failure(work: Callable[[], T]) -> T:
     """Run `work`, and turn a failure into one line on stderr and an exit code.
 
     Raises:
-        typer.Exit: It failed.
+        typer.Exit: `work` failed.
     """
     try:
         return work()
@@ -218,14 +156,16 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
+        # The reader has what it wanted, as with `| head`: no message.
         silence_stdout()
         raise typer.Exit(INCOMPLETE) from None
     except OSError as exc:
-        fail(f"{exc.strerror or type(exc).__name__}", FAILED)
+        about = f"{exc.filename}: " if isinstance(exc.filename, str | os.PathLike) else ""
+        fail(f"{about}{exc.strerror or type(exc).__name__}", FAILED)
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say in one line on stderr what went wrong, and end with an exit code.
+    """Print one line on stderr that says what went wrong, and end with an exit code.
 
     Raises:
         typer.Exit: Always.
@@ -235,7 +175,8 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def silence_stdout() -> None:
-    """Let stdout lead nowhere: its reader is gone, and the interpreter still flushes it at the end."""
+    """Redirect stdout to the null device: its reader is gone, but the interpreter flushes it at exit."""
+    # On the level of file descriptors, because the interpreter's buffer writes to the descriptor.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

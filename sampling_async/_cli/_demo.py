@@ -1,8 +1,8 @@
-"""The demo without its looks: a panel fanned out against a simulator of its own, and what came of it.
+"""The demo without its display: a fan-out of a panel against a simulator of its own, and the results.
 
-The simulator runs in a child process, so that service and client do not share an interpreter and the figures
-are those of the client. The child is told what to do and asked for its ledger over its stdin and stdout, which
-nobody else can reach; it ends when its stdin does, so also when this process is killed.
+The simulator runs in a child process. Service and client then do not share an interpreter, so the figures are
+those of the client. Over its stdin and stdout, which nobody else can reach, the child gets the plan and returns
+its ledger. The child ends when its stdin is closed, so also when this process is killed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _RECONTACT_PAGE: Final = 25
 
 
 class DemoError(Exception):
-    """The simulator's process did not start, or ended too early; the text says why."""
+    """The simulator's process did not start, or ended too early. The text says why."""
 
 
 @frozen(kw_only=True)
 class Plan:
-    """What a demo does. Everything follows from the seed but the order in which requests finish.
+    """The settings of a demo. Everything follows from the seed, except the order in which requests finish.
 
     Attributes:
-        seed: Seed of the simulator.
-        members: Members to fan out.
-        quota_ids: Quota IDs to ask for in all, at least; the inventory is made large enough.
-        faults: Whether the simulator answers 503 now and then, and drops connections after acting.
-        latency: Seconds a bulk invite takes, as `a + b * IDs`, and how many the service works on at once.
+        seed: The seed of the simulator.
+        members: How many members to fan out.
+        quota_ids: How many quota IDs to ask for in all, at least. The inventory is made large enough.
+        faults: Whether the simulator responds 503 now and then, and drops connections after acting.
+        latency: The seconds a bulk invite takes, as `a + b * IDs`, and how many the service works on at once.
     """
 
     seed: int = 7
@@ -59,23 +59,25 @@ class Plan:
 
     @property
     def surveys(self) -> int:
-        """How many surveys make enough quotas: they have two and a half each on average, or a little less."""
+        """How many surveys to generate, so that there are enough quotas."""
+        # Surveys have two and a half quotas on average, or a little less, so dividing by 2 gives enough.
+        # Example: 50,000 IDs for 200 members need 250 quotas, from 125 surveys.
         return max(5, -(-self.quota_ids // self.members) // 2)
 
 
 @define
 class Findings:
-    """What a demo came to.
+    """The results of a demo.
 
     Attributes:
-        inventory: What Get Quotas returned.
-        tally: The outcomes, counted.
+        inventory: The inventory that Get Quotas returned.
+        tally: The counts of outcomes.
         seconds: How long the fan-out took.
         request_seconds: How long the attempts of bulk invites took, sorted.
         recontact_quota_id: The quota whose recontact list was read.
-        recontact_pages: The member codes of its pages, counted.
+        recontact_pages: The number of member codes on each page of that list.
         ledger_invites: How many invites the simulator's ledger holds.
-        verdict: What the ledger says of the outcomes.
+        verdict: The result of checking the outcomes against the ledger.
     """
 
     inventory: Quotas
@@ -89,24 +91,25 @@ class Findings:
 
     @property
     def agrees(self) -> bool:
-        """Whether client and ledger agree to the last ID: nothing false, nothing unexplained, all counted."""
+        """Whether client and ledger agree on every ID: nothing false, nothing unexplained, all counted."""
         invited = self.tally.statuses["invited"]
         return self.verdict.ok and self.ledger_invites == invited + len(self.verdict.unread)
 
     def percentile(self, percent: int) -> float:
-        """Return the seconds that so many of a hundred bulk invites did not exceed."""
+        """Return the seconds that `percent` percent of the bulk invites did not exceed."""
+        # Nearest rank, rounded up: the 90th percentile of 25 times is the 23rd.
         times = self.request_seconds
         return times[max(0, -(-len(times) * percent // 100) - 1)] if times else 0.0
 
 
 @define
 class Watcher:
-    """Who is told how a demo gets on.
+    """The functions that a demo notifies of its progress.
 
     Attributes:
         inventory: Called with the inventory and the number of quota IDs that will be asked for.
-        outcome: Called after every outcome with the stream, which says how far it has come.
-        finished: Called when the last outcome is there.
+        outcome: Called after every outcome with the stream, which knows its progress.
+        finished: Called after the last outcome.
     """
 
     inventory: Callable[[Quotas, int], object] = lambda _inventory, _total: None
@@ -119,7 +122,7 @@ def run_demo(plan: Plan, watcher: Watcher | None = None) -> Findings:
 
     Raises:
         DemoError: The simulator's process failed.
-        SamplingError: A call failed that the demo cannot do without.
+        SamplingError: A call failed, and the demo cannot go on without it.
     """
     with simulator_process(plan) as simulator:
         findings, outcomes = anyio.run(partial(_drive, simulator, watcher or Watcher()))
@@ -130,7 +133,7 @@ def run_demo(plan: Plan, watcher: Watcher | None = None) -> Findings:
 
 
 async def _drive(simulator: SimulatorProcess, watcher: Watcher) -> tuple[Findings, list[InviteOutcome]]:
-    """Read the inventory, fan every member out over all its quotas, page through a recontact list."""
+    """Read the inventory, fan out every member to all quotas, and page through a recontact list."""
     outcomes: list[InviteOutcome] = []
     async with simulator.client() as client:
         inventory = await client.get_quotas()
@@ -160,7 +163,7 @@ async def _page(client: SamplingClient, findings: Findings) -> None:
 
 
 class _RequestTimes(logging.Handler):
-    """Takes the times of bulk invites from the package's DEBUG log, where every attempt leaves its own."""
+    """Collects the times of bulk invites from the package's DEBUG log, which has one record an attempt."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -197,7 +200,7 @@ def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) 
 
 
 class SimulatorProcess:
-    """A simulator in a process of its own, as it looks from here."""
+    """A simulator in a child process, as the parent process sees it."""
 
     def __init__(self, process: subprocess.Popen[str], greeting: dict[str, Any]) -> None:
         self._process = process
@@ -222,10 +225,10 @@ class SimulatorProcess:
 
 @contextmanager
 def simulator_process(plan: Plan) -> Generator[SimulatorProcess]:
-    """Run a simulator in a child process as long as the block lasts.
+    """Run a simulator in a child process while the `with` block runs.
 
     Raises:
-        DemoError: It did not start.
+        DemoError: The process did not start.
     """
     with subprocess.Popen(  # noqa: S603  this interpreter, this module
         [sys.executable, "-P", "-m", __name__],
@@ -242,13 +245,14 @@ def simulator_process(plan: Plan) -> Generator[SimulatorProcess]:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment in which the child finds this very package, wherever it was imported from."""
+    """Return an environment in which the child imports this same package, wherever it was imported from."""
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
+    """Send one line to the child's stdin, and return the JSON of the next line from its stdout."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -257,6 +261,7 @@ def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
         answer = process.stdout.readline()
     except BrokenPipeError:
         answer = ""
+    # readline() returns an empty string only at the end of the stream: the child has ended.
     if not answer:
         raise DemoError(f"the simulator's process ended: {_last_words(process)}")
     return json.loads(answer)
@@ -269,12 +274,13 @@ def _last_words(process: subprocess.Popen[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the child's stdin, at which it ends; make sure that it does."""
+    """Close the child's stdin, which ends the child; kill it if it does not end in time."""
     try:
         if process.stdin is not None:
             process.stdin.close()
     except BrokenPipeError:
-        pass  # it has ended
+        # The child has ended already.
+        pass
     try:
         process.wait(_ENDING_SECONDS)
     except subprocess.TimeoutExpired:
@@ -282,10 +288,11 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def serve_demo() -> None:
-    """Be the child: serve until stdin says `ledger` or ends, then give the ledger."""
+    """Run the child: serve until stdin says `ledger` or ends; after `ledger`, write the ledger to stdout."""
     from sampling_async.simulator import Fault, Latency, Simulator  # noqa: PLC0415  the child's work only
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, whose end is seen on stdin
+    # A terminal sends Ctrl-C to parent and child. The parent handles it; the child sees the end of its stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = Plan(**json.loads(sys.stdin.readline()))
     a, b, workers = plan.latency
     latency = Latency(a=a, b=b, workers=workers)

@@ -1,4 +1,4 @@
-"""How the demo looks: live on a terminal, one JSON object where piped."""
+"""The display of the demo: live on a terminal, one JSON object if piped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAR_CELLS = 24
 
 
 class DemoScreen:
-    """Shows a demo as it goes: the inventory, a bar with rate and remaining time, and the findings."""
+    """Shows a demo while it runs: the inventory, a bar with rate and remaining time, and the findings."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -29,7 +29,7 @@ class DemoScreen:
         self._bar: show.StreamBar | None = None
 
     def watcher(self, *, silent: bool) -> Watcher:
-        """Return who is to be told; silent, only the bar on stderr is shown."""
+        """Return the functions to notify. If silent, they show only the bar on stderr."""
         return Watcher(
             inventory=self._start if silent else self._show_inventory,
             outcome=self._follow,
@@ -37,7 +37,7 @@ class DemoScreen:
         )
 
     def show_plan(self) -> None:
-        """Say what is going to happen."""
+        """Print what the demo is going to do."""
         faults = "with" if self._plan.faults else "no"
         text = Text.assemble(
             ("sampling_async ", "bold"),
@@ -52,7 +52,7 @@ class DemoScreen:
         self._console.print(
             f"\n[bold]Inventory[/bold]  {surveys:,} surveys, {quotas:,} open quotas; the first:\n"
         )
-        self._console.print(show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS]))
+        self._console.print(show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS], self._console.width))
         self._console.print(
             f"\n[bold]Fan-out[/bold]    {self._plan.members:,} members x {quotas:,} quotas = "
             f"[bold]{total:,}[/bold] quota IDs"
@@ -60,6 +60,7 @@ class DemoScreen:
         self._start(inventory, total)
 
     def _start(self, _inventory: Quotas, _total: int) -> None:
+        # Entered by hand: the bar begins and ends in different calls of the watcher.
         self._bar = show.StreamBar().__enter__()
 
     def _follow(self, stream: OutcomeStream) -> None:
@@ -67,17 +68,17 @@ class DemoScreen:
             self._bar.follow(stream)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.__exit__()
 
     def show_findings(self, findings: Findings) -> None:
-        """Show what came of it."""
+        """Show the results."""
         print_findings(self._console, findings)
 
 
 def print_findings(console: Console, findings: Findings) -> None:
-    """Print the findings: outcomes, speed, recontact list and the ledger's judgement."""
+    """Print the findings: speed, outcomes, recontact list and the comparison with the ledger."""
     console.print(_speed(findings))
     console.print()
     console.print(_outcomes_table(findings))
@@ -158,32 +159,32 @@ def findings_json(plan: Plan, findings: Findings) -> dict[str, Any]:
     """Return the figures of a demo as one JSON object."""
     tally, verdict = findings.tally, findings.verdict
     return {
-        "members": plan.members,
-        "surveys": len(findings.inventory.surveys),
-        "quotas": sum(len(survey.quotas) for survey in findings.inventory.surveys),
-        "quota_ids": tally.total,
-        "outcomes": {status: tally.statuses[status] for status in STATUSES},
-        "result_codes": [
-            {"ResultCode": code, "Result": result, "quota_ids": count}
+        "Members": plan.members,
+        "Surveys": len(findings.inventory.surveys),
+        "Quotas": sum(len(survey.quotas) for survey in findings.inventory.surveys),
+        "QuotaIDs": tally.total,
+        "Outcomes": {status: tally.statuses[status] for status in STATUSES},
+        "ResultCodes": [
+            {"ResultCode": code, "Result": result, "QuotaIDs": count}
             for (code, result), count in tally.codes.most_common()
         ],
-        "seconds": round(findings.seconds, 3),
-        "quota_ids_per_second": round(tally.total / max(findings.seconds, 1e-9)),
-        "bulk_requests": len(findings.request_seconds),
-        "bulk_request_seconds": {
-            f"p{percent}": round(findings.percentile(percent), 4) for percent in (50, 90, 99)
+        "Seconds": round(findings.seconds, 3),
+        "QuotaIDsPerSecond": round(tally.total / max(findings.seconds, 1e-9)),
+        "BulkRequests": len(findings.request_seconds),
+        "BulkRequestSeconds": {
+            f"P{percent}": round(findings.percentile(percent), 4) for percent in (50, 90, 99)
         },
-        "recontact": {
+        "Recontact": {
             "QuotaID": findings.recontact_quota_id,
-            "pages": len(findings.recontact_pages),
-            "member_codes": sum(findings.recontact_pages),
+            "Pages": len(findings.recontact_pages),
+            "MemberCodes": sum(findings.recontact_pages),
         },
-        "ledger": {
-            "invites": findings.ledger_invites,
-            "unread": len(verdict.unread),
-            "lost": len(verdict.lost),
-            "lies": len(verdict.lies),
-            "unexplained": len(verdict.unexplained),
+        "Ledger": {
+            "Invites": findings.ledger_invites,
+            "Unread": len(verdict.unread),
+            "Lost": len(verdict.lost),
+            "Lies": len(verdict.lies),
+            "Unexplained": len(verdict.unexplained),
         },
-        "agrees": findings.agrees,
+        "Agrees": findings.agrees,
     }

@@ -1,12 +1,10 @@
-"""Panels as they lie in files or come from a DuckDB query, read batch by batch; and results, to be written."""
+"""Read panels from files or a DuckDB query, batch by batch; and write results."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,10 +16,11 @@ import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._whole_files import written_whole
 from sampling_async.matching.panel._arrow import pa, pc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 csv: Final[Any] = import_module("pyarrow.csv")
 arrow_json: Final[Any] = import_module("pyarrow.json")
@@ -31,18 +30,37 @@ _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
 _ROWS: Final = 2**15
+_NAMED: Final = 12
+_LONGEST_NAME: Final = 40
+_KEYS: Final = {
+    "certain": "Certain",
+    "member_code": "MemberCode",
+    "needed": "Needed",
+    "possible": "Possible",
+    "priority": "Priority",
+    "quota_id": "QuotaID",
+    "quota_ids": "QuotaIDs",
+    "shortfall": "Shortfall",
+    "survey_id": "SurveyID",
+}
+"""The JSON keys for the columns of results, in the service's style of spelling."""
+
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
 OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
 
+class BadLineError(ValueError):
+    """A line of a panel is not a JSON object. The text says which line."""
+
+
 @frozen
 class PanelFile:
-    """A panel to be read.
+    """A panel that is ready to be read.
 
     Attributes:
-        batches: Record batches of what is wanted, by the names that are wanted.
-        columns: All columns there are, by these names.
-        members: How many members, where that is known before they are read.
+        batches: Record batches of the wanted columns, under the wanted names.
+        columns: The names of all columns of the panel, after renaming.
+        members: How many members the panel has, or None if that is not known before reading.
     """
 
     batches: Iterator[Any]
@@ -51,7 +69,7 @@ class PanelFile:
 
 
 def is_query(panel: str) -> bool:
-    """Return whether a panel is a query for DuckDB, and not a file."""
+    """Return whether a panel is a query for DuckDB rather than a file."""
     return _QUERY.match(panel) is not None
 
 
@@ -61,10 +79,10 @@ def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> Pa
     Args:
         panel: A file, or a query.
         wanted: The columns to read.
-        renamed: Columns that are called otherwise there: by their names there, what they stand for.
+        renamed: The wanted names of columns that have other names in the panel, by those other names.
 
     Raises:
-        InvalidRequestError: It cannot be read.
+        InvalidRequestError: The panel cannot be read.
     """
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
@@ -77,39 +95,67 @@ def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> Pa
         raise InvalidRequestError(
             f"{panel!r} is neither a query (SELECT ...) nor a file that ends in {', '.join(INPUTS)}"
         )
+    if path.is_dir():
+        raise InvalidRequestError(f"{panel} is a folder, not a file; a DuckDB query reads many files")
     if not path.is_file():
         raise InvalidRequestError(f"{panel}: no such file")
+    if not path.stat().st_size:
+        raise InvalidRequestError(f"{panel} is empty")
     with read_errors(panel):
         return reader(path, wanted, renamed)
 
 
+def named(columns: Iterable[str]) -> str:
+    """Return the names of columns for a message: the first twelve, and the number of all."""
+    names = list(columns)
+    shown = ", ".join(repr(name[:_LONGEST_NAME]) for name in names[:_NAMED]) or "none"
+    return f"{shown}, ... ({len(names):,} in all)" if len(names) > _NAMED else shown
+
+
+def _check_names(panel: object, names: Iterable[str], renamed: Mapping[str, str]) -> None:
+    """Refuse a `--column` that names no column of the panel, or that gives two columns the same name."""
+    names = list(names)
+    for there, question in renamed.items():
+        if there not in names:
+            raise InvalidRequestError(
+                f"{panel}: --column {question}={there}: there is no column {there!r}; there are {named(names)}"
+            )
+        if question in names and question != there and question not in renamed:
+            raise InvalidRequestError(
+                f"{panel}: --column {question}={there}: there is a column {question!r} too; leave out one"
+            )
+
+
 @contextmanager
 def read_errors(panel: str) -> Generator[None]:
-    """Tell of what cannot be read as of bad input."""
+    """Raise errors of reading as `InvalidRequestError`."""
     try:
         yield
+    except BadLineError as exc:
+        raise InvalidRequestError(f"{panel}, {exc}") from None
     except (OSError, pa.ArrowException, UnicodeError, OverflowError) as exc:
         text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc).partition("\n")[0]
-        # What comes after is a line of the file, with somebody's answers.
+        # Cut the message here: what follows is a line of the file, with the answers of a member.
         raise InvalidRequestError(f"{panel}: {_TELLS_A_ROW.sub(lambda match: match[1], text)}") from None
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-
     file = pq.ParquetFile(path)
     names = file.schema_arrow.names
+    _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
     return PanelFile(_told(batches, path), _standing_for(names, renamed), file.metadata.num_rows)
 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-
-    lines = csv.ParseOptions(newlines_in_values=True)  # or a text of two lines could be taken for two members
+    # Without this option, a text of two lines could be read as two members.
+    lines = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(path, parse_options=lines) as reader:
         names = reader.schema.names
+    _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
-    # As texts, all of them: read as numbers, postal codes would lose the zeros they begin with.
+    # All columns are read as texts: read as numbers, postal codes would lose their leading zeros.
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(kept, pa.string()),
         include_columns=kept or names[:1],
@@ -123,21 +169,40 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
 
 
 def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    """Read JSON lines block by block: a key may come in some lines only, and late."""
+    """Read JSON lines block by block. A key may be in some lines only, and may first occur late in the file."""
     names = {name: name for name in sorted(wanted)}
     names.update({name: there for there, name in renamed.items() if name in wanted})
-    tables = _line_tables(path, names)
+    keys: dict[str, None] = {}
+    tables = _line_tables(path, names, keys)
     first = next(tables, {})
-    columns = tuple(name for name, column in first.items() if not pa.types.is_null(column.type))
+    is_all = path.stat().st_size <= _LINES_BYTES
+    if is_all:
+        _check_names(path, keys, renamed)
+    # In a long file, keys of `--column` may occur only after the first block, so they are taken as present.
+    there = _standing_for(keys if is_all else {**keys, **renamed}, renamed)
     batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
-    return PanelFile(_told(batches, path), columns, None)
+    return PanelFile(_told(_checked(batches, path, keys, renamed), path), there, None)
 
 
-def _line_tables(path: Path, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    lists: set[str] = set()  # what was a list once is one from then on
+def _checked(
+    batches: Iterable[Any], path: Path, keys: Mapping[str, None], renamed: Mapping[str, str]
+) -> Iterator[Any]:
+    yield from batches
+    # Only now are all keys of the file known.
+    _check_names(path, keys, renamed)
+
+
+def _line_tables(path: Path, names: Mapping[str, str], keys: dict[str, None]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each block, and add the keys found to `keys`."""
+    # A column that was a list in one block is a list in all later blocks.
+    lists: set[str] = set()
+    line = 1
     with path.open("rb") as file:
         while block := file.read(_LINES_BYTES):
-            columns = _table_of(block + file.readline(), names)
+            # Complete the last line, so that no line is split between blocks.
+            block += file.readline()
+            columns = _table_of(block, names, keys, line)
+            line += block.count(b"\n")
             for name, column in columns.items():
                 if pa.types.is_list(column.type):
                     lists.add(name)
@@ -146,17 +211,27 @@ def _line_tables(path: Path, names: Mapping[str, str]) -> Iterator[dict[str, Any
             yield columns
 
 
-def _table_of(block: bytes, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what lines say by these names, which stand for those that are there; else nulls."""
+def _table_of(block: bytes, names: Mapping[str, str], keys: dict[str, None], first_line: int) -> dict[str, Any]:
+    """Return the columns of a block by the wanted names; nulls if the block lacks the key.
+
+    `names` has the key in the file for each wanted name.
+    """
     options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
         table = arrow_json.read_json(io.BytesIO(block), read_options=options)
-    except pa.ArrowInvalid:  # a key that is a number here and a list there, for one; or there is no line
-        rows = [_object_of(line, at) for at, line in enumerate(block.splitlines(), start=1) if line.strip()]
+    except pa.ArrowInvalid:
+        # Arrow refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
+        # Python reads them.
+        rows = [
+            _object_of(line, at) for at, line in enumerate(block.split(b"\n"), start=first_line) if line.strip()
+        ]
+        for row in rows:
+            keys.update(dict.fromkeys(row))
         return {
             name: pa.array(_alike([row.get(there) for row in rows])) if rows else pa.nulls(0)
             for name, there in names.items()
         }
+    keys.update(dict.fromkeys(table.column_names))
     return {
         name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
         for name, there in names.items()
@@ -169,14 +244,12 @@ def _object_of(line: bytes, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise InvalidRequestError(
-            f"each line of a panel is an object of JSON; line {number} of a part of it is none"
-        )
+        raise BadLineError(f"line {number}: each line of a panel is an object of JSON, and this is none")
     return row
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """Return answers as Arrow takes them: lists all of them if one is, and texts all if one is."""
+    """Return answers in one type, as Arrow needs: all are lists if one is, and all are texts if one is."""
     several = [value if isinstance(value, list) or value is None else [value] for value in values]
     are_texts = any(isinstance(one, str) for each in several for one in each or ())
     if any(isinstance(value, list) for value in values):
@@ -189,6 +262,7 @@ def _texts(values: list[Any] | None) -> list[str] | None:
 
 
 def _as_lists(column: Any) -> Any:
+    # Each answer becomes a list of one, a null an empty list. Example: [7, null, 8] has the offsets 0, 1, 1, 2.
     there = column.is_valid().to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
@@ -206,6 +280,7 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     except duckdb.Error as exc:
         raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
     names = reader.schema.names
+    _check_names("the query", names, renamed)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
     return PanelFile(_told(batches, "the query"), _standing_for(names, renamed), None)
@@ -228,10 +303,10 @@ def _standing_for(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str
 
 
 def check_output(output: Path, panel: str) -> None:
-    """Refuse a file that could not be written in the end, or that is the panel.
+    """Refuse a file that could not be written at the end, or that is the panel itself.
 
     Raises:
-        InvalidRequestError: Its name does not say what it is to be, it is a folder, or in none, or the panel.
+        InvalidRequestError: The name has no known ending, or it is a folder, in no folder, or the panel.
     """
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
@@ -246,30 +321,13 @@ def check_output(output: Path, panel: str) -> None:
 
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
-    """Write results to a file, which is there when all is done and not before.
+    """Write results to a file, which appears only when it is complete.
 
     Raises:
-        InvalidRequestError: It cannot be written.
+        InvalidRequestError: The file cannot be written.
     """
-    target = output.resolve()
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        unfinished = Path(name)
-        try:
-            _written(batches, schema, unfinished, output.suffix.lower())
-            unfinished.chmod(0o666 & ~_umask())
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as exc:
-        raise InvalidRequestError(f"{output}: {exc.strerror or exc}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with written_whole(output) as unfinished:
+        _written(batches, schema, unfinished, output.suffix.lower())
 
 
 def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> None:
@@ -293,20 +351,33 @@ def _in_a_cell(kind: Any) -> Any:
 
 
 def _cells(column: Any) -> Any:
-    """Return a column as CSV can hold it: of lists, the things with a blank between them."""
+    """Return a column for CSV: lists become texts with blanks between the items."""
     if not pa.types.is_list(column.type):
         return column
     return pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
 
 
 def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes]:
-    """Yield results as lines of JSON; in ASCII for a terminal, which nothing in them can steer then."""
+    """Yield results as lines of JSON; in ASCII for a terminal, so that no text can control the terminal."""
     for batch in batches:
-        for row in batch.to_pylist():
+        for row in batch.rename_columns([_KEYS[name] for name in batch.schema.names]).to_pylist():
             yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode()
 
 
 def matching_any(batches: Iterable[Any]) -> Iterator[Any]:
-    """Leave out the members that match no quota."""
+    """Yield batches without the members that match no quota."""
     for batch in batches:
         yield batch.filter(pc.greater(pc.list_value_length(batch.column("quota_ids")), 0))
+
+
+# --- A panel to be written
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+    """Write a panel to Parquet, one row for each member, with the columns of the first row.
+
+    Raises:
+        InvalidRequestError: The file cannot be written.
+    """
+    table = pa.table({name: pa.array(_alike([row[name] for row in rows])) for name in rows[0]})
+    write(table.to_batches(), table.schema, output)

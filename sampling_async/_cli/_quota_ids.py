@@ -1,161 +1,127 @@
-"""Read quota IDs as a stream: from arguments, a file or stdin, separated by blanks, commas or newlines.
-
-A file may be a FIFO and stdin may be another program that takes its time, so both are read in a thread while
-requests are in flight. Memory holds one block of text, however long the input.
-"""
+"""Read the quota IDs of one member: words, or the member's lines from `match --requests`."""
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+import re
+from typing import TYPE_CHECKING, Final
 
 from sampling_async import InvalidRequestError
-from sampling_async._threads import begun
+from sampling_async._cli._requests import BLANK, RequestLines
+from sampling_async._protocol.requests import quota_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
-    from sampling_async._threads import Run
-
-_BLOCK_BYTES: Final = 65_536
 _LONGEST_ID: Final = 19
-"""Digits of the largest 64-bit number; what is longer is not a quota ID, and need not be kept whole."""
+"""Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
 
-
-class ByteSource(Protocol):
-    """What quota IDs are read from: an unbuffered binary file."""
-
-    def read(self, size: int, /) -> bytes | None:
-        """Return at most `size` bytes, and none at the end; waits for the first."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the file."""
-        ...
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        ...
-
-
-def stdin_is_terminal() -> bool:
-    """Return whether a person would have to type the quota IDs."""
-    return sys.stdin.isatty()
-
-
-def stdin_source() -> ByteSource:
-    """Return stdin, unbuffered: a thread left waiting in a buffered read would stop the interpreter's end."""
-    buffer: Any = sys.stdin.buffer
-    source: ByteSource = getattr(buffer, "raw", buffer)
-    return source
-
-
-def file_source(path: Path) -> ByteSource:
-    """Open a file of quota IDs, or a FIFO.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-    return path.open("rb", buffering=0)
+_WORD: Final = re.compile(rb"[^\s,]+")
+_SEPARATORS: Final = (b"\n", b",", b" ", b"\t", b"\r")
 
 
 def parsed(texts: list[str]) -> list[int]:
     """Return the quota IDs of arguments; one argument may hold several.
 
     Raises:
-        InvalidRequestError: One of them is none.
+        InvalidRequestError: A word is not a quota ID.
     """
-    return [quota_id for text in texts for quota_id in _ids_of(text.encode(errors="replace"))]
+    words = (match[0] for text in texts for match in _WORD.finditer(text.encode(errors="replace")))
+    return [_quota_id(word) for word in words]
 
 
 class QuotaIDs:
-    """The quota IDs of a source, as they come: an async iterator, opened when the first is wanted.
+    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
 
-    Cancelled at any moment, it has lost nothing: read on, it goes on where it was.
+    Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
 
     Args:
-        opened: Opens the source, in a thread: a FIFO waits for who writes into it.
+        name: The name of the input in errors.
+        member_code: The member whose lines are read.
 
     Attributes:
-        is_over: Whether all of it was read.
-        is_file: Whether it is a file, which has an end; known when something was read.
-
-    Raises:
-        InvalidRequestError: While iterating: something is no quota ID; those before it have been yielded.
-        OSError: While iterating: it cannot be opened or read.
+        of_others: How many requests of other members were skipped.
     """
 
-    def __init__(self, opened: Callable[[], ByteSource]) -> None:
-        self._opened = opened
-        self._source: ByteSource | None = None
-        self._reading: Run[bytes | None] | None = None
-        self._ids: Iterator[int] = iter(())
-        self._cut = b""  # the end of what was read, which may be a part of an ID
-        self.is_over = False
-        self.is_file = False
+    def __init__(self, name: str, member_code: str) -> None:
+        self._name = name
+        self._member_code = member_code
+        self._begun = b""
+        self._words: _Words | None = None
+        self._lines: RequestLines | None = None
+        self.of_others = 0
 
-    def __aiter__(self) -> Self:
-        return self
+    def feed(self, block: bytes) -> Iterator[int]:
+        """Yield the IDs that are complete after this block."""
+        # The first byte that is not blank decides between words and lines. Until it comes, blanks are kept.
+        if self._words is None and self._lines is None:
+            block = self._begun + block
+            head = block.lstrip(BLANK)
+            if not head:
+                self._begun = block
+                return
+            if head.startswith(b"{"):
+                self._lines = RequestLines(self._name)
+            else:
+                self._words, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
+        if self._words is not None:
+            yield from self._words.feed(block)
+        elif self._lines is not None:
+            for request in self._lines.feed(block):
+                yield from self._of_member(request.member_code, request.quota_ids)
 
-    async def __anext__(self) -> int:
-        while True:
-            try:
-                for quota_id in self._ids:
-                    return quota_id
-            except InvalidRequestError:
-                self.is_over = True
-                raise
-            if self.is_over:
-                raise StopAsyncIteration
-            await self._read_on()
+    def end(self) -> Iterator[int]:
+        """Yield the last ID, or the IDs of the last line."""
+        if self._words is not None:
+            yield from self._words.end()
+        elif self._lines is not None:
+            for request in self._lines.end():
+                yield from self._of_member(request.member_code, request.quota_ids)
 
-    async def _read_on(self) -> None:
-        # A daemon thread: one that waits for ever must not keep the program from ending.
-        self._reading = self._reading or begun(self._block)
-        await self._reading.over.wait()
-        reading, self._reading = self._reading, None
-        block = reading.result()
-        if block:
-            whole, self._cut = _split_whole(self._cut + block)
-            self._ids = _ids_of(whole)
+    def _of_member(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[int]:
+        if member_code == self._member_code:
+            yield from quota_ids
         else:
-            self.is_over = True
-            self._ids = _ids_of(self._cut)
-
-    def _block(self) -> bytes | None:
-        if self._source is None:
-            self._source = self._opened()
-            self.is_file = _is_file(self._source)
-        return self._source.read(_BLOCK_BYTES)
-
-    def close(self) -> None:
-        """Let go of the source."""
-        if self._source is not None:
-            self._source.close()
+            self.of_others += 1
 
 
-def _is_file(source: ByteSource) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
-    except (OSError, ValueError):  # it is none of the system, as under a test
-        return False
+class _Words:
+    """Parses quota IDs that are words."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # The end of the last block, which may be the first part of an ID.
+        self._cut = b""
+        self._line = 1
+
+    def feed(self, block: bytes) -> Iterator[int]:
+        whole, self._cut = _split_whole(self._cut + block)
+        return self._ids_of(whole)
+
+    def end(self) -> Iterator[int]:
+        return self._ids_of(self._cut)
+
+    def _ids_of(self, text: bytes) -> Iterator[int]:
+        for match in _WORD.finditer(text):
+            try:
+                yield _quota_id(match[0])
+            except InvalidRequestError as exc:
+                line = self._line + text.count(b"\n", 0, match.start())
+                raise InvalidRequestError(f"{self._name}, line {line}: {exc}") from None
+        self._line += text.count(b"\n")
 
 
 def _split_whole(text: bytes) -> tuple[bytes, bytes]:
-    """Cut after the last separator: an ID may be split between two blocks."""
-    end = 1 + max(text.rfind(separator) for separator in (b"\n", b",", b" ", b"\t", b"\r"))
+    """Split after the last separator, because an ID may be divided between two blocks."""
+    # rfind() returns -1 if there is no separator, so `end` is 0 then.
+    end = 1 + max(text.rfind(separator) for separator in _SEPARATORS)
     if end == 0 and len(text) > _LONGEST_ID:
         return text, b""
     return text[:end], text[end:]
 
 
-def _ids_of(text: bytes) -> Iterator[int]:
-    for word in text.replace(b",", b" ").split():
-        # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
-        if not word.isdigit() or len(word) > _LONGEST_ID:
-            shown = word[: _LONGEST_ID + 1].decode("ascii", "replace")
-            raise InvalidRequestError(f"not a quota ID: {shown!r}; whole numbers, from `sampling-async quotas`")
-        yield int(word)
+def _quota_id(word: bytes) -> int:
+    # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
+    if not word.isdigit() or len(word) > _LONGEST_ID:
+        shown = word[: _LONGEST_ID + 1].decode("ascii", "replace")
+        raise InvalidRequestError(f"not a quota ID: {shown!r}; whole numbers, from `sampling-async quotas`")
+    return quota_id_of(int(word))

@@ -1,7 +1,7 @@
-"""How things look: JSON lines in the contract's own names, and tables, lines and progress for a terminal.
+"""Output: JSON lines in the contract's own names, and tables, lines and progress for a terminal.
 
-What the service sends is shown as plain text: never as markup (`[pid]` is a placeholder, not a style), and
-without the control characters that a terminal would obey.
+Text from the service is shown as plain text. It is never read as markup (`[pid]` is a placeholder, not a
+style), and control characters, which a terminal would obey, are replaced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
     from sampling_async import Progress as Told
     from sampling_async._cli._tally import Tally
-    from sampling_async._outcomes import OutcomeStatus
+    from sampling_async._protocol.outcomes import OutcomeStatus
 
 STYLES: Final[dict[OutcomeStatus, str]] = {
     "invited": "green",
@@ -51,17 +51,32 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "unknown": "red",
 }
 HIDDEN: Final = "<hidden>"
+_SURVEY_COLUMNS: Final = (
+    ("Survey", 0),
+    ("Wave", 8),
+    ("LOI", 3),
+    ("IR", 4),
+    ("Price", 2),
+    ("Cur", 7),
+    ("Quotas", 1),
+    ("Remaining", 0),
+    ("Devices", 6),
+    ("Recontact", 5),
+)
+"""Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
+
+_WORDS: Final = frozenset({"Devices", "Recontact"})
 _LINES_AT_ONCE: Final = 100
 _MOMENT: Final = 0.1
 
 
 def as_lines(wanted: bool) -> bool:  # noqa: FBT001  the value of --json
-    """Return whether to write JSON lines: asked for, or stdout is not a terminal."""
+    """Return whether to write JSON lines: if they were asked for, or stdout is not a terminal."""
     return wanted or not sys.stdout.isatty()
 
 
 def emit(line: bytes) -> None:
-    """Write a line to stdout at once, in UTF-8 whatever the locale."""
+    """Write a line to stdout and flush it, in UTF-8 whatever the locale."""
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
@@ -73,7 +88,7 @@ def emit_all(records: Iterable[object]) -> None:
 
 
 def emit_json(value: object) -> None:
-    """Write a value as a line of JSON; on a terminal in ASCII, so that nothing in it can steer the terminal."""
+    """Write a value as a line of JSON; on a terminal in ASCII, so that no text can control the terminal."""
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 
 
@@ -81,7 +96,7 @@ def emit_code(member_code: str) -> None:
     """Write a member code as a line.
 
     Raises:
-        DecodeError: It holds a line break, and would be read as two.
+        DecodeError: The code holds a line break, and would be read as two codes.
     """
     if len(member_code.splitlines()) > 1:
         raise DecodeError("$.MemberCodes", "expected codes of one line each; read this list with --json")
@@ -89,17 +104,17 @@ def emit_code(member_code: str) -> None:
 
 
 def screen() -> Console:
-    """Return the terminal on stdout."""
+    """Return a rich console on stdout."""
     return Console(highlight=False)
 
 
 def errors() -> Console:
-    """Return the terminal on stderr."""
+    """Return a rich console on stderr."""
     return Console(stderr=True, highlight=False)
 
 
 def plain(text: str | None, style: str = "") -> Text:
-    """Return text of the service as it is, with control characters made visible."""
+    """Return text of the service without markup, with control characters replaced by a visible sign."""
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text or "")
     return Text(shown, style=style)
 
@@ -113,12 +128,34 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def quotas_table(surveys: Iterable[Survey]) -> Table:
-    """Return the inventory, a survey a row."""
-    numbers = ("Survey", "Wave", "LOI", "IR", "Price", "Cur", "Quotas", "Remaining")
-    table = new_table(*numbers, "Devices", "Recontact", right=numbers)
-    for survey in surveys:
-        table.add_row(
+def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, int]], width: int) -> Table:
+    """Return a table that leaves out columns where they do not all fit. It never cuts a number.
+
+    Args:
+        rows: The cells.
+        columns: Names, each with a number: the highest number is left out first, 0 never.
+        width: The columns of the terminal.
+    """
+    widths = [max([len(name), *(len(row[at]) for row in rows)]) + 2 for at, (name, _) in enumerate(columns)]
+    # Each width includes two blanks after the cell. The last column does not need them: hence `width + 2`.
+    kept = list(range(len(columns)))
+    while sum(widths[at] for at in kept) > width + 2 and any(columns[at][1] for at in kept):
+        kept.remove(max(kept, key=lambda at: columns[at][1]))
+    names = [columns[at][0] for at in kept]
+    table = new_table(*names, right=[name for name in names if name not in _WORDS])
+    for row in rows:
+        table.add_row(*(row[at] for at in kept))
+    left_out = [name for name, _ in columns if name not in names]
+    if left_out:
+        table.caption = f"Not shown, for want of room: {', '.join(left_out)}"
+        table.caption_justify = "left"
+    return table
+
+
+def quotas_table(surveys: Iterable[Survey], width: int) -> Table:
+    """Return a table of the inventory, one survey a row, as wide as the terminal at most."""
+    rows = [
+        (
             str(survey.survey_id),
             str(survey.wave_id),
             str(survey.loi),
@@ -130,11 +167,13 @@ def quotas_table(surveys: Iterable[Survey]) -> Table:
             " ".join(str(device) for device in survey.device_type_ids),
             "yes" if survey.is_survey_recontact else "",
         )
-    return table
+        for survey in surveys
+    ]
+    return fitting_table(rows, _SURVEY_COLUMNS, width)
 
 
 def quota_table(quotas: Iterable[Quota]) -> Table:
-    """Return the quotas of a survey, and what a member must match."""
+    """Return a table of the quotas of a survey, with the questions that they ask."""
     numbers = ("Quota", "Required", "Remaining", "Layers", "Sub-quotas")
     table = new_table(*numbers, "Questions", right=numbers)
     for quota in quotas:
@@ -164,34 +203,39 @@ def inventory_caption(quotas: Quotas) -> Text:
 
 
 def masked(setting: Setting) -> Setting:
-    """Return a setting that may be shown: a secret value is replaced."""
+    """Return a setting that may be shown, with a secret value replaced."""
     return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
 
 
 def setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:
-    """Yield the settings; secrets are masked, values that are not set are dim."""
+    """Yield names and values of settings; secrets are masked, and values that are not set are dim."""
     for setting in map(masked, settings):
         unset = setting.value is None
         yield plain(setting.name).plain, plain("not set" if unset else setting.value, "dim" if unset else "")
 
 
 def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
-    """Print names and values, a pair a line. A link is never cut into lines of its own, so it can be copied."""
+    """Print names and values, one pair a line; if a pair is too long for that, each value under its name.
+
+    Values are not cut into lines by this program, so a link can be copied.
+    """
     rows = list(pairs)
     width = max((len(name) for name, _ in rows), default=0)
     console = screen()
+    fits = all(width + 2 + len(value) <= console.width for _, value in rows)
     for name, value in rows:
-        console.print(Text(f"{name:<{width}}  ", style="bold").append_text(value), soft_wrap=True)
+        between = f"{name:<{width}}  " if fits else f"{name}\n  "
+        console.print(Text(between, style="bold").append_text(value), soft_wrap=True)
 
 
 def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
-    """Yield an invite, a field a pair."""
+    """Yield name and value of each field of an invite."""
     for name, value in json.loads(to_json(invite)).items():
         yield name, plain(str(value))
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
-    """Return an outcome in the contract's names for a bulk result item, and ours for what it does not know."""
+    """Return an outcome for JSON, in the contract's names of a bulk item where the contract has a name."""
     invite = outcome.invite
     return {
         "MemberCode": outcome.member_code,
@@ -206,9 +250,11 @@ def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
     }
 
 
-def outcome_text(outcome: InviteOutcome) -> Text:
+def outcome_text(outcome: InviteOutcome, *, with_member: bool = False) -> Text:
     """Return an outcome as a line for a terminal."""
     line = Text(f"{outcome.status.replace('_', ' '):<9}", style=STYLES[outcome.status])
+    if with_member:
+        line.append_text(plain(f" {outcome.member_code:<10}"))
     line.append(f"{outcome.quota_id:>10}  ", style="bold")
     if outcome.invite is not None:
         invite = outcome.invite
@@ -223,26 +269,28 @@ def outcome_text(outcome: InviteOutcome) -> Text:
 
 
 class OutcomePage:
-    """Prints outcomes on a terminal, many at a time: above a live bar each print draws all anew.
+    """Prints outcomes on a terminal, many at a time, because each print above a live bar draws the bar again.
 
     Args:
-        progress: The bar; above it while there is one, since two consoles on one screen would write into each
-            other.
+        progress: The bar. If it is shown, outcomes are printed on its console, since two consoles on one screen
+            would write into each other.
+        with_members: Whether lines name the member.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, with_members: bool = False) -> None:
+        self._with_members = with_members
         self._console = screen() if progress.disable else progress.console
         self._lines: list[Text] = []
         self._printed_at = 0.0
 
     def add(self, outcome: InviteOutcome) -> None:
-        """Take an outcome, and print when there are many or the last print was a moment ago."""
-        self._lines.append(outcome_text(outcome))
+        """Add an outcome; print if there are many, or if the last print was more than a moment ago."""
+        self._lines.append(outcome_text(outcome, with_member=self._with_members))
         if len(self._lines) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
             self.flush()
 
     def flush(self) -> None:
-        """Print what has not been printed."""
+        """Print the outcomes that have not been printed."""
         if self._lines:
             self._console.print(Text("\n").join(self._lines), soft_wrap=True)
             self._lines.clear()
@@ -250,12 +298,13 @@ class OutcomePage:
 
 
 def summary(tally: Tally) -> Iterable[Text]:
-    """Yield the lines that close a fan-out: counts by status and by result code, failures, what is odd."""
+    """Yield the lines that close a fan-out: counts by status and by result code, failures, oddities."""
     yield Text(tally.in_words(), style="bold")
     width = len(f"{tally.total:,}")
     for (code, result), count in tally.codes.most_common():
+        # IDs without a result code are listed below, by their failures.
         if code is None and tally.failures:
-            continue  # said below, by their failures
+            continue
         yield Text(f"  {count:>{width},}  ").append_text(plain(code_name(code, result)))
     for text, count in tally.failures.most_common():
         yield Text(f"  {count:>{width},}  ", style="red").append_text(plain(text, "red"))
@@ -279,28 +328,30 @@ def print_summary(tally: Tally) -> None:
 
 
 def _is_file(stream: TextIO) -> bool:
-    """Return whether a stream leads into a file, or into nothing, and not to a screen or another program."""
+    """Return whether a stream leads into a file or the null device, not to a screen or another program."""
     try:
         mode = os.fstat(stream.fileno()).st_mode
-    except (OSError, ValueError):  # no real stream, as under a test
+    except (OSError, ValueError):
+        # Not a stream of the operating system, as in a test.
         return False
+    # A character device that is no terminal is, for example, /dev/null.
     return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not stream.isatty())
 
 
 class RateColumn(ProgressColumn):
-    """The things done a second, on the average of the whole run."""
+    """The number of things done each second, as the average of the whole run."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate, or nothing before there is one."""
+        """Return the rate, or an empty text as long as there is none."""
         seconds = task.elapsed or 0.0
         return Text(f"{task.completed / seconds:,.0f}/s" if seconds > 0 and task.completed else "", "cyan")
 
 
 def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
-    """Return a progress display on stderr; gone when it ends.
+    """Return a progress display on stderr, which disappears at its end.
 
-    It is off where stderr is no terminal, and where lines of JSON may come out on the same screen: there
-    directly, or through a pipe whose reader prints them.
+    It is off if stderr is not a terminal, and if lines of JSON may appear on the same screen: directly, or
+    through a pipe whose reader prints them.
     """
     known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
@@ -322,7 +373,7 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
 
 
 class StreamBar:
-    """A progress display that shows what a stream says of itself: a context manager; gone when it ends."""
+    """A display of a stream's own progress: a context manager, which removes the display at its end."""
 
     def __init__(self, *, lines: bool = False) -> None:
         self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), lines=lines)
@@ -337,7 +388,8 @@ class StreamBar:
         self.display.stop()
 
     def follow(self, stream: OutcomeStream) -> None:
-        """Show how far a stream has come, if that was not shown a moment ago."""
+        """Show the progress of a stream, unless it was shown a moment ago."""
+        # Called for every outcome, so most calls return without asking the stream for its progress.
         now = time.monotonic()
         if not self.display.disable and now - self._shown_at > _MOMENT:
             self._shown_at, told = now, stream.progress
@@ -345,7 +397,7 @@ class StreamBar:
 
 
 def progress_text(told: Told) -> str:
-    """Return in words how far a stream has come."""
+    """Return the progress of a stream in words."""
     parts = [f"{told.answered:,}" if told.total is None else f"{told.answered:,}/{told.total:,}"]
     if told.per_second is not None:
         parts.append(f"{told.per_second:,.0f}/s")

@@ -1,7 +1,7 @@
-"""What Ctrl-C and SIGTERM do to a command that has an account to give: the first ends the work only.
+"""Handle Ctrl-C and SIGTERM in a command that accounts for its input: the first signal ends only the work.
 
-asyncio's own way with Ctrl-C cancels all of a program, and knows nothing of SIGTERM, which is what systemd and
-Kubernetes send.
+asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM, which systemd and Kubernetes
+send.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SHOW_CURSOR: Final = b"\x1b[?25h"
 
 
 class Ending:
-    """A block, inside an event loop, in which the first signal cancels `scope` and the second ends the process.
+    """A context manager for event loops: the first signal cancels `scope`, the second ends the process.
 
-    A signal that the program was started to ignore is ignored here too.
+    A signal that was ignored when the program started stays ignored.
 
     Attributes:
-        scope: What is cancelled; to be entered by who does the work.
+        scope: The scope that is cancelled. The code that does the work enters it.
         came: The number of the signal that came; 0 for none.
     """
 
@@ -37,11 +37,12 @@ class Ending:
 
     def __init__(self) -> None:
         self.came = 0
-        self._before: dict[int, Any] = {}  # the handlers that were there
+        # The handlers to restore at the end.
+        self._before: dict[int, Any] = {}
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the signal stands for, as shells count them."""
+        """The exit code of the signal, by the convention of shells."""
         return 128 + self.came
 
     def __enter__(self) -> Self:
@@ -53,8 +54,10 @@ class Ending:
                 continue
             try:
                 self._before[number] = signal.signal(number, self._take)
-            except ValueError:  # not the main thread, where there are no signals
+            except ValueError:
+                # Python handles signals only in the main thread, and this is another one.
                 break
+        # Only now, with the handlers in place: a blocked signal is delivered at once.
         release_signals()
         return self
 
@@ -68,11 +71,13 @@ class Ending:
         if self.came:
             end_at_once(number)
         self.came = number
-        self._loop.call_soon_threadsafe(self.scope.cancel)  # which wakes the loop up, too
+        # The threadsafe variant also wakes the loop, which may be waiting for I/O.
+        self._loop.call_soon_threadsafe(self.scope.cancel)
 
 
 def end_at_once(number: int) -> None:
-    """End the process for a second signal, whatever it is doing: writing to who does not read, say."""
+    """End the process after a second signal, whatever it is doing, such as writing to a pipe nobody reads."""
     if sys.__stderr__ is not None and sys.__stderr__.isatty():
-        os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)  # which a progress display has hidden
+        # A progress display may have hidden the cursor, and os._exit() runs no cleanup.
+        os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)
     os._exit(128 + number)

@@ -1,20 +1,26 @@
-"""The commands that need no service: one to develop against, and a demo of everything."""
+"""The commands that need no service: a simulated service to develop against, and a demo of everything."""
 
 from __future__ import annotations
 
+import shlex
 import socket
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from attrs import frozen
 from rich.text import Text
 
+from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 
 _PANEL = "Latency of the simulated service"
+_MOST_MEMBERS = 10_000_000
+_DIGITS = 8
 
 
 def simulate(
@@ -23,7 +29,23 @@ def simulate(
     host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     seed: Annotated[int, typer.Option(help="What everything follows from.", metavar="N")] = 0,
     surveys: Annotated[int, typer.Option(help="Size of the inventory.", min=1, metavar="N")] = 20,
-    members: Annotated[int, typer.Option(help="Members of the panel.", min=1, metavar="N")] = 200,
+    members: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How many members the panel has, 200 unless given; or a file to write them to, which `match`"
+            " reads: .parquet or .jsonl. May be given twice, for both.",
+            metavar="N|FILE",
+            show_default=False,
+        ),
+    ] = None,
+    faults: Annotated[
+        Path | None,
+        typer.Option(
+            help='What goes wrong: a file of JSON, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].',
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     latency_base: Annotated[
         float,
         typer.Option(help="Seconds a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
@@ -50,19 +72,83 @@ def simulate(
     need_simulator()
     from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
 
+    panel = ended_by_failure(lambda: _Panel.of(members or []))
+    planned = ended_by_failure(lambda: _faults_of(faults))
     latency = Latency(a=latency_base, b=latency_per_id, workers=workers)
-    simulator = Simulator(seed, surveys=surveys, members=members, latency=latency)
+    simulator = Simulator(seed, surveys=surveys, members=panel.size, latency=latency, faults=planned)
+    # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
-    ended_by_failure(lambda: _show_service(simulator, host, free_port))
+    ended_by_failure(lambda: panel.write(simulator))
+    ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
     with suppress(KeyboardInterrupt):  # the way to end it
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
 
-def _free_port(host: str, port: int) -> int:
-    """Return the port if it can be listened on, another free one for 0.
+@frozen
+class _Panel:
+    """The values of `--members`: the number of members, and the files to write them to."""
+
+    size: int = 200
+    files: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, given: list[str]) -> _Panel:
+        """Parse the values of the option.
+
+        Raises:
+            InvalidRequestError: There are two numbers, a number is out of range, or a file cannot be written.
+        """
+        from sampling_async._cli._panel_writing import check_panel_file  # noqa: PLC0415  with the simulator
+
+        numbers = [each for each in given if each.lstrip("+-").isdecimal()]
+        files = tuple(Path(each) for each in given if each not in numbers)
+        if len(numbers) > 1 or any(
+            len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers
+        ):
+            raise InvalidRequestError(
+                f"--members is one number from 1 to {_MOST_MEMBERS:,}, and files; not {' '.join(numbers)[:40]}"
+            )
+        for file in files:
+            check_panel_file(file)
+        return cls(int(numbers[0]) if numbers else 200, files)
+
+    def write(self, simulator: Any) -> None:
+        """Write the simulator's panel to the files.
+
+        Raises:
+            InvalidRequestError: A file cannot be written.
+        """
+        from sampling_async._cli._panel_writing import write_panel  # noqa: PLC0415  with the simulator
+        from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
+        from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
+
+        for file in self.files:
+            write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
+
+
+def _faults_of(file: Path | None) -> tuple[Any, ...]:
+    """Return the faults of a file.
 
     Raises:
-        OSError: It is taken, or the address is not ours.
+        InvalidRequestError: The file cannot be read. The text names the file and the place in it.
+    """
+    from sampling_async.simulator import read_faults  # noqa: PLC0415  an extra, and slow to load
+
+    if file is None:
+        return ()
+    try:
+        return read_faults(file.read_bytes())
+    except OSError as exc:
+        raise InvalidRequestError(f"{file}: {exc.strerror}") from None
+    except DecodeError as exc:
+        raise InvalidRequestError(f"{file}: {exc}") from None
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return the port if it is free; for 0, return a free port.
+
+    Raises:
+        OSError: The port is taken, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
@@ -70,7 +156,7 @@ def _free_port(host: str, port: int) -> int:
         return bound
 
 
-def _show_service(simulator: Any, host: str, port: int) -> None:
+def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] = ()) -> None:
     address = f"[{host}]" if ":" in host else host
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
@@ -87,11 +173,13 @@ def _show_service(simulator: Any, host: str, port: int) -> None:
         ("", "  sampling-async quotas"),
         ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
         *(("", f"  {command}") for command in recontact),
+        *(("", f"  sampling-async match {shlex.quote(str(file))}") for file in files),
         ("dim", "Ctrl-C ends it."),
     )
     screen = show.screen()
     for style, line in lines:
         screen.print(Text(line, style), soft_wrap=True)
+    # The server runs until a signal; without a flush, a pipe would get these lines only then.
     screen.file.flush()
 
 
@@ -103,9 +191,14 @@ def demo(
     ] = 50_000,
     seed: Annotated[int, typer.Option(help="What the simulated service follows from.", metavar="N")] = 7,
     faults: Annotated[
-        bool, typer.Option("--faults", help="Let the service answer 503 and drop connections now and then.")
+        bool,
+        typer.Option(
+            "--faults", help="Let the service answer 503 and drop connections now and then.", metavar=""
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, on a terminal too.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object, on a terminal too.", metavar="")
+    ] = False,
 ) -> None:
     """Show everything at work: a panel fanned out against a simulated service.
 
@@ -125,6 +218,7 @@ def demo(
         try:
             return run_demo(plan, screen.watcher(silent=is_silent))
         finally:
+            # The bar ends before an error is printed on the same screen.
             screen.stop()
 
     try:
@@ -139,10 +233,10 @@ def demo(
 
 
 def need_simulator() -> None:
-    """End with what to install where the simulator's extra is missing.
+    """End the program, with a line that says what to install, if the simulator's extra is missing.
 
     Raises:
-        typer.Exit: It is missing.
+        typer.Exit: The extra is missing.
     """
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:

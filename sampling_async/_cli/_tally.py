@@ -1,4 +1,4 @@
-"""Count outcomes: by status, by result code and by failure, and say what the counts come to."""
+"""Count outcomes by status, by result code and by failure, and derive the exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define, field
 
 from sampling_async import InvalidRequestError, ResultCode, SamplingError, ServiceError
 from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
-from sampling_async._outcomes import OutcomeStatus
+from sampling_async._protocol.outcomes import OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
 DONE, INCOMPLETE, USAGE, REFUSED, FAILED = 0, 1, 2, 3, 4
-"""The exit codes, see the package's docstring."""
+"""The exit codes; see the docstring of the package."""
 
 _KEPT_FAILURES: Final = 20
 
 
 def exit_code_of(error: SamplingError) -> int:
-    """Return the exit code a failed call stands for."""
+    """Return the exit code of a failed call."""
     if isinstance(error, InvalidRequestError):
         return USAGE
+    # With unknown delivery the service may have acted, so this is not a refusal, whatever the status.
     if error.delivery == "unknown":
-        return FAILED  # it may have been done all the same, so it was not refused
+        return FAILED
     if isinstance(error, ServiceError) and 400 <= error.status < 500:  # noqa: PLR2004
         return REFUSED
     return FAILED
 
 
 def code_name(code: int | None, result: str | None) -> str:
-    """Return a result code with its name, the one of this package where it knows the number."""
+    """Return a result code with its name: this package's name of the number, or else the service's."""
     if code is None:
         return result or "no result code"
     return f"{code} {ResultCode.name_of(code) or result or 'UNKNOWN'}"
@@ -45,16 +46,16 @@ def code_name(code: int | None, result: str | None) -> str:
 
 @define
 class Tally:
-    """What outcomes have come to so far.
+    """The counts of outcomes so far.
 
     Attributes:
-        statuses: How many ended how.
-        codes: How many the service answered with which result code, and its name; None where it gave none.
-        failures: Why IDs are `not_sent` or `unknown`: the error's text and how many IDs it befell; at most 20
-            texts.
-        anomalies: How many outcomes have something odd about them.
-        replayed: How many are from a journal of a run before.
-        unrequested: How many answers nobody asked for came, as far as they are known.
+        statuses: The number of outcomes by status.
+        codes: The number of outcomes by result code and its name; None for outcomes without a code.
+        failures: Why IDs are `not_sent` or `unknown`: the number of IDs by the text of the error, for at most
+            20 texts.
+        anomalies: How many outcomes have an anomaly.
+        replayed: How many outcomes are from a journal of an earlier run.
+        unrequested: How many items came that were not asked for, as far as they are known.
     """
 
     statuses: Counter[OutcomeStatus] = field(factory=Counter[OutcomeStatus])
@@ -82,6 +83,7 @@ class Tally:
 
     def _add_failure(self, error: SamplingError) -> None:
         text = str(error)
+        # Texts can differ in details without end; only the first ones are kept.
         if text in self.failures or len(self.failures) < _KEPT_FAILURES:
             self.failures[text] += 1
         self._exit_codes.add(exit_code_of(error))
@@ -93,7 +95,7 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the counting began."""
+        """The seconds since the counting began."""
         return self._clock() - self._started
 
     def rate(self) -> float:
@@ -101,15 +103,16 @@ class Tally:
         return self.total / max(self.seconds, 1e-9)
 
     def exit_code(self) -> int:
-        """Return the exit code the counts stand for: that of the failure, where no ID was answered at all."""
+        """Return the exit code of the counts: that of the failure if no ID got a result at all."""
         if not self.statuses["not_sent"] + self.statuses["unknown"]:
             return DONE
+        # With some results, or with failures of several kinds, no single failure stands for the whole run.
         answered = self.statuses["invited"] + self.statuses["rejected"]
         if answered or len(self._exit_codes) != 1:
             return INCOMPLETE
         return next(iter(self._exit_codes))
 
     def in_words(self) -> str:
-        """Say the counts in two lines."""
+        """Return the counts as two lines of text."""
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
         return f"{self.total:,} quota IDs in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"

@@ -1,4 +1,4 @@
-"""Matching members with quotas: which quotas is this member for, and why.
+"""Match members with quotas: find the quotas that fit a member, and explain why.
 
     from sampling_async.matching import QuotaIndex
 
@@ -6,19 +6,19 @@
     matched = index.match({1001538: 34, 1001007: 2000247, 1001042: "10011"}, device_type=1)
     result = await client.bulk_invite(member_code, matched.select(20))
 
-The contract leaves matching to the partner. A quota matches where all its layers hold, a layer where exactly
-one of its sub-quotas fits, a sub-quota where each of its questions is met by one answer. Truth has three values
-here, `certain`, `possible` and `no`: where an answer is missing that the service will ask for, or where the
-service shows a part of a list only, a miss is no refusal.
+The contract leaves matching to the partner. A member matches a quota if the member fits all its layers. A
+member fits a layer if exactly one of its sub-quotas fits. A sub-quota fits if the member's answers meet all its
+questions. The result has three values: `certain`, `possible` and `no`. It is `possible`, and not `no`, if an
+answer is missing and the service will ask for it, or if the service shows only a part of a list.
 
-`PanelMatcher` does the same for a whole panel in columns; it needs the extra `panel`, and is loaded when it is
-used.
+`PanelMatcher` matches a whole panel, given in columns. It needs the extra `panel`, and is imported on first
+use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._models import Participation
+from sampling_async._contract.records import Participation
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import (
     MatchResult,
@@ -26,6 +26,7 @@ from sampling_async.matching._index import (
     QuotaIds,
     QuotaIndex,
     Rank,
+    UnknownQuotaError,
     most_wanted,
 )
 from sampling_async.matching._policy import MatchPolicy, Truth
@@ -33,15 +34,17 @@ from sampling_async.matching._program import Diagnostic
 from sampling_async.matching._questions import Bands, Profile, QuestionKinds
 
 if TYPE_CHECKING:
-    from sampling_async.matching.panel import Counts, PanelMatcher, Sample, TopK, Workers
+    from sampling_async.matching.panel import BatchReader, Counts, Output, PanelMatcher, Sample, TopK, Workers
 
 __all__ = [
     "Bands",
+    "BatchReader",
     "Counts",
     "Diagnostic",
     "MatchPolicy",
     "MatchResult",
     "Member",
+    "Output",
     "PanelMatcher",
     "Participation",
     "Profile",
@@ -53,20 +56,22 @@ __all__ = [
     "Sample",
     "TopK",
     "Truth",
+    "UnknownQuotaError",
     "Workers",
     "most_wanted",
 ]
 
-_OF_PANEL: Final = frozenset({"Counts", "PanelMatcher", "Sample", "TopK", "Workers"})
+_OF_PANEL: Final = frozenset({"BatchReader", "Counts", "Output", "PanelMatcher", "Sample", "TopK", "Workers"})
 
 
 def __getattr__(name: str) -> Any:
-    """Load what matches panels when it is used: it takes numpy and pyarrow, which the rest does without."""
+    """Import the panel's names on first use: they need numpy and pyarrow, the other names do not."""
     if name not in _OF_PANEL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         panel = import_module("sampling_async.matching.panel")
     except ModuleNotFoundError as exc:
+        # Hint at the extra only if one of its packages is missing, not if an import inside one of them fails.
         if exc.name is not None and exc.name.partition(".")[0] in {"numpy", "pyarrow"}:
             raise ImportError(
                 f"{name} needs {exc.name}: python -m pip install 'sampling-async[panel]'"

@@ -1,6 +1,6 @@
-"""Sets of small numbers as Python integers: bit `n` stands for the number `n`.
+"""Sets of small numbers as Python integers: bit `n` is set if the number `n` is in the set.
 
-At some thousand bits a big integer is the fastest set there is in plain Python.
+The set {0, 3} is 0b1001. With some thousand bits, a big integer is the fastest set in plain Python.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 
 def all_of(sets: Iterable[int]) -> int:
-    """Return the union."""
+    """Return the union of sets."""
     return reduce(or_, sets, 0)
 
 
 class Unions:
-    """Sets, of which some are to be united again and again: eight at a time, by a union that was made before.
+    """A sequence of sets with cached unions, for many unions of some of them.
+
+    The sets are in groups of eight. The union of any selection in a group is made once and then looked up, so
+    that one union takes an eighth of the operations.
 
     Args:
-        sets: The sets, by their places.
-        most_bytes: What is remembered, about.
+        sets: The sets; their positions are their places.
+        most_bytes: How large the cache may grow, about; then it is cleared.
     """
 
     def __init__(self, sets: Sequence[int], most_bytes: int) -> None:
@@ -34,6 +37,8 @@ class Unions:
     def of(self, places: int) -> int:
         """Return the union of the sets at these places."""
         groups = self._groups
+        # Byte `g` of `places` says which sets of group `g` are chosen, and is the key of the cached union. With
+        # 16 sets, places {1, 8, 9} are the bytes 0b00000010 and 0b00000011: two lookups, united.
         united = reduce(or_, map(getitem, groups, places.to_bytes(len(groups), "little")), 0)
         if self._size * sum(map(len, groups)) > self._most:
             for group in groups:
@@ -42,7 +47,7 @@ class Unions:
 
 
 class _Group(dict[int, int]):
-    """Unions of up to eight sets, by which of them."""
+    """The cached unions of up to eight sets; the key has bit `n` set if set `n` is chosen."""
 
     __slots__ = ("_sets",)
 
@@ -56,9 +61,10 @@ class _Group(dict[int, int]):
 
 
 class _Set(Protocol):
-    """What sets can be combined by; integers, and others."""
+    """The operations on sets; integers have them, and `Row` of the panel."""
 
     def __and__(self, other: Self, /) -> Self: ...
+    def __or__(self, other: Self, /) -> Self: ...
     def __xor__(self, other: Self, /) -> Self: ...
 
 
@@ -66,12 +72,14 @@ S = TypeVar("S", bound=_Set)
 
 
 def without(these: S, those: S) -> S:
-    """Return the difference. `these & ~those` takes longer: it goes through negative numbers."""
+    """Return the set difference."""
+    # `these & ~those` is slower, because `~` makes a negative number.
     return (these & those) ^ these
 
 
 def ascending(bits: int) -> Iterator[int]:
-    """Yield the numbers in a set, the lowest first, as they are asked for."""
+    """Yield the numbers in a set lazily, the lowest first."""
+    # 0b1010 becomes the text "0101", in which `find` sees the bits 1 and 3.
     text = f"{bits:b}"[::-1]
     place = text.find("1")
     while place >= 0:

@@ -1,4 +1,4 @@
-"""What a row of QuestionsAndAnswers asks for, read once, and whether an answer meets it."""
+"""Conditions: rows of QuestionsAndAnswers, parsed once, and tested against members' answers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from sampling_async.matching._questions import OPEN_END, plain_postal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sampling_async._models import QuestionAndAnswers
+    from sampling_async._contract.records import QuestionAndAnswers
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._questions import Known, QuestionKinds
 
 _SHOWN: Final = 1000
-"""Postal codes of a list that the service shows; it does not say whether there are more."""
+"""How many postal codes of a list the service shows at most; it does not say whether there are more."""
 
 _RANGE: Final = re.compile(r"\s*(\d{1,3})(?:\s*-\s*(\d{1,3}))?\s*")
 _ID: Final = re.compile(r"\s*(\d{1,18})\s*")
 _NO_END: Final = 1000
 
 Span = tuple[int, int]
-"""First and last year, both included."""
+"""The first and the last year of age, both included."""
 
 
 @frozen
 class Condition:
-    """What a row asks for.
+    """The condition of one row.
 
     Attributes:
         question_id: The question.
-        ids: Answer IDs, any of which meets it.
-        spans: Years of age that do; where there are such, an answer is an age.
-        prefixes: Beginnings of postal codes that do.
-        is_vague: Whether it is not understood, whole or in part: anybody may meet it.
-        is_cut: Whether only a part of it is shown: an answer that does not meet this may be right all the same.
-        is_asked: Whether the service asks who has not answered (IsRoutable).
+        ids: Answer IDs; any one of them meets the condition.
+        spans: Ranges of years of age that meet it; if there are any, the answer is an age.
+        prefixes: Prefixes of postal codes that meet it.
+        is_vague: Whether the row was not understood, or only in part: any member may meet the condition.
+        is_cut: Whether the service shows only a part of the list: an answer outside it may still be right.
+        is_asked: Whether the service asks members without an answer (IsRoutable).
     """
 
     question_id: int
@@ -51,21 +51,27 @@ class Condition:
     is_asked: bool
 
     def is_met_by(self, answer: Known) -> bool:
-        """Return whether an answer surely meets it."""
+        """Return whether an answer certainly meets the condition."""
         if isinstance(answer, frozenset):
             return not self.ids.isdisjoint(answer)
         if isinstance(answer, int):
             return any(first <= answer <= last for first, last in self.spans)
+        # A lookup for each length that occurs (a few), not a comparison with each prefix (up to 1000).
         return any(answer[:length] in self.prefixes for length in {len(prefix) for prefix in self.prefixes})
 
     def truth(self, answer: Known | None, policy: MatchPolicy) -> Truth:
-        """Return whether an answer meets it; None is no answer."""
+        """Return whether an answer meets the condition; None is no answer."""
         if answer is not None and self.is_met_by(answer):
             return Truth.CERTAIN
         return Truth.POSSIBLE if self.may_be_met(answered=answer is not None, policy=policy) else Truth.NO
 
     def may_be_met(self, *, answered: bool, policy: MatchPolicy) -> bool:
-        """Return whether it is possible where it is not certain."""
+        """Return whether a member who does not certainly meet the condition may meet it.
+
+        Args:
+            answered: Whether the member answered the question.
+            policy: What a missing answer means.
+        """
         if self.is_vague or answered:
             return self.is_vague or self.is_cut
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
@@ -74,13 +80,13 @@ class Condition:
 def read_condition(
     row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
 ) -> Condition:
-    """Read a row; what cannot be read makes it vague, and is told.
+    """Parse a row; a part that cannot be parsed makes the condition vague, and is reported.
 
     Args:
         row: The row.
         kinds: How its question is matched.
         policy: What a cut postal list means.
-        odd: Told in words of what was odd.
+        odd: Called with a message for each part that cannot be parsed.
     """
     kind, question_id = kinds.kind_of(row.question_id), row.question_id
     ids, values = frozenset(row.answer_ids), row.answer_values
@@ -97,7 +103,8 @@ def read_condition(
         note(f"question {question_id} has neither AnswerIDs nor AnswerValues")
     if kind == "age":
         spans = _spans(row, kinds, note)
-        ids = frozenset()  # they are in the spans
+        # `_spans` has translated the answer IDs to years.
+        ids = frozenset()
     elif kind == "postal":
         prefixes = _prefixes(values, note)
         if ids:
@@ -121,6 +128,7 @@ def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], 
             note(f"answer {answer_id} of age question {row.question_id} stands for no known band")
     for value in row.answer_values:
         match = _RANGE.fullmatch(value)
+        # "25-34" is (25, 34) and "25" is (25, 25). (1, 0) fails the test below, as a range "34-25" does.
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first <= last:
             spans.add(_open_ended(first, last))
@@ -130,12 +138,15 @@ def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], 
 
 
 def _open_ended(first: int, last: int) -> Span:
+    # A last year of 99 or more means "and over", so that a member aged 104 fits the span 65-99.
     return first, _NO_END if last >= OPEN_END else last
 
 
 def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[str]:
+    # Nearly all lists are in the normal form already. Two tests of all codes as one text find that out faster
+    # than normalizing code by code.
     together = "".join(values)
-    codes: Iterable[str] = values  # as they are compared, nearly always
+    codes: Iterable[str] = values
     if not together.isalnum():
         codes = map(plain_postal, values)
     elif together != together.casefold():

@@ -1,4 +1,4 @@
-"""The matching of one member with one quota, written to be read: what the index must agree with."""
+"""The reference matcher: one member with one quota, written for clarity. The index must agree with it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from sampling_async.matching._conditions import read_condition
+from sampling_async.matching._layers import fitting
 from sampling_async.matching._policy import MatchPolicy, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sampling_async._models import Layer, QuestionAndAnswers, Quota, SubQuota
+    from sampling_async._contract.records import Layer, QuestionAndAnswers, Quota, SubQuota
     from sampling_async.matching._questions import Known, Profile, QuestionKinds
 
 
 @frozen
 class Reason:
-    """Why a member matches or not: a tree, from the quota to the conditions.
+    """Why a member matches or not: a tree, from the quota down to the conditions.
 
     Attributes:
-        what: What was looked at: the quota, a layer, a sub-quota or a question.
-        truth: What came of it.
-        why: The rule by which it did.
-        parts: What it was made of.
+        what: The part that was evaluated: the quota, a layer, a sub-quota or a question.
+        truth: Whether the member fits the part.
+        why: The rule that gave this result.
+        parts: The reasons of the part's own parts.
     """
 
     what: str
@@ -42,16 +43,16 @@ class Reason:
 
 
 def evaluate(profile: Profile, quota: Quota, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
-    """Return whether a member matches a quota, with the reasons. Slow and plain.
+    """Return whether a member matches a quota, with the reasons. It is simple and slow.
 
     Args:
         profile: The member's answers.
         quota: The quota.
         kinds: How questions are matched.
-        policy: What is taken how.
+        policy: Rules for the cases that the contract leaves open.
 
     Raises:
-        InvalidRequestError: An answer of the profile is none.
+        InvalidRequestError: An answer of the profile is not valid for its question.
     """
     layers = tuple(_layer(profile, layer, kinds, policy) for layer in quota.layers)
     truth = min((layer.truth for layer in layers), default=Truth.CERTAIN)
@@ -71,35 +72,37 @@ def _is_full(sub_quota: SubQuota) -> bool:
 
 
 def layer_truth(truths: Sequence[Truth], full: Sequence[bool], policy: MatchPolicy) -> tuple[Truth, str]:
-    """Return what a layer comes to, and the rule.
+    """Return whether a member fits a layer, and the rule that gave this result.
 
     Args:
-        truths: Of its sub-quotas.
-        full: Which of them are full.
-        policy: Says how many must fit.
+        truths: Whether the member fits each sub-quota.
+        full: Whether each sub-quota is full.
+        policy: How many sub-quotas must fit.
     """
-    certain_full = sum(is_full and truth == Truth.CERTAIN for truth, is_full in zip(truths, full, strict=True))
+    exactly_one = policy.subquota_rule == "exactly_one"
+    # Sets of one member: 1 holds the member, 0 is empty.
+    sub_quotas = [
+        (int(truth == Truth.CERTAIN), int(truth >= Truth.POSSIBLE), int(is_full))
+        for truth, is_full in zip(truths, full, strict=True)
+    ]
+    fits = fitting(sub_quotas, 0, exactly_one=exactly_one)
+    truth = Truth.CERTAIN if fits.certain else Truth.POSSIBLE if fits.possible else Truth.NO
+    certain_full = sum(certain & is_full for certain, _, is_full in sub_quotas)
     certain_open = truths.count(Truth.CERTAIN) - certain_full
-    possible = sum(truth >= Truth.POSSIBLE for truth in truths)
-    possible_full = sum(
-        is_full and truth >= Truth.POSSIBLE for truth, is_full in zip(truths, full, strict=True)
-    )
-    if certain_full:
-        return Truth.NO, "a sub-quota that is full certainly fits"
-    if policy.subquota_rule == "exactly_one" and certain_open > 1:
-        return Truth.NO, f"exactly one sub-quota must fit, and {certain_open} certainly do"
-    if possible == possible_full:
-        return Truth.NO, "no open sub-quota fits"
-    if policy.subquota_rule == "exactly_one":
-        if certain_open == possible == 1:
-            return Truth.CERTAIN, "exactly one sub-quota fits, and it is open"
-        return Truth.POSSIBLE, f"{certain_open} sub-quotas certainly fit, and {possible - certain_open} may"
-    if certain_open and not possible_full:
-        return Truth.CERTAIN, "an open sub-quota fits, and none that is full may"
-    return (
-        Truth.POSSIBLE,
-        f"{certain_open} open sub-quotas certainly fit, and of {possible} that may some are full",
-    )
+    possible = sum(may for _, may, _ in sub_quotas)
+    if truth == Truth.NO:
+        if certain_full:
+            return truth, "a sub-quota that is full certainly fits"
+        if exactly_one and certain_open > 1:
+            return truth, f"exactly one sub-quota must fit, and {certain_open} certainly do"
+        return truth, "no open sub-quota fits"
+    if exactly_one:
+        if truth == Truth.CERTAIN:
+            return truth, "exactly one sub-quota fits, and it is open"
+        return truth, f"{certain_open} sub-quotas certainly fit, and {possible - certain_open} may"
+    if truth == Truth.CERTAIN:
+        return truth, "an open sub-quota fits, and none that is full may"
+    return truth, f"{certain_open} open sub-quotas certainly fit, and of {possible} that may some are full"
 
 
 def _sub_quota(profile: Profile, sub_quota: SubQuota, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
@@ -125,6 +128,7 @@ def _question(
 ) -> Reason:
     odd: list[str] = []
     conditions = [read_condition(row, kinds, policy, odd.append) for row in rows]
+    # The rows are alternatives: the best of them counts.
     truth = max(condition.truth(answer, policy) for condition in conditions)
     if truth == Truth.CERTAIN:
         why = "an answer is listed"

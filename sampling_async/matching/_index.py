@@ -1,4 +1,4 @@
-"""Which quotas is this member for: an inventory as an index, asked in a fraction of a millisecond."""
+"""An inventory as an index, which finds the quotas of one member in a fraction of a millisecond."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from copy import copy
 from itertools import chain, islice
 from operator import eq, itemgetter
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, NamedTuple, TypeAlias, overload
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from sampling_async._errors import InvalidRequestError
-from sampling_async._models import Participation, Quota, Quotas, Survey, hidden
-from sampling_async._protocol import InviteRequest
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import Participation, Quota, Quotas, Survey, hidden
+from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._evaluate import Reason, evaluate
+from sampling_async.matching._masks import mask_reasons, recontact_reasons
 from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic, Program, Target
 from sampling_async.matching._questions import Profile, QuestionKinds, lasting
 from sampling_async.matching._segment import Segment
 
 Rank: TypeAlias = Callable[[Survey, Quota], Any]
-"""What quotas are sorted by, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
+"""The sort key of quotas, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
 
 _MOST_PARTS: Final = 3
-"""An index is compiled in so many parts at most: each one more makes matching a tenth to a fifth slower."""
+"""The most parts of an index: each additional part makes matching a tenth to a fifth slower."""
 
 _LEFT: Final = 2
-"""A part is kept as long as so many times as much is left of it as has changed since it was compiled."""
+"""A part is kept while the quotas left of it are at least so many times those changed since it was compiled."""
 
 
 @frozen
 class Member:
-    """A member to be matched; the attributes are the arguments of `QuotaIndex.match`.
+    """A member to match; the attributes are the arguments of `QuotaIndex.match`.
 
-    The member code, and what the member answered and did, are hidden in the repr.
+    The repr hides the member code, the answers, and what the member took part in.
     """
 
     member_code: str = field(repr=hidden)
@@ -47,12 +48,29 @@ class Member:
 
 
 def most_wanted(_: Survey, quota: Quota) -> int:
-    """Rank by the completes that are still wanted, the most first."""
+    """Rank quotas by the completes that are still wanted, the most first."""
     return -quota.estimated_completes_remaining
 
 
+class UnknownQuotaError(InvalidRequestError, KeyError):
+    """The index has no such quota: the ID is of another inventory, or is not a quota ID at all.
+
+    Attributes:
+        quota_id: The ID that was not found.
+    """
+
+    def __init__(self, quota_id: object = None) -> None:
+        super().__init__()
+        # Unpickling calls `__init__` with `args`.
+        self.args = (quota_id,)
+        self.quota_id = quota_id
+
+    def __str__(self) -> str:
+        return f"there is no quota {self.quota_id!r:.40} in this index; `quota_ids` are those that are open"
+
+
 class QuotaIds(Sequence[int]):
-    """Quota IDs in the order of their rank, made as they are asked for: a member may match thousands."""
+    """A sequence of quota IDs, best rank first, created lazily: a member may match thousands of quotas."""
 
     __slots__ = ("_parts",)
 
@@ -66,6 +84,7 @@ class QuotaIds(Sequence[int]):
         return (target.quota.quota_id for target in self.targets())
 
     def __contains__(self, quota_id: object) -> bool:
+        # An unknown ID gets the bit after the last quota, which is never set.
         return any(bits >> part.bit_of.get(quota_id, len(part.targets)) & 1 for part, bits in self._parts)
 
     @overload
@@ -77,6 +96,7 @@ class QuotaIds(Sequence[int]):
             first, last, step = index.indices(len(self))
             if step > 0:
                 return tuple(islice(self, first, last, step))
+            # A negative step needs the end first, so the IDs are created all.
             return tuple(self)[index]
         at = index + len(self) if index < 0 else index
         for quota_id in islice(self, at, at + 1) if at >= 0 else ():
@@ -96,18 +116,19 @@ class QuotaIds(Sequence[int]):
         return reversed(tuple(self))
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the place of a quota ID."""
+        """Return the position of a quota ID."""
         return tuple(self).index(value, start, len(self) if stop is None else stop)
 
     def targets(self) -> Iterator[Target]:
-        """Yield the quotas themselves."""
+        """Yield the quotas, each with its survey."""
+        # One part, which is usual, is in order already and needs no merge.
         if len(self._parts) == 1:
             part, bits = self._parts[0]
             return (part.targets[bit] for bit in ascending(bits))
         return (target for _, target in self.compiled())
 
     def compiled(self) -> Iterator[tuple[Program, Target]]:
-        """Yield the same, each after the program it was compiled in."""
+        """Yield the quotas as `targets` does, each in a pair after the program it was compiled in."""
         ranked = heapq.merge(*(part.ranked(bits) for part, bits in self._parts), key=itemgetter(0))
         return ((program, target) for _, program, target in ranked)
 
@@ -117,19 +138,25 @@ class MatchResult:
     """The quotas of one member.
 
     Attributes:
-        certain: Those that the member matches, best first.
-        possible: Those that it may match, best first: an answer is missing, or the service did not show all.
+        certain: The quotas that the member certainly matches, best first.
+        possible: The quotas that the member may match, best first: an answer is missing, or the service shows
+            only a part of a list.
     """
 
     certain: QuotaIds
     possible: QuotaIds
 
     def select(self, n: int, *, one_per_survey: bool = True) -> tuple[int, ...]:
-        """Return at most `n` quota IDs to ask invites for: certain ones first, then possible ones, best first.
+        """Return at most `n` quota IDs to request invites for: first the certain, then the possible ones.
+
+        Both are in the order of their rank, best first.
 
         Args:
-            n: How many at most; a bulk invite takes 100 in one request.
-            one_per_survey: Take one quota of a survey, since a member takes a survey once.
+            n: How many quota IDs at most; a bulk invite takes 100 in one request.
+            one_per_survey: Select only one quota of each survey, because a member can take a survey only once.
+
+        Raises:
+            InvalidRequestError: `n` is not a whole number from 0 on.
         """
         if not isinstance(n, int) or n < 0:
             raise InvalidRequestError(f"n is how many to select, not {n!r}")
@@ -145,7 +172,7 @@ class MatchResult:
 
 
 class _Part:
-    """Some of an inventory's surveys, compiled together."""
+    """Some of an inventory's surveys, compiled together; bit `n` of a set is the part's `n`th best quota."""
 
     def __init__(
         self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy, rank: Rank
@@ -173,15 +200,16 @@ class _Part:
                 self.recontact |= 1 << bit
 
     def ranked(self, bits: int) -> Iterator[tuple[Any, Program, Target]]:
-        """Yield quotas after their rank, best first, and what they were compiled in."""
+        """Yield the rank, the program and the target of each quota in a set, best first."""
         return ((self.ranks[bit], self.program, self.targets[bit]) for bit in ascending(bits))
 
     def of_surveys(self, survey_ids: Iterable[int]) -> int:
-        """Return the quotas of surveys."""
+        """Return the set of the quotas of some surveys."""
         return all_of(self._of_survey.get(survey_id, 0) for survey_id in survey_ids)
 
     def for_device(self, device_type: int) -> int:
-        """Return the quotas open to a device; a survey that names none is open to all."""
+        """Return the set of the quotas open to a device; a survey that names no device is open to all."""
+        # There are few device types, so each set is computed once and kept.
         found = self._of_device.get(device_type)
         if found is None:
             devices = (target.survey.device_type_ids for target in self.targets)
@@ -190,7 +218,8 @@ class _Part:
         return found
 
     def excluding(self, participations: Iterable[Participation]) -> int:
-        """Return the quotas that exclude who took part so."""
+        """Return the set of the quotas that exclude a member with these participations."""
+        # Wave 0 of an exclusion stands for all waves of the survey.
         return all_of(
             self._excluding.get((one.survey_id, wave_id, one.status_id), 0)
             for one in participations
@@ -201,18 +230,24 @@ class _Part:
 class QuotaIndex:
     """An inventory, compiled for matching member by member.
 
-    Building takes a while; on an event loop, do it in a thread. Matching is fast enough for the loop.
+    Building the index takes a while: in an asyncio program, build it in a thread. Matching is fast enough to
+    run on the event loop.
 
     Args:
-        quotas: What `client.get_quotas()` returns, or surveys.
-        kinds: Which questions are matched otherwise than by answer IDs.
-        policy: How to take what the contract leaves open.
-        rank: What quotas are sorted by, the lowest first. Default: the most completes still wanted first. The
-            quota ID decides between equal ones.
+        quotas: The result of `client.get_quotas()`, or surveys.
+        kinds: The questions that are not matched by answer IDs only. Default: `QuestionKinds.default()`.
+        policy: Rules for the cases that the contract leaves open. Default: `MatchPolicy()`.
+        rank: The sort key of quotas, lowest first. Default: `most_wanted`, the most completes still wanted
+            first. Quotas of equal rank are sorted by their ID.
 
     Attributes:
-        diagnostics: What was odd about the inventory. What is not understood counts as possible, and never
-            stops the rest from being matched.
+        kinds: As given, or the default.
+        policy: As given, or the default.
+        diagnostics: Reports of what was odd in the inventory. A part of a quota that is not understood counts
+            as possible; everything else is matched as usual.
+
+    Raises:
+        InvalidRequestError: `quotas` contains something that is not a survey.
     """
 
     def __init__(
@@ -233,7 +268,7 @@ class QuotaIndex:
         self._settle([part], [part.segment.all])
 
     def _settle(self, parts: list[_Part], listed: list[int]) -> None:
-        """Put parts together, with the quotas of each that count: others were in an older inventory."""
+        """Set the parts, and in each the quotas that are listed: the others were in an older inventory only."""
         self._parts, self._listed = parts, listed
         self._open = listed.copy()
         self._recontact: dict[int, frozenset[str]] = {}
@@ -253,17 +288,25 @@ class QuotaIndex:
 
     @property
     def quota_ids(self) -> QuotaIds:
-        """The quotas that are open, best first."""
+        """The IDs of the quotas that are open, best first."""
         return QuotaIds(list(zip(self._parts, self._open, strict=True)))
 
     def updated(self, quotas: Quotas | Iterable[Survey]) -> QuotaIndex:
-        """Return an index of a newer inventory. Surveys that are as they were are not compiled again.
+        """Return an index of a newer inventory, in which unchanged surveys are not compiled again.
 
-        This one stays as it is. Quotas that were closed, and recontact lists, are not carried over: the newer
-        inventory is the newer word.
+        This index does not change. The new index does not know which quotas were closed, nor the recontact
+        lists: the newer inventory is more recent than both.
+
+        Args:
+            quotas: The newer inventory: the result of `client.get_quotas()`, or surveys.
+
+        Raises:
+            InvalidRequestError: `quotas` contains something that is not a survey.
         """
         surveys = _surveys_of(quotas)
-        if self._has_twice or _lists_twice(surveys):  # which one counts may be another one now
+        # Of a survey or quota that is listed twice, the first one counts. That may be another one now, so
+        # compile everything again.
+        if self._has_twice or _lists_twice(surveys):
             return QuotaIndex(surveys, kinds=self.kinds, policy=self.policy, rank=self._rank)
         index = copy(self)
         index._update(surveys)  # noqa: SLF001  its own class
@@ -275,18 +318,20 @@ class QuotaIndex:
         for survey in surveys:
             key = _key(survey)
             known = before.get(key)
-            # What is read again, and is as it was, mostly is the same object.
+            # An unchanged survey mostly is the same object, and `is` is faster than a comparison by value.
             if known is survey or known == survey:
                 self._surveys[key] = before.pop(key)
             else:
                 self._surveys[key] = survey
                 changed.add(key)
+        # The surveys left in `before` have changed or are gone: their quotas are no longer listed in any part.
         gone = {quota.quota_id for survey in before.values() for quota in survey.quotas}
         listed = [
             without(bits, all_of(1 << part.bit_of[id_] for id_ in gone if id_ in part.bit_of))
             for part, bits in zip(self._parts, self._listed, strict=True)
         ]
         kept = self._kept(listed, sum(len(self._surveys[key].quotas) for key in changed))
+        # The surveys of the parts that are not kept are compiled again, together with those that changed.
         for part, bits in zip(self._parts[kept:], listed[kept:], strict=True):
             changed.update(_key(part.targets[bit].survey) for bit in ascending(bits))
         parts = self._parts[:kept]
@@ -295,10 +340,18 @@ class QuotaIndex:
         self._settle(parts, [*listed[:kept], *(part.segment.all for part in parts[kept:])])
 
     def _kept(self, listed: Sequence[int], changed: int) -> int:
-        """Return how many parts are kept; those after them are compiled again, with the quotas that changed.
+        """Return how many parts are kept; the later ones are compiled again, with the quotas that changed.
 
-        Parts come out smaller and smaller so, the latest one last, and few quotas are compiled time and again.
+        Each part is smaller than the one before it, and the newest is last. So few quotas are compiled
+        repeatedly.
+
+        Args:
+            listed: For each part, the quotas that are still listed.
+            changed: How many quotas are in surveys that are new or changed.
         """
+        # Example: parts of 1000 and 100 quotas, of which 10 and 5 are no longer listed; 60 are new or changed.
+        # Second part: 95 are left, fewer than 2 * (60 + 5), so it is compiled again, and 60 + 95 quotas are
+        # newer than the first part. First part: 990 are left, not fewer than 2 * (155 + 10), so it is kept.
         kept, newer = len(self._parts), changed
         for at in reversed(range(len(self._parts))):
             left = listed[at].bit_count()
@@ -308,7 +361,7 @@ class QuotaIndex:
         return min(kept, _MOST_PARTS - 1) if changed else kept
 
     def close(self, quota_id: int) -> bool:
-        """Take a quota out, as after a notification; return whether it was open here."""
+        """Close a quota, as after a notification; return whether it was open in this index."""
         was_open = False
         for at, part in enumerate(self._parts):
             bit = part.bit_of.get(quota_id)
@@ -318,13 +371,20 @@ class QuotaIndex:
         return was_open
 
     def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
-        """Say which members a quota is for; the latest list counts.
+        """Set the list of members that a quota is for; it replaces an earlier list of this quota.
 
-        Until then, quotas of recontact surveys are possible at most.
+        A quota of a recontact survey without a list is possible at most.
+
+        Args:
+            quota_id: The quota.
+            member_codes: The codes of the members on the list.
+
+        Raises:
+            InvalidRequestError: `member_codes` is one text.
         """
         if isinstance(member_codes, str):
             raise InvalidRequestError("member_codes are given as a list or set, not as one text")
-        # A new one each time: somebody may be matching in another thread.
+        # Replace the dict, do not change it: another thread may be iterating over it in `match`.
         self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
 
     @property
@@ -334,49 +394,52 @@ class QuotaIndex:
 
     def match(
         self,
-        profile: Profile,
+        profile: Profile | Member,
         *,
         device_type: int | None = None,
         exclude_surveys: Iterable[int] = (),
         participations: Iterable[Participation] = (),
         member_code: str | None = None,
     ) -> MatchResult:
-        """Return the quotas of a member.
+        """Return the quotas that a member matches or may match.
 
         Args:
             profile: The member's answers by question ID: age in years, postal code, answer IDs. A question that
-                is not there, or None, was not answered.
-            device_type: The device the member uses now; None leaves it out of account.
-            exclude_surveys: Surveys that the member is not to be offered, because it took them.
-            participations: What the member took part in; surveys exclude some of those (SurveyWaveExclusions).
-            member_code: Looked up in the lists given to `recontact`.
+                is absent, or None, was not answered. Or a `Member`, which has all the other arguments too; an
+                argument given here replaces the member's own.
+            device_type: The device that the member uses now; with None, devices are not checked.
+            exclude_surveys: Surveys that the member must not be offered, because the member took them.
+            participations: What the member took part in; some surveys exclude members by this
+                (SurveyWaveExclusions).
+            member_code: The member's code, which is looked up in the lists given to `recontact`.
 
         Raises:
-            InvalidRequestError: An answer is none; the text names it.
+            InvalidRequestError: An answer is not valid for its question; the text names the question.
         """
-        profile = lasting(profile)
-        if device_type is not None and not isinstance(device_type, int):
-            raise InvalidRequestError(f"device_type is a number, not {device_type!r}")
-        exclude_surveys, participations = tuple(exclude_surveys), tuple(participations)
+        return self._match(_asking(profile, device_type, exclude_surveys, participations, member_code))
+
+    def _match(self, asking: _Asking) -> MatchResult:
         certain: list[tuple[_Part, int]] = []
         possible: list[tuple[_Part, int]] = []
         for part, is_open in zip(self._parts, self._open, strict=True):
-            fits, may = part.segment.match(profile, self.kinds)
+            fits, may = part.segment.match(asking.profile, self.kinds)
             may &= is_open
-            if device_type is not None:
-                may &= part.for_device(device_type)
-            if exclude_surveys:
-                may = without(may, part.of_surveys(exclude_surveys))
-            if participations:
-                may = without(may, part.excluding(participations))
+            if asking.device_type is not None:
+                may &= part.for_device(asking.device_type)
+            if asking.exclude_surveys:
+                may = without(may, part.of_surveys(asking.exclude_surveys))
+            if asking.participations:
+                may = without(may, part.excluding(asking.participations))
             fits &= may
             if part.recontact or self._recontact:
-                fits, may = self._recontacted(part, fits, may, member_code)
+                fits, may = self._recontacted(part, fits, may, asking.member_code)
             certain.append((part, fits))
             possible.append((part, may ^ fits))
         return MatchResult(QuotaIds(certain), QuotaIds(possible))
 
     def _recontacted(self, part: _Part, fits: int, may: int, member_code: str | None) -> tuple[int, int]:
+        # A member on a list keeps the quota; a member not on it loses the quota. Quotas of recontact surveys
+        # without such a check remain possible, but are not certain.
         listed = 0
         for quota_id, codes in self._recontact.items():
             bit = part.bit_of.get(quota_id)
@@ -388,49 +451,112 @@ class QuotaIndex:
                 may = without(may, 1 << bit)
         return without(fits & may, without(part.recontact, listed)), may
 
-    def explain(self, profile: Profile, quota_id: int) -> Reason:
-        """Return why a member matches a quota or not, by its answers: a tree of reasons, for people.
+    def explain(
+        self,
+        profile: Profile | Member,
+        quota_id: int,
+        *,
+        device_type: int | None = None,
+        exclude_surveys: Iterable[int] = (),
+        participations: Iterable[Participation] = (),
+        member_code: str | None = None,
+    ) -> Reason:
+        """Return the reasons why a member matches a quota or not, as a tree for people to read.
+
+        The arguments are those of `match`, and the `truth` of the result is the same as the result of `match`.
+
+        Args:
+            profile: The member's answers, or a `Member`; see `match`.
+            quota_id: The quota.
+            device_type: See `match`.
+            exclude_surveys: See `match`.
+            participations: See `match`.
+            member_code: See `match`.
 
         Raises:
-            KeyError: There is no such quota in the index.
+            UnknownQuotaError: The index has no such quota.
+            InvalidRequestError: An answer is not valid for its question; the text names the question.
         """
-        for part, listed, is_open in zip(self._parts, self._listed, self._open, strict=True):
-            bit = part.bit_of.get(quota_id)
-            if bit is None or not listed >> bit & 1:
-                continue
-            reason = evaluate(lasting(profile), part.targets[bit].quota, self.kinds, self.policy)
-            if is_open >> bit & 1:
-                return reason
-            return Reason(reason.what, Truth.NO, "it was closed", (reason,))
-        raise KeyError(quota_id)
+        asking = _asking(profile, device_type, exclude_surveys, participations, member_code)
+        if type(quota_id) is int:
+            for part, listed, is_open in zip(self._parts, self._listed, self._open, strict=True):
+                bit = part.bit_of.get(quota_id)
+                if bit is not None and listed >> bit & 1:
+                    # Raise the errors of all answers, as `match` does: `evaluate` reads only those that this
+                    # quota asks.
+                    self._match(asking)
+                    return self._explained(asking, part.targets[bit], is_open=bool(is_open >> bit & 1))
+        raise UnknownQuotaError(quota_id)
+
+    def _explained(self, asking: _Asking, target: Target, *, is_open: bool) -> Reason:
+        quota, survey = target.quota, target.survey
+        by_answers = evaluate(asking.profile, quota, self.kinds, self.policy)
+        codes = self._recontact.get(quota.quota_id)
+        masks = [] if is_open else [Reason("state", Truth.NO, "it was closed")]
+        masks += mask_reasons(
+            survey,
+            device_type=asking.device_type,
+            exclude_surveys=asking.exclude_surveys,
+            participations=asking.participations,
+        )
+        masks += recontact_reasons(survey, codes, asking.member_code)
+        if not masks:
+            return by_answers
+        truth, why = min(((each.truth, each.why) for each in masks), key=itemgetter(0))
+        if by_answers.truth < truth:
+            truth, why = by_answers.truth, by_answers.why
+        return Reason(by_answers.what, truth, why, (*masks, evolve(by_answers, what="answers")))
 
     def requests(
         self, members: Iterable[Member], *, n: int = 20, one_per_survey: bool = True
     ) -> Iterator[InviteRequest]:
-        """Yield what `client.fan_out` takes: for each member that matches any, the best `n` quotas.
+        """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
 
         Args:
             members: The members.
-            n: How many quotas a member is asked for at most.
+            n: How many quotas a request has at most.
             one_per_survey: See `MatchResult.select`.
 
         Raises:
-            InvalidRequestError: An answer is none; the text says of which member, by place.
+            InvalidRequestError: An answer is not valid for its question; the text names the member by position.
         """
         for place, member in enumerate(members):
             try:
-                matched = self.match(
-                    member.profile,
-                    device_type=member.device_type,
-                    exclude_surveys=member.exclude_surveys,
-                    participations=member.participations,
-                    member_code=member.member_code,
-                )
+                matched = self.match(member)
             except InvalidRequestError as exc:
                 raise InvalidRequestError(f"members[{place}]: {exc}") from None
             selected = matched.select(n, one_per_survey=one_per_survey)
             if selected:
                 yield InviteRequest(member.member_code, selected)
+
+
+class _Asking(NamedTuple):
+    """The arguments of `match` in types that can be read more than once."""
+
+    profile: Profile
+    device_type: int | None
+    exclude_surveys: tuple[int, ...]
+    participations: tuple[Participation, ...]
+    member_code: str | None
+
+
+def _asking(
+    profile: Profile | Member,
+    device_type: int | None,
+    exclude_surveys: Iterable[int],
+    participations: Iterable[Participation],
+    member_code: str | None,
+) -> _Asking:
+    excluded, took_part = tuple(exclude_surveys), tuple(participations)
+    if isinstance(profile, Member):
+        member, profile = profile, profile.profile
+        device_type = member.device_type if device_type is None else device_type
+        excluded = excluded or tuple(member.exclude_surveys)
+        took_part = took_part or tuple(member.participations)
+        member_code = member.member_code if member_code is None else member_code
+    if device_type is not None and not isinstance(device_type, int):
+        raise InvalidRequestError(f"device_type is a number, not {device_type!r}")
+    return _Asking(lasting(profile), device_type, excluded, took_part, member_code)
 
 
 def _surveys_of(quotas: Quotas | Iterable[Survey]) -> tuple[Survey, ...]:
@@ -448,6 +574,6 @@ def _key(survey: Survey) -> tuple[int, int]:
 
 
 def _lists_twice(surveys: Sequence[Survey]) -> bool:
-    """Return whether there is a survey, or a quota, that is listed more than once."""
+    """Return whether any survey or any quota is listed more than once."""
     quota_ids = [quota.quota_id for survey in surveys for quota in survey.quotas]
     return len(set(map(_key, surveys))) < len(surveys) or len(set(quota_ids)) < len(quota_ids)

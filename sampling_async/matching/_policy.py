@@ -1,4 +1,4 @@
-"""What is not settled by the contract, or by what is known of a member, and how it is to be taken."""
+"""The truth values of matching, and the policy for questions that the contract leaves open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 
-from sampling_async._errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from attrs import Attribute
 
 
 class Truth(IntEnum):
-    """Whether a member matches; `POSSIBLE` where it cannot be known. Ordered, so that `min` is "and"."""
+    """Whether a member matches; `POSSIBLE` if that is not known.
+
+    The values are ordered: `min` is "and", `max` is "or".
+    """
 
     NO = 0
     POSSIBLE = 1
@@ -41,17 +44,19 @@ def _one_of(choices: Any) -> Any:
 
 @frozen(kw_only=True)
 class MatchPolicy:
-    """How to take what the contract leaves open.
+    """Rules for the cases that the contract leaves open.
 
     Attributes:
-        subquota_rule: How many sub-quotas of a layer a member must fit: `exactly_one`, the contract; or
-            `at_least_one`, as partners are told in practice. Where sub-quotas do not overlap it is the same.
-        missing: What a question without an answer means: possible where the service asks it ("routable"),
-            possible always ("possible", for estimates), or no ("no", for who invites only on what is known).
-        truncated_postal: What a miss means in a postal list of 1000 entries or more, of which the service shows
-            the first 1000 only.
-        full: Whether a sub-quota that has its completes keeps its members out ("blocks"), or counts as open
-            ("ignored", for estimates of what there was).
+        subquota_rule: How many sub-quotas of a layer a member must fit. `exactly_one` is the contract;
+            `at_least_one` is what partners are told in practice. Both give the same result if the sub-quotas do
+            not overlap.
+        missing: What a question without an answer means. "routable": possible if the service asks the question,
+            else no. "possible": always possible, for estimates. "no": always no, to invite only members whose
+            answers are known.
+        truncated_postal: What a miss means in a postal list of 1000 entries or more: "possible" or "no". The
+            service shows only the first 1000 entries of a list.
+        full: What a sub-quota that has all its completes does. "blocks": a member who fits it does not match.
+            "ignored": it counts as open, for estimates of the inventory before it filled up.
     """
 
     subquota_rule: SubQuotaRule = field(default="exactly_one", validator=_one_of(SubQuotaRule))

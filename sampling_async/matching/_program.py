@@ -1,7 +1,7 @@
-"""An inventory as a program: conditions, sub-quotas and layers, each kept once however many quotas share it.
+"""An inventory compiled to a program, in which quotas share equal conditions, sub-quotas and layers.
 
-What is shared is evaluated once, which is where the speed comes from: most conditions of an inventory have been
-seen before in it. Nothing here depends on a member.
+Shared parts are evaluated once. This makes matching fast, because most conditions of an inventory occur many
+times in it. Nothing here depends on a member.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from attrs import frozen
 
-from sampling_async._collector import put_off_a_pause
-from sampling_async._models import Quota, Survey
+from sampling_async._contract.records import Quota, Survey
+from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async.matching._conditions import Condition, read_condition
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from sampling_async._models import QuestionAndAnswers, SubQuota
+    from sampling_async._contract.records import QuestionAndAnswers, SubQuota
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._questions import QuestionKinds
 
@@ -26,12 +26,14 @@ K = TypeVar("K", bound="Hashable")
 
 @frozen
 class Diagnostic:
-    """Something odd about a quota, which is matched all the same: what is not understood counts as possible.
+    """A report of something odd about a quota.
+
+    The quota is matched all the same; a part that is not understood counts as possible.
 
     Attributes:
         survey_id: The survey.
         quota_id: The quota.
-        path: Where in the quota, such as `Layers[0].SubQuotas[2]`; empty for all of it.
+        path: The place in the quota, such as `Layers[0].SubQuotas[2]`; empty for the whole quota.
         message: What is odd, in words.
     """
 
@@ -42,27 +44,27 @@ class Diagnostic:
 
 
 class Asked(NamedTuple):
-    """What a sub-quota asks about one question: any of these conditions, by their places in the program."""
+    """The alternatives about one question: any of these conditions, by their places in the program."""
 
     question_id: int
     conditions: tuple[int, ...]
 
 
 class SubQuotaShape(NamedTuple):
-    """A sub-quota without its IDs and counts: all of these, by their places in `Program.asked`."""
+    """A sub-quota without its IDs and counts: it needs all of these, by their places in `Program.asked`."""
 
     asked: tuple[int, ...]
 
 
 class LayerShape(NamedTuple):
-    """A layer without IDs: its sub-quotas, by their places in the program, and which of them are full."""
+    """A layer without IDs: its sub-quotas, by their places in the program, and whether each is full."""
 
     sub_quotas: tuple[tuple[int, bool], ...]
 
 
 @frozen
 class Target:
-    """A quota: whose it is, and its layers by their places in `Program.layers`."""
+    """A quota with its survey, and its layers by their places in `Program.layers`."""
 
     survey: Survey
     quota: Quota
@@ -70,7 +72,7 @@ class Target:
 
 
 class Kept(Generic[K]):
-    """Things kept once each, by their places."""
+    """A list of distinct items; an item's place is its position in `items`."""
 
     __slots__ = ("_places", "items")
 
@@ -79,7 +81,8 @@ class Kept(Generic[K]):
         self._places: dict[K, int] = {}
 
     def place(self, item: K) -> int:
-        """Return the place of an item, which is kept if it is new."""
+        """Return the place of an item; append the item if it is new."""
+        # One lookup for both cases: a new item is assigned the place at the end of the list.
         place = self._places.setdefault(item, len(self.items))
         if place == len(self.items):
             self.items.append(item)
@@ -87,20 +90,20 @@ class Kept(Generic[K]):
 
 
 class Program:
-    """An inventory, read. Places are positions in these lists.
+    """A parsed inventory. Places are positions in the lists below.
 
     Args:
         surveys: The inventory.
         kinds: How questions are matched.
-        policy: What is taken how.
+        policy: Rules for the cases that the contract leaves open.
 
     Attributes:
-        conditions: Every condition.
-        asked: Every set of alternatives about one question.
-        sub_quotas: Every sub-quota.
-        layers: Every layer.
+        conditions: Every distinct condition.
+        asked: Every distinct set of alternatives about one question.
+        sub_quotas: Every distinct sub-quota.
+        layers: Every distinct layer.
         targets: The quotas.
-        diagnostics: What was odd.
+        diagnostics: Reports of what was odd.
     """
 
     def __init__(self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy) -> None:
@@ -112,27 +115,34 @@ class Program:
         self._sub_quotas, self._layers = Kept[SubQuotaShape](), Kept[LayerShape]()
         self.conditions, self.asked = self._conditions.items, self._asked.items
         self.sub_quotas, self.layers = self._sub_quotas.items, self._layers.items
-        # Of each row, the place of its condition, and what is odd about it.
+        # For each distinct row, the place of its condition, and the messages about what is odd in it.
         self._read: list[tuple[int, tuple[str, ...]]] = []
         self._rows: dict[QuestionAndAnswers, int] = {}
-        self._numbers: dict[int, int] = {}  # of rows, by their id: equal rows mostly are one and the same
-        self._shapes: dict[tuple[int, ...], tuple[int, tuple[str, ...]]] = {}  # of sub-quotas, by their rows
+        # Row numbers by `id(row)`. Equal rows mostly are the same object, and an id is cheaper to hash than a
+        # row.
+        self._numbers: dict[int, int] = {}
+        # Sub-quotas by the numbers of their rows: their place, and their messages.
+        self._shapes: dict[tuple[int, ...], tuple[int, tuple[str, ...]]] = {}
         self._shapes_of_layers: dict[tuple[tuple[int, bool], ...], int] = {}
         seen: set[int] = set()
         for survey in surveys:
-            put_off_a_pause()  # there may be millions of objects, and all that is made here stays
+            # There may be millions of objects here, and none of them is garbage: a collection would only cost
+            # time.
+            put_off_a_pause()
             for quota in survey.quotas:
                 if quota.quota_id in seen:
                     self._tell(survey, quota, "", "a quota that is listed twice: the first one counts")
                 else:
                     seen.add(quota.quota_id)
                     self.targets.append(Target(survey, quota, self._layers_of(survey, quota)))
-        # What only reading takes; and the ids of rows that are gone by then may be those of others.
+        # These are needed during parsing only. The ids must not be used later: when a row is freed, another
+        # object may get its id.
         del self._numbers, self._rows, self._read, self._shapes, self._shapes_of_layers
         del self._conditions, self._asked, self._sub_quotas, self._layers
 
     def _layers_of(self, survey: Survey, quota: Quota) -> tuple[int, ...]:
         blocks = self.policy.full == "blocks"
+        # A dict as an ordered set: equal layers of a quota count once.
         places: dict[int, None] = {}
         for at, layer in enumerate(quota.layers):
             shapes: list[tuple[int, bool]] = []
@@ -145,6 +155,8 @@ class Program:
                     self._tell(survey, quota, path, *odd, *([_NO_TARGET] if target <= 0 else []))
             if not shapes:
                 self._tell(survey, quota, f"Layers[{at}]", "a layer without sub-quotas, which nobody can fit")
+            # Look up by the order given first, which avoids the sorting for layers seen before. Sorted, layers
+            # that differ only in the order of their sub-quotas are one.
             key = tuple(shapes)
             place = self._shapes_of_layers.get(key)
             if place is None:
@@ -157,7 +169,7 @@ class Program:
             self.diagnostics.append(Diagnostic(survey.survey_id, quota.quota_id, path, message))
 
     def _shape(self, sub_quota: SubQuota) -> tuple[int, tuple[str, ...]]:
-        """Return the place of a sub-quota without IDs and counts, and what is odd about it."""
+        """Return the place of a sub-quota's shape, and messages about what is odd in it."""
         numbers = self._numbers
         key = tuple(
             [
@@ -167,6 +179,7 @@ class Program:
         )
         found = self._shapes.get(key)
         if found is None:
+            # Rows about the same question are alternatives: one of them must be met.
             by_question: dict[int, set[int]] = {}
             for row, number in zip(sub_quota.questions_and_answers, key, strict=True):
                 by_question.setdefault(row.question_id, set()).add(self._read[number][0])

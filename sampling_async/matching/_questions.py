@@ -1,4 +1,4 @@
-"""What kinds of questions there are, and what a member's answer to one is."""
+"""The kinds of questions, and the normal form of a member's answers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final, Literal, Self, TypeAlias
 
 from attrs import field, frozen
 
-from sampling_async._errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError
 
 Kind: TypeAlias = Literal["age", "postal", "ids", "choice"]
-"""How a question is matched: by years, by the beginning of a code, by answer IDs also where they are values, or
-by answer IDs only."""
+"""How a question is matched: by years of age, by the prefix of a postal code, by answer IDs that may also come
+as texts in AnswerValues, or by answer IDs only."""
 
 Bands: TypeAlias = Mapping[int, tuple[int, int]]
-"""What the answer IDs of an age question mean: first and last year. A last year of 99 or more is "and over"."""
+"""The meaning of an age question's answer IDs: first and last year. A last year of 99 or more is "and over"."""
 
 Value: TypeAlias = int | str
 Profile: TypeAlias = Mapping[int, Value | Iterable[Value]]
-"""A member's answers by question ID: the age in years, a postal code, or answer IDs, one or several."""
+"""A member's answers by question ID: the age in years, a postal code, or one or several answer IDs."""
 
 Known: TypeAlias = int | str | frozenset[int]
-"""An answer made ready: years, a plain postal code, or a set of answer IDs."""
+"""An answer in normal form: years of age, a plain postal code, or a set of answer IDs."""
 
 OPEN_END: Final = 99
 OLDEST: Final = 150
@@ -35,15 +35,15 @@ def _as_set(question_ids: Iterable[int]) -> frozenset[int]:
 
 @frozen
 class QuestionKinds:
-    """Which questions are matched otherwise than by answer IDs.
+    """The questions that are not matched by answer IDs only.
 
-    The IDs are the operator's; the reference data interface lists them. `default()` has those seen in real
-    bodies, without the meaning of age's answer IDs, which differ by country:
+    The question IDs are the operator's; the reference data interface lists them. `default()` has the question
+    IDs seen in real responses. It does not know the meaning of the answer IDs of age, which differs by country:
 
         kinds = QuestionKinds.default().with_age(1001538, {2006351: (18, 24), 2006352: (25, 99)})
 
     Attributes:
-        age: Questions answered with an age, each with what its answer IDs mean.
+        age: Questions answered with an age, each with the meaning of its answer IDs.
         postal: Questions answered with a postal code.
         ids: Questions whose answer IDs come as texts in AnswerValues, as DMA and MSA do.
     """
@@ -54,11 +54,15 @@ class QuestionKinds:
 
     @classmethod
     def default(cls) -> Self:
-        """Return age 1001538, postal code 1001042, DMA 1001568 and MSA 1001569."""
+        """Return the kinds with age 1001538, postal code 1001042, DMA 1001568 and MSA 1001569."""
         return cls(age={1001538: {}}, postal=frozenset({1001042}), ids=frozenset({1001568, 1001569}))
 
     def with_age(self, question_id: int, bands: Bands) -> QuestionKinds:
-        """Return these with one more age question, or other bands for it."""
+        """Return a copy with one more age question, or with other bands for it.
+
+        Raises:
+            InvalidRequestError: A band ends before it begins.
+        """
         for answer_id, (first, last) in bands.items():
             if first > last:
                 raise InvalidRequestError(
@@ -75,10 +79,10 @@ class QuestionKinds:
         return "ids" if question_id in self.ids else "choice"
 
     def known(self, question_id: int, answer: object) -> Known | None:
-        """Return an answer of a profile made ready, or None if it says nothing: None itself, or no answers.
+        """Return an answer in normal form, or None if it is empty: None, a blank text, or no answer IDs.
 
         Raises:
-            InvalidRequestError: It is nothing that a member can have answered to this question.
+            InvalidRequestError: A member cannot have given this answer to this question.
         """
         if answer is None or (isinstance(answer, str) and not answer.strip()):
             return None
@@ -87,6 +91,7 @@ class QuestionKinds:
             return _years(question_id, answer)
         if kind == "postal":
             return _postal_code(question_id, answer)
+        # The usual case first. `type(...) is`, because a bool is an `int` too, and is refused below.
         if type(answer) is int:
             return frozenset((answer,))
         if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
@@ -121,7 +126,7 @@ def _answer_id(question_id: int, answer: object) -> int:
 
 
 def _whole(value: object) -> int | None:
-    """Return a whole number, given as one of any kind or as its digits; None if it is none."""
+    """Return a whole number, given as a number of any whole type or as digits; None for any other value."""
     if isinstance(value, str):
         digits = value.strip()
         return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
@@ -135,10 +140,10 @@ _LASTING: Final = frozenset({int, str, list, tuple, set, frozenset, type(None)})
 
 
 def lasting(profile: Profile) -> Profile:
-    """Return a profile whose answers can be read more than once.
+    """Return a profile whose answers can be read more than once: iterators are read into tuples.
 
     Raises:
-        InvalidRequestError: It is no mapping.
+        InvalidRequestError: The profile is not a mapping.
     """
     if not isinstance(profile, Mapping):
         raise InvalidRequestError(
@@ -153,5 +158,5 @@ def lasting(profile: Profile) -> Profile:
 
 
 def plain_postal(code: str) -> str:
-    """Return a postal code as it is compared: without blanks, hyphens and case."""
+    """Return a postal code in the form used for comparison: lower case, without blanks and hyphens."""
     return "".join(code.split()).replace("-", "").casefold()

@@ -1,12 +1,14 @@
-"""One member against all quotas: a program as sets of quotas, for Python's big integers.
+"""Matching of one member with all quotas: a program as sets of quotas, which are Python's big integers.
 
-A member is asked question by question, and each answer says which quotas it rules out. Answers repeat from
-member to member, so what one rules out is found once and remembered. What is left of a member is to unite some
-hundred sets, twice: those ruled out for good, and those ruled out as certain.
+Each answer of a member rules out some quotas. Many members give the same answer, so the set that an answer
+rules out is computed once and cached. To match a member, the sets of its answers are united, some hundred of
+them. There are two such unions: the quotas that are ruled out (they do not match), and the quotas that are
+uncertain (they do not certainly match).
 
-Most layers can be ruled out by one question alone: those with one sub-quota, by any of its questions, and those
-whose sub-quotas all ask the same question, as age groups do. Layers that cross questions, as gender by age, are
-counted first, in sets of sub-quotas: how many fit, how many may.
+One question alone can rule out most layers: a layer with one sub-quota, by any of its questions, and a layer
+whose sub-quotas all ask the same question, as age groups do. The other layers cross questions, as gender by
+age. For these, the matcher first finds the sub-quotas that fit or may fit, and then applies the rule of a
+layer.
 """
 
 from __future__ import annotations
@@ -14,46 +16,54 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sampling_async._collector import put_off_a_pause
-from sampling_async._errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async.matching._bits import Unions, all_of, ascending, without
-from sampling_async.matching._policy import MatchPolicy, Truth
+from sampling_async.matching._layers import Fitting, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sampling_async.matching._conditions import Condition
+    from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._program import LayerShape, Program
     from sampling_async.matching._questions import Known, Profile, QuestionKinds
 
 _REMEMBERED_BYTES: Final = 2**25
-"""What answers rule out is remembered up to here, and then found again."""
+"""The largest size of the cache of the sets that answers rule out; then it is cleared and filled again."""
 
 _REMEMBERED_SIZE: Final = 64
-"""Answers of so many answer IDs, or letters, are remembered at most; longer ones hardly come twice."""
+"""The most answer IDs, or letters, of an answer that is cached; longer answers hardly occur twice."""
 
 _UNIONS_BYTES: Final = 2**25
-"""What the unions of quotas by crossed layers may take; beyond, they are made one by one."""
+"""The largest size of the cache of unions of quotas by crossed layers; then it is cleared and filled again."""
 
 
 class _Layout(NamedTuple):
-    """How many bits there are of each kind in what an answer rules out.
+    """The layout of the four sets that an answer rules out, packed into one integer.
 
-    That is one number, so that it is united at once: from the lowest bits on, quotas for good and as certain,
-    and sub-quotas of crossed layers for good and as certain. Few questions have these; without, it is shorter.
+    One integer needs one union instead of four. From the lowest bit on, it holds: quotas ruled out, uncertain
+    quotas, sub-quotas of crossed layers ruled out, and uncertain ones. Few questions occur in crossed layers;
+    the integers of all others are shorter, because their highest bits are 0.
+
+    Attributes:
+        quotas: How many bits a set of quotas has.
+        crossed: How many bits a set of sub-quotas of crossed layers has.
     """
 
     quotas: int
     crossed: int
 
     def packed(self, out: int, uncertain: int, out_crossed: int, uncertain_crossed: int) -> int:
-        """Return the four as one."""
+        """Return the four sets as one integer."""
+        # With 3 quotas and 2 sub-quotas: bits 0-2 are `out`, 3-5 `uncertain`, 6-7 `out_crossed` and 8-9
+        # `uncertain_crossed`.
         return (
             out | (uncertain | (out_crossed | uncertain_crossed << self.crossed) << self.quotas) << self.quotas
         )
 
     def parts(self, packed: int) -> tuple[int, int, int, int]:
-        """Return the four."""
+        """Return the four sets of one integer."""
         quotas, crossed = (1 << self.quotas) - 1, (1 << self.crossed) - 1
         of_crossed = packed >> 2 * self.quotas
         return (
@@ -65,9 +75,11 @@ class _Layout(NamedTuple):
 
 
 class _OneOf(NamedTuple):
-    """Alternatives about one question: they rule out what asks them, where none of the conditions is met.
+    """Alternatives about one question: an answer that meets none of them rules out the quotas that ask.
 
-    What asks is a set of quotas and, in the bits above, of sub-quotas of crossed layers.
+    Attributes:
+        conditions: The conditions, a bit each.
+        asking: The quotas that ask these alternatives and, in the bits above, the sub-quotas of crossed layers.
     """
 
     conditions: int
@@ -75,35 +87,25 @@ class _OneOf(NamedTuple):
 
 
 class _Folded(NamedTuple):
-    """A layer that asks one question only: its sub-quotas, as conditions and whether full, and its quotas."""
+    """A layer that asks one question only.
+
+    Attributes:
+        sub_quotas: The conditions of each sub-quota, a bit each, and whether it is full.
+        quotas: The quotas that have this layer.
+    """
 
     sub_quotas: tuple[tuple[int, bool], ...]
     quotas: int
 
-    def truth(self, met: int, may: int, *, exactly_one: bool) -> Truth:
-        """Return what `layer_truth` does; there are a thousand of these, and an answer asks them all."""
-        certain = possible_open = possible_full = 0
-        for conditions, full in self.sub_quotas:
-            if conditions & may:
-                if full:
-                    possible_full += 1
-                else:
-                    possible_open += 1
-                if conditions & met:
-                    if full:
-                        return Truth.NO
-                    certain += 1
-        if not possible_open or (exactly_one and certain > 1):
-            return Truth.NO
-        if exactly_one:
-            is_certain = certain == possible_open + possible_full == 1
-        else:
-            is_certain = certain > 0 and possible_full == 0
-        return Truth.CERTAIN if is_certain else Truth.POSSIBLE
+    def fits(self, met: int, may: int, *, exactly_one: bool) -> Fitting[int]:
+        """Return whether an answer fits the layer, given the conditions that it meets and those it may meet."""
+        # Sets of one member: 1 holds the member, 0 is empty.
+        sub_quotas = [(int(each & met > 0), int(each & may > 0), int(full)) for each, full in self.sub_quotas]
+        return fitting(sub_quotas, 0, exactly_one=exactly_one)
 
 
 class _Question:
-    """All that is asked about one question; conditions are bits here, by their places in this question."""
+    """Everything that an inventory asks about one question; bit `n` stands for the `n`th condition added."""
 
     def __init__(self, layout: _Layout, policy: MatchPolicy) -> None:
         self._layout = layout
@@ -115,12 +117,16 @@ class _Question:
         self._vague = 0
         self._unanswered = 0
         self._one_of: list[_OneOf] = []
-        self._having: list[list[int]] = []  # of each condition, the alternatives that hold it
+        # For each condition, the places in `_one_of` of the alternatives that contain it.
+        self._having: list[list[int]] = []
         self._folded: list[_Folded] = []
-        self._asking = 0  # what asks any of the alternatives
-        self._asking_sure = 0  # what asks those for which a miss is a miss
-        self._twice = 0  # what asks in several alternatives
-        self._shared: list[int] = []  # the alternatives that are asked by such
+        # Sets of quotas that ask: any alternatives at all; alternatives without a vague condition, which a
+        # wrong answer rules out; and several alternatives.
+        self._asking = 0
+        self._asking_sure = 0
+        self._twice = 0
+        # The alternatives asked by a quota or sub-quota in `_twice`.
+        self._shared: list[int] = []
 
     def add(self, condition: Condition) -> int:
         """Add a condition and return its bit."""
@@ -138,37 +144,42 @@ class _Question:
         return bit
 
     def add_one_of(self, conditions: int, quotas: int, crossed: int) -> None:
-        """Add alternatives that quotas ask, and sub-quotas of crossed layers."""
+        """Add alternatives, with the quotas and the sub-quotas of crossed layers that ask them."""
         asking = quotas | crossed << self._layout.quotas
         for place in ascending(conditions):
             self._having[place].append(len(self._one_of))
         self._one_of.append(_OneOf(conditions, asking))
+        # Before `asking` is added: whoever is in `_asking` already asks a second time.
         self._twice |= self._asking & asking
         self._asking |= asking
 
     def add_folded(self, sub_quotas: tuple[tuple[int, bool], ...], quotas: int) -> None:
-        """Add a layer."""
+        """Add a layer that asks this question only, with the quotas that have it."""
         self._folded.append(_Folded(sub_quotas, quotas))
 
     def seal(self) -> None:
-        """Make ready what answers have in common, after all was added."""
+        """Precompute what does not depend on an answer; call it after everything was added."""
         self._shared = [at for at, each in enumerate(self._one_of) if each.asking & self._twice]
         self._asking_sure = all_of(each.asking for each in self._one_of if not each.conditions & self._vague)
         self._lengths = tuple({len(prefix) for prefix in self._by_prefix})
 
     def ruled_unanswered(self) -> int:
-        """Return what no answer rules out, packed."""
+        """Return the sets that a missing answer rules out, packed."""
         sure = all_of(each.asking for each in self._one_of if not each.conditions & self._unanswered)
         return self._packed(sure, self._asking, 0, self._unanswered)
 
     def ruled(self, answer: Known) -> int:
-        """Return what an answer rules out, packed."""
+        """Return the sets that an answer rules out, packed."""
+        # Assume that the answer rules out all quotas that ask, then revive those whose alternatives it meets:
+        # it meets few alternatives, and misses many.
         met = self._met(answer)
         hit = {at for place in ascending(met) for at in self._having[place]}
         revived = all_of(self._one_of[at].asking for at in hit)
         out, uncertain = without(self._asking_sure, revived), without(self._asking, revived)
+        # A quota that asks twice was revived if either of its alternatives is met, but it needs both. So rule
+        # it out again by the alternatives that are not met.
         for at in self._shared if revived & self._twice else ():
-            if at not in hit:  # it rules out what another one would let pass
+            if at not in hit:
                 conditions, asking = self._one_of[at]
                 uncertain |= asking
                 if not conditions & self._vague:
@@ -180,16 +191,16 @@ class _Question:
         out_quotas, uncertain_quotas = out & quotas, uncertain & quotas
         exactly_one = self._policy.subquota_rule == "exactly_one"
         for folded in self._folded:
-            truth = folded.truth(met, may, exactly_one=exactly_one)
-            if truth < Truth.CERTAIN:
+            certain, possible = folded.fits(met, may, exactly_one=exactly_one)
+            if not certain:
                 uncertain_quotas |= folded.quotas
-                if truth < Truth.POSSIBLE:
+                if not possible:
                     out_quotas |= folded.quotas
         bits = self._layout.quotas
         return self._layout.packed(out_quotas, uncertain_quotas, out >> bits, uncertain >> bits)
 
     def _met(self, answer: Known) -> int:
-        """Return the conditions that an answer meets."""
+        """Return the conditions that an answer meets, a bit each."""
         if isinstance(answer, frozenset):
             return all_of(self._by_id.get(one, 0) for one in answer)
         if isinstance(answer, str):
@@ -198,7 +209,13 @@ class _Question:
 
 
 class _Plane(NamedTuple):
-    """Sub-quotas of crossed layers at one position: where their bits begin, whose they are, which are full."""
+    """The sub-quotas at one position of all crossed layers that have so many.
+
+    Attributes:
+        begin: The first bit of these sub-quotas.
+        layers: The layers that have this position, a bit each; always the lowest bits.
+        full: The layers whose sub-quota at this position is full.
+    """
 
     begin: int
     layers: int
@@ -208,13 +225,19 @@ class _Plane(NamedTuple):
 class _Crossed:
     """Layers that ask several questions and have several sub-quotas.
 
-    The first sub-quotas of all layers come first, then the second ones of those that have two, and so on; with
-    the layers sorted by how many they have, each position is one run of bits.
+    The bits of the first sub-quotas of all layers come first, then those of the second sub-quotas, and so on.
+    The layers are sorted by their number of sub-quotas, the most first, so that each position is one run of
+    bits: layers A with three sub-quotas and B with two have, from bit 0 on, A0 B0 A1 B1 A2. A shift then brings
+    the sub-quotas of a position to the bits of their layers, and the rule of a layer is applied to all layers
+    at once.
+
+    Attributes:
+        places: The place in the program of each bit's sub-quota.
     """
 
     def __init__(self, layers: Sequence[tuple[LayerShape, int]]) -> None:
         ordered = sorted(layers, key=lambda each: -len(each[0].sub_quotas))
-        self.places: list[int] = []  # of the sub-quotas, bit by bit
+        self.places: list[int] = []
         self._planes: list[_Plane] = []
         self._quotas = Unions([quotas for _, quotas in ordered], _UNIONS_BYTES)
         self._all = (1 << len(ordered)) - 1
@@ -225,43 +248,36 @@ class _Crossed:
             self.places += [place for place, _ in having]
 
     def ruled(self, out: int, uncertain: int, policy: MatchPolicy) -> tuple[int, int]:
-        """Return the quotas that the layers rule out, for good and as certain.
+        """Return the quotas that the layers rule out, and the quotas that the layers make uncertain.
 
         Args:
-            out: Sub-quotas that are ruled out for good.
-            uncertain: Those that are ruled out as certain.
-            policy: Says how many must fit.
+            out: Sub-quotas that are ruled out.
+            uncertain: Sub-quotas that do not certainly fit.
+            policy: How many sub-quotas of a layer must fit.
         """
-        fits = two_fit = may = two_may = may_open = full_fits = full_may = open_fits = 0
-        for begin, layers, full in self._planes:
-            certain = without(layers, uncertain >> begin)
-            possible = without(layers, out >> begin)
-            two_fit |= fits & certain
-            fits |= certain
-            two_may |= may & possible
-            may |= possible
-            may_open |= without(possible, full)
-            full_fits |= certain & full
-            full_may |= possible & full
-            open_fits |= without(certain, full)
-        no = full_fits | without(self._all, may_open)
-        if policy.subquota_rule == "exactly_one":
-            no |= two_fit
-            uncertain = two_may | without(self._all, fits)
-        else:
-            uncertain = full_may | without(self._all, open_fits)
-        return self._quotas.of(no), self._quotas.of(uncertain | no)
+        # What is not uncertain fits; what is not ruled out may fit. `layers` masks the bits of later positions.
+        sub_quotas = (
+            (without(layers, uncertain >> begin), without(layers, out >> begin), full)
+            for begin, layers, full in self._planes
+        )
+        fits = fitting(sub_quotas, 0, exactly_one=policy.subquota_rule == "exactly_one")
+        no, unsure = without(self._all, fits.possible), without(self._all, fits.certain)
+        return self._quotas.of(no), self._quotas.of(unsure)
 
 
 class _Sorted:
-    """The layers of a program, by how they are matched, each with the quotas that have it.
+    """The layers of a program, sorted by how they are matched, each with the quotas that have it.
+
+    Args:
+        program: The program.
+        having: For each layer, the set of quotas that have it.
 
     Attributes:
-        never: Quotas with a layer that nobody can fit: all its sub-quotas are full.
+        never: Quotas with a layer that nobody can fit: it has no sub-quotas, or all of them are full.
         never_certain: Quotas with a layer that asks for nothing.
-        one_of: What rules quotas out by one question alone, by its place in `Program.asked`.
+        one_of: Alternatives that rule out quotas on their own, by their places in `Program.asked`.
         folded: Layers with several sub-quotas, all of which ask one and the same question.
-        crossed: The others.
+        crossed: All other layers.
     """
 
     def __init__(self, program: Program, having: Sequence[int]) -> None:
@@ -270,9 +286,11 @@ class _Sorted:
         self.folded: list[tuple[LayerShape, int]] = []
         self.crossed: list[tuple[LayerShape, int]] = []
         for shape, quotas in zip(program.layers, having, strict=True):
-            put_off_a_pause()  # as in `Program`
+            # No garbage is made here, as in `Program`.
+            put_off_a_pause()
             asked = [program.sub_quotas[sub_quota].asked for sub_quota, _ in shape.sub_quotas]
-            if all(full for _, full in shape.sub_quotas):  # or there are none
+            # `all` is true for a layer without sub-quotas, too: nobody can fit it.
+            if all(full for _, full in shape.sub_quotas):
                 self.never |= quotas
             elif len(asked) == 1:
                 for place in asked[0]:
@@ -290,11 +308,14 @@ def _is_one_question(program: Program, asked: Sequence[tuple[int, ...]]) -> bool
 
 
 class Segment:
-    """A program made ready for matching, with its quotas in an order of their own.
+    """A program prepared for matching one member at a time.
 
     Args:
         program: The inventory.
-        order: Places of `program.targets`, best first; bit `n` of every set stands for the `n`th of these.
+        order: Places in `program.targets`, best first; bit `n` of every set stands for the `n`th of these.
+
+    Attributes:
+        all: The set of all quotas.
     """
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
@@ -311,14 +332,16 @@ class Segment:
         self._never, self._never_certain = layers.never, layers.never_certain
         self._crossed = _Crossed(layers.crossed)
         self._layout = _Layout(self.all.bit_length(), len(self._crossed.places))
-        self._crossed_vague = 0  # sub-quotas that ask for nothing
+        # Sub-quotas that ask for nothing, and so never fit for certain.
+        self._crossed_vague = 0
         crossed: defaultdict[int, int] = defaultdict(int)
         for bit, sub_quota in enumerate(self._crossed.places):
             asked = program.sub_quotas[sub_quota].asked
             for place in asked:
                 crossed[place] |= 1 << bit
             self._crossed_vague |= 0 if asked else 1 << bit
-        bits: dict[int, int] = {}  # of conditions, each in its question
+        # For each condition, its bit in its own question.
+        bits: dict[int, int] = {}
         for place in sorted(layers.one_of.keys() | crossed.keys()):
             put_off_a_pause()
             question, conditions = self._asked(program, place, bits)
@@ -337,7 +360,7 @@ class Segment:
         self._bytes = 0
 
     def _asked(self, program: Program, place: int, bits: dict[int, int]) -> tuple[_Question, int]:
-        """Return the question of some alternatives, and these as bits in it."""
+        """Return the question of some alternatives, and their conditions as bits of that question."""
         asked = program.asked[place]
         question = self._questions.get(asked.question_id)
         if question is None:
@@ -348,11 +371,12 @@ class Segment:
         return question, all_of(bits[condition] for condition in asked.conditions)
 
     def match(self, profile: Profile, kinds: QuestionKinds) -> tuple[int, int]:
-        """Return the quotas that a member matches for certain, and those it may match, these included.
+        """Return the quotas that a member certainly matches, and those it may match, these included.
 
         Raises:
-            InvalidRequestError: An answer to a question that is asked is none.
+            InvalidRequestError: An answer is not valid for its question, and the inventory asks this question.
         """
+        # Start as if nothing was answered, then replace the sets of the questions that were.
         ruled = self._unanswered.copy()
         places, remembered = self._places, self._remembered
         for question_id, answer in profile.items():
@@ -360,7 +384,8 @@ class Segment:
             if at is None:
                 _check_question_id(question_id)
             else:
-                # Only of these is it sure that equal ones mean the same: True is equal to 1.
+                # The cache is by equality, and True == 1 == 1.0. Only for `int` and `str` do equal answers mean
+                # the same; all others are normalized first.
                 found = remembered[at].get(answer) if type(answer) is int or type(answer) is str else None
                 ruled[at] = self._ruled(at, question_id, answer, kinds) if found is None else found
         out, uncertain, out_crossed, uncertain_crossed = self._layout.parts(all_of(ruled))

@@ -1,4 +1,4 @@
-"""A sampling service to test and demonstrate against: seeded, stateful, with faults and a ledger.
+"""A simulated sampling service for tests and demos: seeded, stateful, with faults and a ledger.
 
     from sampling_async.simulator import Fault, Simulator
 
@@ -8,8 +8,8 @@
         ...
     assert sim.ledger.check(outcomes).ok
 
-It needs the extra `simulator`: `pip install 'sampling-async[simulator]'`. Names are loaded when they are first
-used, so that the pytest plugin in this package costs nothing where it is not used.
+It needs the extra `simulator`: `pip install 'sampling-async[simulator]'`. Names are loaded on first use, so
+that the pytest plugin in this package costs nothing in test runs that do not use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sampling_async._models import Participation
+    from sampling_async._contract.records import Participation
+    from sampling_async.simulator._clock import VirtualClock
+    from sampling_async.simulator._fault_files import read_faults
     from sampling_async.simulator._faults import Fault, FaultPlan
     from sampling_async.simulator._generator import generate_inventory
     from sampling_async.simulator._latency import Latency
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     )
     from sampling_async.simulator._panels import SimulatedPanel
     from sampling_async.simulator._questions import AGE_BANDS
-    from sampling_async.simulator._records import LedgerEntry, RequestRecord
+    from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
     from sampling_async.simulator._simulator import Simulator
     from sampling_async.simulator._transport import SimulatorTransport
     from sampling_async.simulator._verdict import Lie, Verdict
@@ -46,13 +48,16 @@ __all__ = [
     "Participation",
     "ProfileAnswer",
     "RequestRecord",
+    "Requests",
     "SimulatedMember",
     "SimulatedPanel",
     "Simulator",
     "SimulatorTransport",
     "Verdict",
+    "VirtualClock",
     "generate_inventory",
     "generate_members",
+    "read_faults",
 ]
 
 _HOMES: Final = {
@@ -66,13 +71,16 @@ _HOMES: Final = {
     "Participation": "_members",
     "ProfileAnswer": "_members",
     "RequestRecord": "_records",
+    "Requests": "_records",
     "SimulatedMember": "_members",
     "SimulatedPanel": "_panels",
     "Simulator": "_simulator",
     "SimulatorTransport": "_transport",
     "Verdict": "_verdict",
+    "VirtualClock": "_clock",
     "generate_inventory": "_generator",
     "generate_members": "_members",
+    "read_faults": "_fault_files",
 }
 
 
@@ -83,6 +91,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as exc:
+        # The extra installs starlette. Any other missing module is an error of its own, raised as it is.
         if (exc.name or "").partition(".")[0] != "starlette":
             raise
         raise ImportError("starlette is missing: pip install 'sampling-async[simulator]'") from exc

@@ -1,4 +1,4 @@
-"""Alterations: how faults change an answer the service has made."""
+"""Alterations: how faults change a response that the service has made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from sampling_async._models import Invite, RecontactMembers, ResultCode
+from sampling_async._contract.records import Invite, RecontactMembers, ResultCode
 from sampling_async.simulator._answers import PLAINTEXT, Answer, BulkItem
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def altered(answer: Answer, fault: Fault, random: Random) -> Answer:
-    """Return an answer as a fault leaves it; unchanged where the fault has nothing to change."""
+    """Return a response changed by a fault, or unchanged if the fault does not apply to it."""
     if fault.kind == "plaintext":
         return attrs.evolve(answer, content_type=PLAINTEXT)
     body = answer.body
@@ -62,6 +62,7 @@ def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkIte
     padded = list(items)
     while len(padded) < len(items) + fault.items:
         quota_id = random.randint(9000000, 9999999)
+        # A drawn ID that was asked for would be no extra item, so draw again.
         if quota_id not in asked:
             item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
             padded.insert(random.randint(0, len(padded)), item)
@@ -69,6 +70,7 @@ def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkIte
 
 
 def _mislabelled_items(items: list[BulkItem], _fault: Fault, _random: Random) -> list[BulkItem]:
+    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
     return [item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items]
 
 
@@ -79,6 +81,7 @@ def _mislabelled(invite: Invite) -> Invite:
 def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
     if fault.variant == "success_without_invite":
         return [BulkItem(item.quota_id, 1) for item in items]
+    # Items that succeeded keep their real invite; the others get one that the ledger does not hold.
     return [
         BulkItem(
             item.quota_id,

@@ -1,4 +1,4 @@
-"""Answers of the service before they are bytes, so that faults can alter them, and how they become bytes."""
+"""Responses of the service before they are bytes, so that faults can alter them; and their encoding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from attrs import field, frozen
 
-from sampling_async._codec import unstructure
-from sampling_async._models import Invite, RecontactMembers, ResultCode, Setting
+from sampling_async._contract.records import Invite, RecontactMembers, ResultCode, Setting
+from sampling_async._json.codec import unstructure
 
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -17,7 +17,7 @@ PLAINTEXT: Final = "application/plaintext"
 
 
 class BulkItem(NamedTuple):
-    """One item of a bulk invite's answer: the quota ID asked for, the code, and the invite if there is one."""
+    """One item of a bulk invite's response: the quota ID asked for, the result code, the invite if any."""
 
     quota_id: int
     result_code: int
@@ -25,12 +25,12 @@ class BulkItem(NamedTuple):
 
 
 Body: TypeAlias = bytes | list[BulkItem] | Invite | RecontactMembers | tuple[Setting, ...]
-"""What an answer holds; bytes are sent as they are."""
+"""The content of a response. Bytes are sent as they are."""
 
 
 @frozen
 class Answer:
-    """An answer of the service; `quota_ids` and such are not in it, only what is sent."""
+    """A response of the service. It holds only what is sent, nothing about the request."""
 
     body: Body
     status: int = 200
@@ -39,30 +39,30 @@ class Answer:
 
 
 def refusal(result_code: int, *, status: int = 400, content_type: str = JSON) -> Answer:
-    """Return the error answer of the contract: Result and ResultCode."""
+    """Return the error response of the contract, with Result and ResultCode."""
     return Answer(error_body(result_code), status, content_type)
 
 
 def error_body(result_code: int) -> bytes:
-    """Return the error body of the contract for a code."""
+    """Return the error body of the contract for a result code."""
     fields = {"Result": result_name(result_code), "ResultCode": result_code}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def html_page(title: str) -> bytes:
-    """Return a page such as proxies send in place of an answer."""
+    """Return an HTML page such as proxies send instead of the service's response."""
     return (
         f"<!DOCTYPE html><html><head><title>{title}</title></head><body><h1>{title}</h1></body></html>".encode()
     )
 
 
 def result_name(result_code: int) -> str:
-    """Return the service's name of a code; a code without one gets a name made of its number."""
+    """Return the service's name of a result code, or a name made from the number if it has none."""
     return ResultCode.name_of(result_code) or f"RESULT_{result_code}"
 
 
 def encoded(body: Body) -> bytes:
-    """Return the bytes of a body."""
+    """Encode a body as bytes."""
     match body:
         case bytes():
             return body
@@ -70,7 +70,7 @@ def encoded(body: Body) -> bytes:
             return ('{"Invites":[' + ",".join(map(_item_text, body)) + "]}").encode()
         case Invite():
             fields = unstructure(body)
-            # Generate Invite spells this one name differently.
+            # Generate Invite spells this key SurveyId; bulk invites spell it SurveyID.
             return _dumped({"SurveyId": fields.pop("SurveyID"), **fields}).encode()
         case _:
             return _dumped(unstructure(body)).encode()

@@ -1,10 +1,10 @@
-"""The ASGI application: reads requests, lets faults strike and time pass, sends answers."""
+"""The ASGI application: it reads requests, applies faults, lets time pass and sends responses."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +22,12 @@ from sampling_async.simulator._service import Call
 from sampling_async.simulator._transport import connection_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from sampling_async._errors import Endpoint
+    from sampling_async._contract.errors import Endpoint
     from sampling_async.simulator._faults import Fault, FaultKind, FaultPlan
     from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger
@@ -38,27 +38,27 @@ _PANEL_PATH: Final = "/IPExternalSamplingService/ExternalSample/{panel_guid}"
 _GZIP_FROM: Final = 1024
 _INT64: Final = 2**63
 _INSTEAD: Final[tuple[FaultKind, ...]] = ("status", "body", "cut")
-"""The kinds of faults that take the answer's place."""
+"""The kinds of faults that replace the response."""
 
 
 class RawPath:
-    """Routes by the path as it was sent, so that an encoded slash does not split a segment."""
+    """Middleware that routes by the raw path, so that an encoded slash does not split a segment."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put the raw path in the place of the decoded one."""
+        """Replace the decoded path by the raw one."""
         if scope["type"] == "http" and scope.get("raw_path"):
             scope["path"] = scope["raw_path"].decode("latin-1")
         await self._app(scope, receive, send)
 
 
 class ServiceApp:
-    """The five endpoints over HTTP; every request to them goes the way of `_exchange`.
+    """The five endpoints over HTTP. Every request to them passes through `_exchange`.
 
-    Beside them stands `/openapi.json`, which describes them and is no part of the service: it needs no key, and
-    neither the ledger nor the faults know of it.
+    The application also serves `/openapi.json`, which describes the endpoints. It is not part of the service:
+    it needs no key, and its requests reach neither the ledger nor the faults.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class ServiceApp:
         faults: FaultPlan,
         queue: WorkQueue,
         sleep: Sleep,
+        clock: Callable[[], float],
         gzip: bool,
         seed: int | str,
     ) -> None:
@@ -77,6 +78,8 @@ class ServiceApp:
         self._faults = faults
         self._queue = queue
         self._sleep = sleep
+        self._clock = clock
+        self._began = clock()
         self._gzip = gzip
         self._random = Random(f"{seed}/alterations")  # noqa: S311  no secret
         self._zipped: tuple[bytes, bytes] = (b"", b"")
@@ -112,29 +115,34 @@ class ServiceApp:
         return await self._exchange(request, _call(request, "recontact_members", quota_ids=_path_id(request)))
 
     async def _exchange(self, request: Request, call: Call) -> Response:
-        """Answer a call as faults and latency have it.
+        """Respond to a call, with the faults and the latency that apply to it.
 
-        The service acts when the call arrives, apart from delays that come before; the time its work takes
-        passes afterwards, so that a client that gives up early finds the work done, as at a real service.
+        The service acts when the call arrives, or after the delays that come before acting. The time that its
+        work takes passes afterwards. So a client that gives up early finds the work done, as at a real service.
         """
         connection = connection_of(request.scope)
+        time = self._clock() - self._began
         call = attrs.evolve(call, request_number=self._ledger.open_request())
-        faults = self._faults.draw(call.endpoint)
+        faults = self._faults.draw(call.endpoint, member_code=call.member_code, quota_ids=call.quota_ids or ())
+        record = partial(self._record, call, time, request)
+        # Before the first await below, so that calls enter the queue in the order of their arrival.
         done_in = self._queue.admit(_cost_ids(call))
         early, late = (_delay(faults, when) for when in ("before", "after"))
         if early:
             try:
                 await connection.pause(early, self._sleep)
-            except BaseException:  # in process, a client that gives up; over a socket nobody would notice
-                self._act(call, faults)
+            except BaseException:
+                # In process, a client that gives up cancels the pause. The service still acts, as it would
+                # over a socket, where it does not notice that the client is gone.
+                self._act(call, faults, record)
                 raise
-        answer = self._act(call, faults)
+        answer = self._act(call, faults, record)
         if done_in + late > 0:
             await connection.pause(done_in + late, self._sleep)
         return self._reply(answer, faults, request, connection)
 
-    def _act(self, call: Call, faults: Sequence[Fault]) -> Answer:
-        """Do what the call asks, unless a fault comes before; return what is to be sent."""
+    def _act(self, call: Call, faults: Sequence[Fault], record: Callable[[int | None, bool], None]) -> Answer:
+        """Do what the call asks, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
         is_processed = instead is None or instead.when != "before"
         answer = Answer(b"")
@@ -142,22 +150,41 @@ class ServiceApp:
             answer = self._processed(call, faults)
         if instead is not None and instead.kind != "cut":
             answer = _replaced(answer, instead)
+        # A cut in the middle of the body sends a status first; the other cuts send nothing.
         is_silent = instead is not None and instead.kind == "cut" and instead.when != "middle"
+        record(None if is_silent else answer.status, is_processed)
+        return answer
+
+    def _record(
+        self,
+        call: Call,
+        time: float,
+        request: Request,
+        status: int | None,
+        is_processed: bool,  # noqa: FBT001  partial gives the rest
+    ) -> None:
         self._ledger.record_request(
             call.request_number,
             call.endpoint,
             member_code=call.member_code,
             quota_ids=call.quota_ids or (),
-            status=None if is_silent else answer.status,
+            status=status,
             is_processed=is_processed,
+            time=time,
+            query=call.query,
+            headers=request.headers.raw,
         )
-        return answer
 
     def _processed(self, call: Call, faults: Sequence[Fault]) -> Answer:
+        # Without its cursor the request gets the first page again.
         if any(fault.kind == "stuck_cursor" for fault in faults):
             first = {name: value for name, value in call.query.items() if name != "lastMemberCodeReceived"}
             call = attrs.evolve(call, query=first)
-        answer = self._service.answer(call)
+        refused: dict[int | None, int] = {}
+        for fault in faults:
+            if fault.kind == "refusal":
+                refused.setdefault(fault.quota_id, fault.result_code)
+        answer = self._service.answer(attrs.evolve(call, refused=refused) if refused else call)
         for fault in faults:
             answer = altered(answer, fault, self._random)
         return answer
@@ -178,15 +205,16 @@ class ServiceApp:
         return reply.struck(cut, _first(faults, "drip"), connection=connection, sleep=self._sleep)
 
     def _compressed(self, content: bytes) -> bytes:
-        """Compress a body; that of Get Quotas, which stays the same object, only once."""
+        """Compress a body. The body of Get Quotas stays the same object, so it is compressed only once."""
         if self._zipped[0] is not content:
-            compressor = zlib.compressobj(1, wbits=31)  # 31: the gzip format
+            # Level 1 is the fastest; wbits=31 selects the gzip format.
+            compressor = zlib.compressobj(1, wbits=31)
             self._zipped = (content, compressor.compress(content) + compressor.flush())
         return self._zipped[1]
 
 
 class FaultyReply(Response):
-    """An answer that may come in slices, or break off."""
+    """A response that may be sent in slices, or break off."""
 
     _cut: Fault | None
     _drip: Fault | None
@@ -196,13 +224,13 @@ class FaultyReply(Response):
     def struck(
         self, cut: Fault | None, drip: Fault | None, *, connection: Connection, sleep: Sleep
     ) -> FaultyReply:
-        """Set what goes wrong with the sending."""
+        """Set the faults of sending."""
         self._cut, self._drip = cut, drip
         self._connection, self._sleep = connection, sleep
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, or what the faults leave of it."""
+        """Send the response, or as much of it as the faults allow."""
         cut = self._cut
         if cut is None and self._drip is None:
             await super().__call__(scope, receive, send)
@@ -214,6 +242,7 @@ class FaultyReply(Response):
     async def _send_slices(self, cut: Fault | None, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         content = self.body[: len(self.body) // 2] if cut else self.body
+        # Divide and round up: 10 bytes in 4 slices are sent as 3, 3, 3 and 1.
         size = max(1, -(-len(content) // (self._drip.slices if self._drip else 1)))
         for start in range(0, len(content), size):
             if start and self._drip:
@@ -232,7 +261,7 @@ async def _describe(_request: Request) -> Response:
 
 @cache
 def _openapi() -> bytes:
-    """Return the OpenAPI document of the five endpoints; most simulators are never asked for it."""
+    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests ask for it."""
     return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
 
 
@@ -252,18 +281,20 @@ def _call(request: Request, endpoint: Endpoint, *, quota_ids: tuple[int, ...] | 
 
 def _path_id(request: Request) -> tuple[int, ...] | None:
     text = unquote(request.path_params["quota_id"])
+    # Any number of up to 18 digits fits 64 bits.
     if not (text.isascii() and text.isdecimal() and len(text) < 19):  # noqa: PLR2004  digits of 64 bits
         return None
     return (int(text),)
 
 
 def _quota_ids(body: bytes) -> tuple[int, ...] | None:
-    """Return the quota IDs of a bulk invite's body; None if it is not what the contract says."""
+    """Return the quota IDs of a bulk invite's body, or None if the body breaks the contract."""
     try:
         fields: Any = json.loads(body)
         quota_ids = tuple(fields["QuotaIDs"])
     except (ValueError, TypeError, KeyError):
         return None
+    # Not isinstance(): JSON's true and false would count as whole numbers.
     if not all(type(each) is int and -_INT64 <= each < _INT64 for each in quota_ids):
         return None
     return quota_ids

@@ -1,18 +1,19 @@
-"""Whether a member matches a quota: the service's truth, written to be read against the contract.
+"""Whether a member matches a quota: the simulated service's rules, easy to compare with the contract.
 
 A member matches a quota when all its layers hold. A layer holds when the member's profile fits exactly one of
 its sub-quotas. Inside a sub-quota, conditions on the same question are alternatives, and all its questions must
 be met. An answer list is met by any one answer:
 
-- age: the years lie in a range of AnswerValues, both ends included, 99 and above meaning "and over", or in the
-  band that an answer ID stands for;
-- postal code: it begins with a listed value, compared without blanks, hyphens and case. The exposed list is
-  taken for the whole list, also where the service would have cut it;
-- everything else, DMA and MSA included: the member gave one of the answer IDs.
+- age: the years lie in a range of AnswerValues, or in the band that an answer ID stands for. Both ends are
+  included, and an upper end of 99 or above means "and over";
+- postal code: it begins with a listed value. Blanks, hyphens and case are ignored. The exposed list counts as
+  the whole list, even if the service has cut it;
+- every other question, DMA and MSA included: the member gave one of the answer IDs.
 
-A question without an answer is not met, unless it is routable: then the service will ask it, and here every
-member answers rightly. Where no sub-quota fits by profile alone, the member takes the first open one that fits
-with such answers. A condition with an unreadable or empty list is met by nobody.
+A question that the member has not answered is not met, unless it is routable. The service asks routable
+questions later, and in the simulator every member then gives a matching answer. If no sub-quota fits by the
+profile alone, the member takes the first open sub-quota that fits with such answers. No member meets a
+condition whose list is empty or cannot be read.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ from sampling_async.simulator._questions import AGE, AGE_BANDS, OPEN_END, POSTAL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sampling_async._models import Layer, QuestionAndAnswers, Quota, SubQuota
+    from sampling_async._contract.records import Layer, QuestionAndAnswers, Quota, SubQuota
     from sampling_async.simulator._members import ProfileAnswer
 
 Fit: TypeAlias = tuple[int, ...]
-"""The sub-quotas of one layer that a member can take, by position: the one that fits, or those to be asked."""
+"""The positions of the sub-quotas of one layer that a member can take.
+
+That is the one sub-quota that fits by profile, or all those that only routable questions still decide.
+"""
 
 _NO_FIT: Final[Fit] = ()
 
 
 class QuotaTargets:
-    """Whom a quota is for: its layers, with the conditions made ready to be asked many times."""
+    """The conditions of a quota, prepared for tests of many members."""
 
     __slots__ = ("_layers",)
 
@@ -42,7 +46,7 @@ class QuotaTargets:
         self._layers = tuple(_LayerTargets(layer) for layer in quota.layers)
 
     def fit(self, profile: Mapping[int, ProfileAnswer]) -> tuple[Fit, ...] | None:
-        """Return the sub-quotas the member can take, layer by layer; None if the member does not match."""
+        """Return the sub-quotas that the member can take in each layer, or None if a layer does not hold."""
         fits: list[Fit] = []
         for layer in self._layers:
             fit = layer.fit(profile)
@@ -67,6 +71,7 @@ class _LayerTargets:
                 certain.append(position)
             elif held is None:
                 asked.append(position)
+        # Exactly one sub-quota must fit by profile: with two, the layer does not hold.
         if certain:
             return (certain[0],) if len(certain) == 1 else _NO_FIT
         return tuple(asked)
@@ -85,7 +90,7 @@ class _SubQuotaTargets:
         )
 
     def holds(self, profile: Mapping[int, ProfileAnswer]) -> bool | None:
-        """Say whether a member fits; None when only answers the service has yet to ask for are missing."""
+        """Return whether a member fits, or None if that depends on routable questions not yet answered."""
         asks = False
         for question_id, is_routable, tests in self._questions:
             answer = profile.get(question_id)
@@ -121,6 +126,7 @@ def _age_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
 
 
 def _age_range(value: str) -> tuple[int, int] | None:
+    # A single number, such as "35", is a range of one year.
     low, dash, high = (part.strip() for part in value.partition("-"))
     if not low.isdecimal() or (dash and not high.isdecimal()):
         return None
@@ -129,6 +135,8 @@ def _age_range(value: str) -> tuple[int, int] | None:
 
 def _postal_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
     listed = {postal for value in condition.answer_values if (postal := _plain(value))}
+    # One lookup for each length that occurs, however long the list is. With "02139" and "100" listed, the first
+    # 3 and the first 5 characters of a member's code are looked up.
     lengths = sorted({len(value) for value in listed})
 
     def test(answer: ProfileAnswer) -> bool:
@@ -154,7 +162,7 @@ def _answer_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], boo
 
 
 def first_open(fit: Fit, completes: Sequence[int], sub_quotas: Sequence[SubQuota]) -> int | None:
-    """Return the first of the sub-quotas a member can take that is not full, by position."""
+    """Return the position of the first sub-quota in `fit` that is not full, or None if all are full."""
     for position in fit:
         if completes[position] < sub_quotas[position].max_target_completes:
             return position

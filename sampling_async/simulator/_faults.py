@@ -1,4 +1,4 @@
-"""Faults: what can go wrong with a request, and which requests it strikes."""
+"""Faults: what can go wrong with a request, and with which requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async._errors import Endpoint
+from sampling_async._contract.errors import Endpoint
+from sampling_async._contract.records import ResultCode
 from sampling_async.simulator._answers import HTML, JSON, error_body, html_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 FaultKind: TypeAlias = Literal[
     "body",
@@ -24,18 +25,19 @@ FaultKind: TypeAlias = Literal[
     "extra",
     "missing",
     "plaintext",
+    "refusal",
     "status",
     "stuck_cursor",
     "wrong_invite",
     "wrong_order",
 ]
-"""See the constructors of `Fault`; `body` stands for `html`, `null`, `empty` and `body`."""
+"""See the constructors of `Fault`. The kind `body` is made by `html`, `null`, `empty` and `body`."""
 
 When: TypeAlias = Literal["before", "after"]
-"""Whether a fault comes before the service acts on the request, or after: then invites exist."""
+"""Whether a fault comes before the service acts on the request, or after it. After it, invites may exist."""
 
 CutWhen: TypeAlias = Literal["before", "after", "middle"]
-"""As `When`; `middle` is after, in the middle of the answer's body."""
+"""As `When`; `middle` is after acting, in the middle of the response's body."""
 
 
 def _fits_kind(fault: Fault, attribute: attrs.Attribute[CutWhen], value: CutWhen) -> None:
@@ -44,28 +46,44 @@ def _fits_kind(fault: Fault, attribute: attrs.Attribute[CutWhen], value: CutWhen
         raise ValueError(f"{attribute.name} of a {fault.kind} is one of {', '.join(known)}, not {value!r}")
 
 
+def _of_type(kind: type) -> Any:
+    def check(_: Fault, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"{attribute.name} is of type {kind.__name__}, not {value!r:.40}")
+
+    return check
+
+
 @frozen
 class Fault:
-    """One thing that goes wrong, made by a constructor, and `on` which requests.
+    """One thing that goes wrong: a constructor says what, `on` says with which requests.
 
         Fault.status(503, retry_after=2)                            every request
         Fault.cut(when="after").on("bulk_invite", every=5)          the 5th, 10th, 15th ... bulk invite
         Fault.delay(3).on("bulk_invite", after=10, times=2)         the 11th and 12th bulk invite
         Fault.html().on(probability=0.01)                           one request in a hundred, seeded
+        Fault.refusal(39).on(member_code="m000007")                 every invite of that member
+        Fault.refusal(9).on(quota_id=1100042)                       that quota, also as one item of a bulk
 
-    Requests with a wrong key or panel are struck like all others. Several faults can strike one request: delays
-    add up, alterations follow one another, and of the faults that take the answer's place the first counts.
+    Faults apply also to requests with a wrong key or panel. Several faults can apply to one request: delays add
+    up, alterations are made one after another, and of the faults that replace the response the first counts. A
+    refusal of one quota ID takes precedence over a refusal of all.
 
     Attributes:
         kind: What goes wrong.
-        when: Before or after the service acted. After, the ledger holds the invites the client does not get. A
-            status that says "not processed" (400, 403, 404, 429, 503) after acting is a lie of the service: a
-            client believes it, and `Ledger.check` then calls that a lie of the client.
-        endpoint: The endpoint it is limited to, or None for all.
-        every: It strikes each so many-th request (of its endpoint) only.
-        after: It lets so many requests pass first.
-        times: It strikes so many times and then never again; None for no end.
-        probability: It strikes with this chance, from the simulator's seed; on top of the others.
+        when: Before or after the service acts. After it, the ledger holds invites that the client does not get.
+            A status that says "not processed" (400, 403, 404, 429, 503) after acting is false: the client
+            believes it, and `Ledger.check` then reports a lie of the client.
+        endpoint: The only endpoint it applies to, or None for all.
+        member_code: The only member whose requests it applies to, or None for all.
+        quota_id: The quota ID that a request must name, alone or among others; None for any. A refusal then
+            applies to this ID only.
+        result_code: The code of a refusal.
+        every: It applies only to every so-many-th of the requests that fit endpoint, member and quota ID.
+        after: It does not apply to the first so many of these requests.
+        times: How many times it applies at most; None for no limit.
+        probability: The chance that it applies to a request that passes all other limits. It is drawn from the
+            simulator's seed.
     """
 
     kind: FaultKind
@@ -78,7 +96,10 @@ class Fault:
     slices: int = field(default=1, validator=attrs.validators.ge(1))
     items: int = field(default=1, validator=attrs.validators.ge(0))
     variant: str = ""
+    result_code: int = field(default=0, validator=_of_type(int))
     endpoint: Endpoint | None = None
+    member_code: str | None = field(default=None, validator=_of_type(str))
+    quota_id: int | None = field(default=None, validator=_of_type(int))
     every: int = field(default=1, validator=attrs.validators.ge(1))
     after: int = field(default=0, validator=attrs.validators.ge(0))
     times: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
@@ -91,22 +112,27 @@ class Fault:
         self,
         endpoint: Endpoint | None = None,
         *,
+        member_code: str | None = None,
+        quota_id: int | None = None,
         every: int | None = None,
         after: int | None = None,
         times: int | None = None,
         probability: float | None = None,
     ) -> Fault:
-        """Return the fault limited to some requests; the attributes say how. Counts are of its endpoint.
+        """Return the fault limited to some requests; see the attributes.
 
-        What is not given stays as it is.
+        `every`, `after` and `times` count the requests that fit endpoint, member and quota ID. An argument that
+        is not given leaves the fault's limit as it is.
 
         Raises:
-            ValueError: There is no such endpoint, or a number is out of its range.
+            ValueError: There is no such endpoint, a value is of another type, or a number is out of range.
         """
         if endpoint is not None and endpoint not in get_args(Endpoint):
             raise ValueError(f"no endpoint {endpoint!r}: they are {', '.join(get_args(Endpoint))}")
         given: dict[str, Any] = {
             "endpoint": endpoint,
+            "member_code": member_code,
+            "quota_id": quota_id,
             "every": every,
             "after": after,
             "times": times,
@@ -129,7 +155,7 @@ class Fault:
         Args:
             status: Any status.
             result_code: The code in the JSON body; None for a JSON body without one.
-            html: Send a page instead of JSON.
+            html: Send an HTML page instead of JSON.
             retry_after: The Retry-After header: seconds, or text to send as it is.
             when: Before or after the service acts.
         """
@@ -144,68 +170,82 @@ class Fault:
         )
 
     @classmethod
+    def refusal(cls, result_code: int) -> Fault:
+        """Refuse with a result code; the service then does not do what was asked.
+
+        In a bulk invite every item gets the code, or with `on(quota_id=...)` only the item of that quota ID;
+        the other items are handled as usual. Other endpoints respond 400 with the code.
+
+        Raises:
+            ValueError: The code is 1, which is success, or not a whole number.
+        """
+        if result_code == ResultCode.SUCCESS:
+            raise ValueError("a refusal has another code than 1, which is success")
+        return cls("refusal", result_code=result_code)
+
+    @classmethod
     def cut(cls, *, when: CutWhen = "before", reset: bool = False) -> Fault:
         """Drop the connection: before acting, after it but before any byte, or in the middle of the body.
 
         Args:
-            when: Which of the three.
-            reset: Drop it with a reset instead of an orderly end.
+            when: Which of these three moments.
+            reset: Drop it with a TCP reset instead of an orderly end.
         """
         return cls("cut", when, variant="reset" if reset else "")
 
     @classmethod
     def delay(cls, seconds: float, *, when: When = "after") -> Fault:
-        """Let `seconds` pass before the service acts, or between that and the answer."""
+        """Wait `seconds` before the service acts, or between acting and the response."""
         return cls("delay", when, seconds=seconds)
 
     @classmethod
     def drip(cls, *, slices: int = 10, pause: float = 0.01) -> Fault:
-        """Send the body in so many slices, `pause` seconds apart."""
+        """Send the body in `slices` parts, with `pause` seconds between them."""
         return cls("drip", "after", slices=slices, seconds=pause)
 
     @classmethod
     def html(cls, *, when: When = "after") -> Fault:
-        """Answer 200 with a page instead of JSON, the way of proxies and login pages."""
+        """Respond 200 with an HTML page instead of JSON, as proxies and login pages do."""
         return cls("body", when, content=html_page("Please sign in"), content_type=HTML)
 
     @classmethod
     def null(cls, *, when: When = "after") -> Fault:
-        """Answer 200 with the JSON null."""
+        """Respond 200 with the JSON value null."""
         return cls("body", when, content=b"null")
 
     @classmethod
     def empty(cls, *, when: When = "after") -> Fault:
-        """Answer 200 with no body at all."""
+        """Respond 200 with an empty body."""
         return cls("body", when)
 
     @classmethod
     def body(cls, content: bytes, *, content_type: str = JSON, when: When = "after") -> Fault:
-        """Answer 200 with any bytes."""
+        """Respond 200 with the bytes given."""
         return cls("body", when, content=content, content_type=content_type)
 
     @classmethod
     def plaintext(cls) -> Fault:
-        """Label the answer, whatever it is, application/plaintext."""
+        """Label the response application/plaintext, whatever its content is."""
         return cls("plaintext", "after")
 
     @classmethod
     def wrong_order(cls, *, shuffled: bool = False) -> Fault:
-        """Give the items of a bulk invite in reverse, or shuffled."""
+        """Return the items of a bulk invite in reverse order, or shuffled."""
         return cls("wrong_order", "after", variant="shuffled" if shuffled else "")
 
     @classmethod
     def missing(cls, items: int = 1) -> Fault:
-        """Leave so many items, drawn at random, out of a bulk invite's answer; they were acted on."""
+        """Leave items, drawn at random, out of a bulk invite's response; the service has acted on them."""
         return cls("missing", "after", items=items)
 
     @classmethod
     def extra(cls, items: int = 1) -> Fault:
-        """Put so many items nobody asked for into a bulk invite's answer, each with an invite never made."""
+        """Add items to a bulk invite's response that were not asked for, with invites that were never made."""
         return cls("extra", "after", items=items)
 
     @classmethod
     def wrong_invite(cls) -> Fault:
-        """Give every invite a QuotaID other than that asked for, in bulk invites beside the right outer one."""
+        """Give every invite a wrong QuotaID. The QuotaID of the bulk invite's item around it stays right."""
         return cls("wrong_invite", "after")
 
     @classmethod
@@ -215,40 +255,44 @@ class Fault:
         """Make every item of a bulk invite contradict itself.
 
         With `success_without_invite` every item, refused or not, has code 1 and no invite. With
-        `failure_with_invite` every item has an invite and a code other than 1: the invites of those that
+        `failure_with_invite` every item has an invite and a code other than 1: the invites of items that
         succeeded are real, the others were never made.
         """
         return cls("contradiction", "after", variant=variant)
 
     @classmethod
     def stuck_cursor(cls) -> Fault:
-        """Answer every page of recontact members with the first, and say there are more."""
+        """Return the first page of recontact members for every cursor, and say that there are more."""
         return cls("stuck_cursor", "after")
 
     @classmethod
     def empty_page(cls) -> Fault:
-        """Answer a page of recontact members with none, and say there are more."""
+        """Return an empty page of recontact members, and say that there are more."""
         return cls("empty_page", "after")
 
 
 @define
 class _Planned:
-    """A fault of the plan, with what it has seen and done."""
+    """A fault of the plan, with its counts."""
 
     fault: Fault
     random: Random
     seen: int = 0
     struck: int = 0
 
-    def strikes(self, endpoint: Endpoint) -> bool:
-        """Count a request of an endpoint and decide whether it is struck."""
+    def strikes(self, endpoint: Endpoint, member_code: str | None, quota_ids: Sequence[int]) -> bool:
+        """Count a request and return whether the fault applies to it."""
         fault = self.fault
-        if fault.endpoint not in {None, endpoint}:
+        if fault.endpoint not in {None, endpoint} or fault.member_code not in {None, member_code}:
+            return False
+        if fault.quota_id is not None and fault.quota_id not in quota_ids:
             return False
         self.seen += 1
+        # Example: with after=10 and every=5, the 15th, 20th, 25th ... fitting request pass this test.
         past = self.seen - fault.after
         if past <= 0 or past % fault.every or (fault.times is not None and self.struck >= fault.times):
             return False
+        # Drawn last, so that requests excluded by other limits do not move the random sequence on.
         if fault.probability is not None and self.random.random() >= fault.probability:
             return False
         self.struck += 1
@@ -256,11 +300,12 @@ class _Planned:
 
 
 class FaultPlan:
-    """The faults of a simulator; can be changed at any time, also while it is served."""
+    """The faults of a simulator. They can be changed at any time, also while the simulator is served."""
 
     def __init__(self, faults: Iterable[Fault] = (), *, seed: int | str = 0) -> None:
         self._seed: Final = seed
         self._added = 0
+        # A tuple that is replaced, never changed: the server's thread may be going through it in `draw`.
         self._planned: tuple[_Planned, ...] = ()
         self.add(*faults)
 
@@ -271,9 +316,10 @@ class FaultPlan:
         return len(self._planned)
 
     def add(self, *faults: Fault) -> None:
-        """Add faults; their counts of requests start now."""
+        """Add faults. Their counts of requests start now."""
         added: list[_Planned] = []
         for fault in faults:
+            # Each fault has a random sequence of its own: adding one does not change the draws of the others.
             self._added += 1
             random = Random(f"{self._seed}/fault/{self._added}")  # noqa: S311  no secret
             added.append(_Planned(fault, random))
@@ -284,9 +330,18 @@ class FaultPlan:
         self._planned = ()
 
     def struck(self) -> tuple[tuple[Fault, int], ...]:
-        """Return every fault of the plan with how many requests it has struck."""
+        """Return every fault of the plan with the number of requests it has been applied to."""
         return tuple((planned.fault, planned.struck) for planned in self._planned)
 
-    def draw(self, endpoint: Endpoint) -> tuple[Fault, ...]:
-        """Count a request and return the faults that strike it, in the order they were added."""
-        return tuple([planned.fault for planned in self._planned if planned.strikes(endpoint)])
+    def draw(
+        self, endpoint: Endpoint, *, member_code: str | None = None, quota_ids: Sequence[int] = ()
+    ) -> tuple[Fault, ...]:
+        """Count a request and return the faults that apply to it, in the order in which they were added.
+
+        Args:
+            endpoint: The endpoint of the request.
+            member_code: The member it names.
+            quota_ids: The quota IDs it names.
+        """
+        planned = self._planned
+        return tuple([each.fault for each in planned if each.strikes(endpoint, member_code, quota_ids)])

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attrs import define, field
 
-from sampling_async._models import (
-    Layer,
-    Price,
-    Quota,
-    Quotas,
-    SubQuota,
-    Survey,
-    SurveyWaveExclusion,
-)
+from sampling_async._contract.records import Layer, Price, Quota, Quotas, SubQuota, Survey, SurveyWaveExclusion
 from sampling_async.simulator._members import QUALIFIED, QUOTA_FULL, STARTED, TERMINATED
 from sampling_async.simulator._targeting import Conditions, Targeting
 
@@ -26,8 +18,9 @@ if TYPE_CHECKING:
 
 COUNTRY_ID: Final = 2000223
 AS_OF: Final = datetime(2026, 1, 15, 9, 30, 12, 575327, tzinfo=UTC)
-"""The day a generated inventory was made, unless told otherwise: fixed, so that a seed is all it depends on."""
+"""The default moment of a generated inventory. It is fixed, so that the inventory depends on the seed only."""
 
+# Values with their weights: 48 of 100 surveys have one quota, 20 have two, and so on.
 _QUOTAS_OF_SURVEY: Final = ((1, 2, 3, 4, 5, 6, 8, 10), (48, 20, 12, 7, 5, 3, 3, 2))
 _LAYERS_OF_QUOTA: Final = ((1, 2, 3, 4), (35, 33, 23, 9))
 _LOI: Final = ((2, 5, 8, 10, 12, 15, 18, 20, 25, 30, 35), (1, 3, 5, 12, 8, 30, 8, 20, 5, 6, 2))
@@ -43,14 +36,14 @@ T = TypeVar("T")
 
 
 def generate_inventory(seed: int | str | Random = 0, *, surveys: int = 20, as_of: datetime = AS_OF) -> Quotas:
-    """Make an inventory: realistic in shape and spread, different in every number from any real one.
+    """Generate an inventory: realistic in shape and spread, different in every number from any real one.
 
-    One survey in twenty, the fifth first, is a recontact of another.
+    One survey in twenty is a recontact survey, beginning with the fifth.
 
     Args:
-        seed: A seed, or the source of randomness itself; the same seed makes the same inventory.
+        seed: A seed, or a random generator. The same seed makes the same inventory.
         surveys: How many surveys, with two to three quotas each on average.
-        as_of: The moment it is made; a third of the scheduled completion dates lie before it.
+        as_of: The moment of the inventory. A third of the scheduled completion dates lie before it.
     """
     random = seed if isinstance(seed, Random) else Random(f"{seed}/inventory")  # noqa: S311  no secret
     plan = _InventoryPlan(random, as_of)
@@ -63,7 +56,7 @@ def generate_inventory(seed: int | str | Random = 0, *, surveys: int = 20, as_of
 
 @define
 class _InventoryPlan:
-    """Makes surveys one after the other; remembers the IDs given and the waves an exclusion can name."""
+    """Makes surveys one after another; remembers the last IDs and the waves that an exclusion can name."""
 
     random: Random
     as_of: datetime
@@ -107,14 +100,14 @@ class _InventoryPlan:
         return survey
 
     def closing(self) -> datetime:
-        """Draw a closing date without a zone; a third of them are past."""
+        """Draw a completion date without a time zone; a third of the dates are past."""
         random = self.random
         days = -random.expovariate(1 / 5) if random.random() < 0.33 else random.expovariate(1 / 12)
         moment = (self.as_of + timedelta(days=days)).replace(tzinfo=None)
         return moment.replace(microsecond=random.choice((0, 0, 510000, 607000)))
 
     def exclusions(self) -> tuple[SurveyWaveExclusion, ...]:
-        """Draw exclusions of earlier surveys for four in ten surveys, half of them of any wave."""
+        """Draw exclusions of earlier surveys for four surveys in ten; half of them exclude any wave."""
         random = self.random
         if not self.waves or random.random() > 0.4:
             return ()
@@ -145,10 +138,11 @@ class _InventoryPlan:
         )
 
     def sub_quota(self, conditions: Conditions, share: float, progress: float) -> SubQuota:
-        """Make a sub-quota; targets do not add up to the quota's, and one in thirty is full."""
+        """Make a sub-quota. Targets do not add up to the quota's target; one sub-quota in thirty is full."""
         random = self.random
         self.sub_quota_id += random.randint(1, 3)
         target = max(1, round(share * random.choice((1, 1, 1, 1.05, 1.2))))
+        # At most 0.99, so that a sub-quota that was not drawn as full keeps at least one open place.
         done = 1.0 if random.random() < 0.033 else min(0.99, progress * random.uniform(0.5, 1.1))
         return SubQuota(self.sub_quota_id, int(target * done), target, conditions)
 
@@ -158,5 +152,6 @@ def _drawn(random: Random, spread: tuple[Sequence[T], Sequence[int]]) -> T:
 
 
 def _price(random: Random) -> float:
-    """Draw what a complete pays: mostly a little over 1, in steps of 0.05, with a tail."""
+    """Draw the price of a complete: mostly a little over 1, in steps of 0.05, with a tail up to 12."""
+    # Twenty steps to a unit: 1.37 becomes round(27.4) / 20, which is 1.35.
     return round(20 * min(12.0, random.lognormvariate(0.4, 0.4))) / 20

@@ -1,4 +1,4 @@
-"""How long calls take: a cost for each, and a queue for so many workers."""
+"""How long calls take: a cost for each call, and a queue for a number of workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Latency:
-    """What a call costs: `a + b * IDs` seconds, and at most `workers` calls are worked on at once.
+    """The cost of calls: `a + b * IDs` seconds each, with at most `workers` calls worked on at once.
 
     IDs is the number of quota IDs of a bulk invite (0 is possible) and 1 for every other call. Further calls
-    wait in the order they came. `workers` None means that none ever waits.
+    wait in the order of their arrival. With `workers` None no call ever waits.
     """
 
     a: float = field(default=0.0, validator=attrs.validators.ge(0))
@@ -25,30 +25,33 @@ class Latency:
     workers: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
 
     def seconds(self, ids: int) -> float:
-        """Return how long a call with so many IDs is worked on."""
+        """Return the seconds of work that a call with so many IDs takes."""
         return self.a + self.b * ids
 
 
 class WorkQueue:
-    """Says when a call will be done.
+    """Calculates when a call will be done.
 
-    No call is ever held here: since costs are known beforehand, the time it is done follows from the times the
-    workers are done with what came before. So a call that its client has given up keeps its worker busy, as it
-    would at a real service.
+    No call waits inside this class. Costs are known beforehand, so the time at which a call is done follows
+    from the times at which the workers become free. A call that its client has given up keeps its worker busy,
+    as it would at a real service.
     """
 
     def __init__(self, latency: Latency, *, clock: Callable[[], float]) -> None:
         self._latency = latency
         self._clock = clock
+        # The time at which each worker becomes free. In the beginning all are free.
         self._free_at = [float("-inf")] * (latency.workers or 0)
         heapify(self._free_at)
 
     def admit(self, ids: int) -> float:
-        """Enter a call and return the seconds until it is done."""
+        """Add a call and return the seconds until it is done."""
         cost = self._latency.seconds(ids)
         if not self._free_at:
             return cost
         now = self._clock()
+        # The worker that becomes free first takes the call. Example: the time is 1, two workers become free at
+        # 3 and 5, the call costs 4. It is worked on from 3 to 7, so it is done in 6 seconds.
         done = max(now, self._free_at[0]) + cost
         heapreplace(self._free_at, done)
         return done - now

@@ -1,21 +1,21 @@
 """The ledger: every invite the service has made and every request that reached it.
 
-It is the truth that a client's report is held against.
+A client's report is checked against it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeAlias, overload
 
-from sampling_async.simulator._records import LedgerEntry, RequestRecord
+from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
 from sampling_async.simulator._verdict import Outcome, Verdict, verdict
 
 if TYPE_CHECKING:
-    from sampling_async._errors import Endpoint
+    from sampling_async._contract.errors import Endpoint
     from sampling_async.simulator._live import LiveQuota
 
 Pair: TypeAlias = tuple[str, int]
@@ -23,7 +23,7 @@ Pair: TypeAlias = tuple[str, int]
 
 
 class Ledger:
-    """Invites and requests, in columns: a million invites take some 70 MB."""
+    """Invites and requests, stored in columns: a million invites take about 70 MB."""
 
     def __init__(self, seed: int | str, *, keep_requests: int) -> None:
         self._seed = seed
@@ -31,7 +31,7 @@ class Ledger:
         self._panel_guids: list[str] = []
         self._member_codes: list[str] = []
         self._endpoints: list[Endpoint] = []
-        # Quota ID, survey ID, wave ID and request number of every invite, one after the other.
+        # Four numbers for every invite, one after another: quota ID, survey ID, wave ID and request number.
         self._numbers = array("q")
         self._pairs: Counter[Pair] = Counter()
         self._requests: deque[RequestRecord] = deque(maxlen=keep_requests)
@@ -42,40 +42,40 @@ class Ledger:
 
     @property
     def invites(self) -> Sequence[LedgerEntry]:
-        """All invites in the order they were made: a live view, whose entries are made on demand."""
+        """All invites in the order in which they were made: a live view that creates entries on demand."""
         return _Invites(self)
 
     @property
-    def requests(self) -> tuple[RequestRecord, ...]:
-        """The latest requests, as many as the simulator was told to keep."""
-        return tuple(self._requests)
+    def requests(self) -> Requests:
+        """The latest requests, as many as the simulator keeps. Call the result to select some of them."""
+        return Requests(self._requests)
 
     @property
     def request_count(self) -> int:
-        """How many requests have reached the service, those no longer kept included."""
+        """The number of requests that have reached the service, including those no longer kept."""
         return self._request_count
 
     def count(self, member_code: str, quota_id: int) -> int:
-        """Return how many invites a member has to a quota."""
+        """Return the number of invites that a member has to a quota."""
         return self._counted()[member_code, quota_id]
 
     def by_pair(self) -> Counter[Pair]:
-        """Return how many invites there are of every member code and quota ID."""
+        """Return the number of invites for every member code and quota ID."""
         return self._counted().copy()
 
     def check(self, outcomes: Iterable[Outcome], *, panel_guid: str | None = None) -> Verdict:
-        """Hold a client's outcomes against the ledger.
+        """Check a client's outcomes against the ledger.
 
         Args:
-            outcomes: Everything a client reported since the simulator was made: any number of results, each
-                with `member_code`, `quota_id`, `status` and `invite`.
-            panel_guid: Look at the invites of this panel only; needed where panels share member codes.
+            outcomes: Everything that a client has reported since the simulator was made: any number of
+                outcomes, each with `member_code`, `quota_id`, `status` and `invite`.
+            panel_guid: Check only the invites of this panel; needed if panels share member codes.
 
         Raises:
             KeyError: There is no such panel.
 
         Returns:
-            The verdict; `Verdict` says what counts as what. `assert verdict.ok, verdict` is the usual way.
+            The verdict; see `Verdict` for its parts. The usual test is `assert verdict.ok, verdict`.
         """
         if panel_guid is None:
             return verdict(self.invites, outcomes)
@@ -85,11 +85,11 @@ class Ledger:
         return verdict((entry for entry in self.invites if entry.panel_guid.lower() == wanted), outcomes)
 
     def know_panel(self, panel_guid: str) -> None:
-        """Take note of a panel, whose invites can then be asked for."""
+        """Register a panel, so that `check` accepts its Guid."""
         self._known_panels.add(panel_guid.lower())
 
     def open_request(self) -> int:
-        """Return the number of a request that has just arrived."""
+        """Count a request that has just arrived, and return its number."""
         self._request_count += 1
         return self._request_count - 1
 
@@ -102,26 +102,34 @@ class Ledger:
         quota_ids: Iterable[int],
         status: int | None,
         is_processed: bool,
+        time: float = 0.0,
+        query: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Keep what became of a request."""
+        """Record a request and its result, if requests are kept."""
         if self._requests.maxlen:
-            kept = array("q", quota_ids)
-            self._requests.append(RequestRecord(number, endpoint, member_code, kept, status, is_processed))
+            kept, masked = array("q", quota_ids), tuple(map(_masked, headers))
+            self._requests.append(
+                RequestRecord(
+                    number, endpoint, member_code, kept, status, is_processed, time, query or {}, masked
+                )
+            )
 
     def record_invite(
         self, quota: LiveQuota, *, panel_guid: str, member_code: str, endpoint: Endpoint, request_number: int
     ) -> str:
-        """Enter an invite and return its URL."""
+        """Record an invite and return its URL."""
         survey = quota.survey.survey
         quota_id = quota.quota.quota_id
         self._numbers.extend((quota_id, survey.survey_id, survey.wave_id, request_number))
         self._panel_guids.append(panel_guid)
         self._endpoints.append(endpoint)
-        self._member_codes.append(member_code)  # last: its length is what readers in other threads go by
+        # Member codes last: other threads take their number as the number of complete entries.
+        self._member_codes.append(member_code)
         return self._url(len(self._member_codes) - 1, quota_id)
 
     def entry(self, sequence_number: int) -> LedgerEntry:
-        """Return an invite by its place in the ledger."""
+        """Return the invite at a place in the ledger."""
         first = 4 * sequence_number
         quota_id, survey_id, wave_id, request_number = self._numbers[first : first + 4]
         return LedgerEntry(
@@ -141,18 +149,24 @@ class Ledger:
         return len(self._member_codes)
 
     def _url(self, sequence_number: int, quota_id: int) -> str:
-        """Return the link of an invite: made from its number, so that it need not be stored."""
+        """Return the link of an invite. It is computed from the invite's number, so it need not be stored."""
         token = blake2b(f"{self._seed}/{sequence_number}".encode(), digest_size=12).hexdigest()
         return f"https://entry.example/survey?invite={token}&quota={quota_id}"
 
     def _counted(self) -> Counter[Pair]:
-        """Return the counts by pair, after counting what came since the last time."""
+        """Return the counts by pair, after counting the invites that were added since the last call."""
+        # The sum of the counts is the number of invites counted so far.
         start, end = self._pairs.total(), len(self._member_codes)
         if start < end:
+            # Every fourth number is a quota ID: for the invites 2 and 3 these are the numbers 8 and 12.
             self._pairs.update(
                 zip(self._member_codes[start:end], self._numbers[4 * start : 4 * end : 4], strict=True)
             )
         return self._pairs
+
+
+def _masked(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    return (header[0], b"<hidden>") if header[0] == b"api_auth_key" else header
 
 
 class _Invites(Sequence[LedgerEntry]):

@@ -1,4 +1,4 @@
-"""The inventory as it stands: the counts that move with every invite, and what Get Quotas says of them."""
+"""The current inventory: the counts that change with every invite, and the body of Get Quotas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from sampling_async._codec import unstructure
-from sampling_async._models import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async._contract.records import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async._json.codec import unstructure
 from sampling_async.simulator._eligibility import QuotaTargets, first_open
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Trav
 
 
 class LiveSurvey:
-    """A survey with its quotas and the completes that remain to it."""
+    """A survey with its quotas and its remaining completes."""
 
     __slots__ = ("bodies", "position", "quotas", "remaining", "survey")
 
@@ -33,7 +33,7 @@ class LiveSurvey:
         self.bodies: dict[bool, bytes | None] = {}
 
     def now(self) -> Survey | None:
-        """Return the survey with its open quotas and their counts; None when no quota is open."""
+        """Return the survey with its open quotas and their current counts, or None if no quota is open."""
         if self.remaining <= 0:
             return None
         quotas = tuple(quota.now() for quota in self.quotas if quota.is_live and quota.remaining > 0)
@@ -42,7 +42,7 @@ class LiveSurvey:
         return attrs.evolve(self.survey, estimated_completes_remaining=self.remaining, quotas=quotas)
 
     def body(self, *, include_routables: bool) -> bytes | None:
-        """Return the survey as Get Quotas shows it, or None; kept until a count moves."""
+        """Return the survey as Get Quotas shows it, or None. The result is kept until a count changes."""
         if include_routables not in self.bodies:
             survey = self.now()
             self.bodies[include_routables] = (
@@ -67,7 +67,7 @@ class LiveQuota:
 
     @property
     def targets(self) -> QuotaTargets:
-        """Whom the quota is for, made ready on first use."""
+        """The quota's conditions, prepared on first use."""
         if self._targets is None:
             self._targets = QuotaTargets(self.quota)
         return self._targets
@@ -78,7 +78,7 @@ class LiveQuota:
         return self.remaining <= 0 or self.survey.remaining <= 0
 
     def places(self, fits: Sequence[Fit]) -> list[int] | None:
-        """Return the sub-quota a member takes in each layer; None when one of them would have to be full."""
+        """Return the sub-quota that a member takes in each layer, or None if a layer has no open one."""
         places: list[int] = []
         for fit, completes, layer in zip(fits, self.completes, self.quota.layers, strict=True):
             place = first_open(fit, completes, layer.sub_quotas)
@@ -88,14 +88,14 @@ class LiveQuota:
         return places
 
     def take(self, places: Sequence[int]) -> None:
-        """Count one invite as a complete, in the quota, its survey and a sub-quota of every layer."""
+        """Count one invite as a complete: in the quota, in its survey and in one sub-quota of every layer."""
         self.remaining -= 1
         self.survey.remaining -= 1
         for completes, place in zip(self.completes, places, strict=True):
             completes[place] += 1
 
     def now(self) -> Quota:
-        """Return the quota with its present counts."""
+        """Return the quota with its current counts."""
         layers = zip(self.quota.layers, self.completes, strict=True)
         return attrs.evolve(
             self.quota,
@@ -105,7 +105,7 @@ class LiveQuota:
 
 
 class LiveInventory:
-    """All surveys and quotas of the service, closed ones included."""
+    """All surveys and quotas of the service, including closed ones."""
 
     def __init__(self, inventory: Quotas) -> None:
         self._inventory = inventory
@@ -113,6 +113,7 @@ class LiveInventory:
         self._bodies: dict[bool, bytes] = {}
         self._quotas: dict[int, LiveQuota] = {}
         for quota in (quota for survey in self._surveys for quota in survey.quotas):
+            # `MemberState` keeps one byte for every quota, at this position.
             quota.position = len(self._quotas)
             if self._quotas.setdefault(quota.quota.quota_id, quota) is not quota:
                 raise ValueError(f"quota ID {quota.quota.quota_id} occurs twice; IDs must be unique")
@@ -124,14 +125,14 @@ class LiveInventory:
         return iter(self._quotas.values())
 
     def get(self, quota_id: int) -> LiveQuota | None:
-        """Return the quota of that ID, or None."""
+        """Return the quota with this ID, or None."""
         return self._quotas.get(quota_id)
 
     def named(self, quota_id: int) -> LiveQuota:
-        """Return the quota of that ID.
+        """Return the quota with this ID.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no such quota.
         """
         quota = self._quotas.get(quota_id)
         if quota is None:
@@ -139,17 +140,18 @@ class LiveInventory:
         return quota
 
     def moved(self, quota: LiveQuota) -> None:
-        """Forget the bodies that show a quota whose counts or state have changed."""
+        """Forget the kept bodies that show a quota, because its counts or state have changed."""
         quota.survey.bodies.clear()
         self._bodies.clear()
 
     def now(self) -> Quotas:
-        """Return what Get Quotas would return: surveys with open quotas, and their present counts."""
+        """Return what Get Quotas would return: surveys with open quotas, and their current counts."""
         surveys = (survey.now() for survey in self._surveys)
         return attrs.evolve(self._inventory, surveys=tuple(survey for survey in surveys if survey))
 
     def body(self, *, include_routables: bool) -> bytes:
         """Return the body of Get Quotas: the same object as long as nothing has changed."""
+        # Each survey keeps its own part of the body, so after an invite only one survey is encoded again.
         if include_routables not in self._bodies:
             surveys = (survey.body(include_routables=include_routables) for survey in self._surveys)
             self._bodies[include_routables] = b'{"Surveys":[%b],"CountryID":%d,"CacheExpires":"%b"}' % (
@@ -175,7 +177,7 @@ def _survey_body(survey: Survey, *, include_routables: bool) -> bytes:
     if not include_routables:
         _drop_routables(fields)
     fields["ScheduledCompletionDate"] = _milliseconds(survey.scheduled_completion_date)
-    # Fields that real bodies have beyond the contract.
+    # Real bodies have these fields, although the contract does not name them.
     fields["SurveyTopic"] = _TOPICS[survey.survey_id % len(_TOPICS)]
     fields["IsTqsSurvey"] = survey.survey_id % 20 == 0
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
@@ -190,13 +192,15 @@ def _drop_routables(survey: dict[str, Any]) -> None:
 
 
 def _ticks(moment: datetime) -> str:
-    """Write a dateTime the way of the field: seven fractional digits, and Z unless it has no zone."""
+    """Format a dateTime as CacheExpires has it: seven fractional digits, and Z unless it has no zone."""
     zone = "Z" if moment.tzinfo else ""
     moment = moment.astimezone(UTC) if moment.tzinfo else moment
+    # Python has six fractional digits; a constant 6 is the seventh.
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06}6{zone}"
 
 
 def _milliseconds(moment: datetime) -> str:
-    """Write a dateTime with no more fractional digits than needed, as real bodies do."""
+    """Format a dateTime with no more fractional digits than needed, as real bodies do."""
+    # isoformat() writes six fractional digits or none: .510000 becomes .51.
     text = moment.isoformat()
     return text.rstrip("0") if moment.microsecond and not moment.tzinfo else text

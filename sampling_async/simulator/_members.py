@@ -1,4 +1,4 @@
-"""Members of a simulated panel, and how they are generated."""
+"""Members of a simulated panel, and their generation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import field, frozen
 
-from sampling_async._models import Participation
+from sampling_async._contract.records import Participation
 from sampling_async.simulator._questions import (
     AGE,
     DMA,
@@ -25,10 +25,10 @@ from sampling_async.simulator._questions import (
 )
 
 if TYPE_CHECKING:
-    from sampling_async._models import Quotas
+    from sampling_async._contract.records import Quotas
 
 ProfileAnswer: TypeAlias = int | str | frozenset[int]
-"""A member's answer: years for age, text for a postal code, else one answer ID or a set of them."""
+"""A member's answer: the age in years, a postal code as text, or else one answer ID or a set of them."""
 
 STARTED: Final = 1
 TERMINATED: Final = 3
@@ -42,9 +42,9 @@ class SimulatedMember:
 
     Attributes:
         member_code: Any text; unique in its panel.
-        profile: The member's answers by question ID; a question that is not there was never answered.
-        device_type_id: The device the member uses, held against the survey's `device_type_ids`.
-        participations: What the member took before, held against the survey's wave exclusions.
+        profile: The member's answers by question ID. A question that is missing was never answered.
+        device_type_id: The device that the member uses, compared with the survey's `device_type_ids`.
+        participations: The member's past participations, compared with the survey's wave exclusions.
     """
 
     member_code: str
@@ -56,12 +56,12 @@ class SimulatedMember:
 def generate_members(
     seed: int | str | Random, *, members: int, inventory: Quotas | None = None, first: int = 1
 ) -> tuple[SimulatedMember, ...]:
-    """Make members whose profiles fit generated inventories.
+    """Generate members whose profiles fit generated inventories.
 
     Args:
-        seed: A seed, or the source of randomness itself; the same seed makes the same members.
+        seed: A seed, or a random generator. The same seed makes the same members.
         members: How many.
-        inventory: Where past participations come from: some of the surveys its exclusions name.
+        inventory: The source of past participations: they are drawn from the surveys that its exclusions name.
         first: The number in the first member code.
     """
     random = seed if isinstance(seed, Random) else Random(f"{seed}/members")  # noqa: S311  no secret
@@ -79,6 +79,7 @@ def generate_members(
 
 def _excluded_waves(inventory: Quotas | None) -> tuple[tuple[int, int], ...]:
     surveys = inventory.surveys if inventory else ()
+    # A dict as an ordered set: members must follow from the seed only.
     waves = {(e.survey_id, e.wave_id): None for survey in surveys for e in survey.survey_wave_exclusions}
     return tuple(waves)
 
@@ -86,6 +87,7 @@ def _excluded_waves(inventory: Quotas | None) -> tuple[tuple[int, int], ...]:
 def _profile(random: Random, areas: tuple[Area, ...], bank: tuple[Question, ...]) -> dict[int, ProfileAnswer]:
     area = random.choice(areas)
     postal_code = random.choice(area.postal_codes)
+    # The ages 16 and 17 are rare (weight 2), 18 to 64 are common (5), 65 to 89 are in between (3).
     profile: dict[int, ProfileAnswer] = {
         AGE: random.choices(range(16, 90), [2] * 2 + [5] * 47 + [3] * 25)[0],
         GENDER: random.choice((FEMALE, MALE)),
@@ -108,8 +110,9 @@ def _chosen(random: Random, question: Question) -> ProfileAnswer:
 
 
 def _participations(random: Random, waves: tuple[tuple[int, int], ...]) -> tuple[Participation, ...]:
-    """Draw a member's past: up to a quarter of the waves that matter, at most 40, with any status."""
+    """Draw a member's past: up to a quarter of the excluded waves, at most 40, with any status."""
     taken = random.sample(waves, min(40, round(random.random() * len(waves) / 4)))
+    # In an exclusion, wave 0 means any wave; a participation needs a real one.
     return tuple(
         Participation(survey_id, wave_id or random.randint(1, 9), _status(random))
         for survey_id, wave_id in taken

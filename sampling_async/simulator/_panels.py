@@ -1,4 +1,4 @@
-"""Panels: their settings, their members, and what the service knows of each member."""
+"""Panels: their settings, their members, and the service's state of each member."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from attrs import field, frozen
 
-from sampling_async._models import REFERENCE_DATA_KEY, Setting
+from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting
 from sampling_async.simulator._members import SimulatedMember
 
 if TYPE_CHECKING:
     from sampling_async.simulator._eligibility import Fit
 
 RECONTACT_SHARE: Final = 0.3
-"""The share of a panel's members on the list of a recontact quota, unless set otherwise."""
+"""The share of a panel's members on the list of a recontact quota, unless the list is replaced."""
 
 
 @frozen
 class SimulatedPanel:
-    """A panel of the simulator: what a client must know to ask for it, and its members by code."""
+    """A panel of the simulator: the Guid and key that a client needs, and its members by code."""
 
     panel_guid: str
     api_key: str = field(repr=False)
@@ -30,9 +30,9 @@ class SimulatedPanel:
 
 
 class MemberState:
-    """What the service knows of a member: the surveys with an invite, and which quotas the member fits.
+    """The service's state of a member: the surveys with an invite, and the quotas that the member fits.
 
-    A code that does not change with the counts is worked out once for each quota; it is kept in a byte.
+    A result code that does not depend on the counts is computed once for each quota, and kept in one byte.
     """
 
     __slots__ = ("fits", "member", "settled", "taken")
@@ -40,17 +40,18 @@ class MemberState:
     def __init__(self, member: SimulatedMember, quotas: int) -> None:
         self.member = member
         self.taken: set[int] = set()
+        # One byte for every quota, at the quota's position; 0 means that the code is not known yet.
         self.settled = bytearray(quotas)
         self.fits: dict[int, tuple[Fit, ...]] = {}
 
     def unsettle(self) -> None:
-        """Forget the codes, after something they rest on has changed."""
+        """Forget the kept codes, because something they depend on has changed."""
         self.settled = bytearray(len(self.settled))
         self.fits.clear()
 
 
 class PanelState:
-    """A panel as the service keeps it: the states of its members and its recontact lists."""
+    """A panel inside the service: the states of its members and its recontact lists."""
 
     def __init__(
         self, panel: SimulatedPanel, *, quotas: int, recontacts: Iterable[int], seed: int | str
@@ -65,30 +66,31 @@ class PanelState:
             self.set_recontact(quota_id, (c for c in panel.members if random.random() < RECONTACT_SHARE))
 
     def state(self, member_code: str) -> MemberState | None:
-        """Return what is known of a member, or None for a code that is none."""
+        """Return the state of a member, or None if no member has this code."""
         state = self._states.get(member_code)
         if state is None and member_code in self.panel.members:
             state = self._states[member_code] = MemberState(self.panel.members[member_code], self._quotas)
         return state
 
     def recontact_codes(self, quota_id: int) -> tuple[str, ...] | None:
-        """Return the recontact list of a quota, in order of the characters' numbers; None if it has none."""
+        """Return the recontact list of a quota, sorted by code point, or None if the quota has no list."""
         return self._codes.get(quota_id)
 
     def is_wanted(self, quota_id: int, member_code: str) -> bool:
-        """Say whether a member is on the recontact list of a quota."""
+        """Return whether a member is on the recontact list of a quota."""
         return member_code in self._wanted.get(quota_id, ())
 
     def set_recontact(self, quota_id: int, member_codes: Iterable[str]) -> None:
-        """Replace the recontact list of a quota; codes need not be members."""
+        """Replace the recontact list of a quota. The codes need not belong to members."""
         self._wanted[quota_id] = frozenset(member_codes)
         self._codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
+        # Kept result codes may depend on the old list.
         for state in self._states.values():
             state.unsettle()
 
 
 def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) -> SimulatedPanel:
-    """Return a panel whose Guids follow from the seed and its number.
+    """Return a panel whose Guid and key follow from the seed and the panel's number.
 
     Raises:
         ValueError: A member code occurs twice.
@@ -132,7 +134,7 @@ _NOTIFICATIONS: Final = {
 
 
 def settings_of(panel_guid: str) -> tuple[Setting, ...]:
-    """Return all settings of the contract; some are unset, some descriptions end in a blank."""
+    """Return all settings of the contract. Some are unset; some descriptions end in a blank."""
     return (
         *(
             Setting(name, text, page and f"{_PANEL_SITE}/{page}?member=[pid]")

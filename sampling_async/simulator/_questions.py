@@ -1,7 +1,8 @@
 """The simulated reference data: questions, their answers, and a made-up country of postal codes.
 
-Both generators draw from here, so that generated members fit generated quotas. The IDs of age, postal code,
-DMA, MSA and gender are those seen in real bodies; all other question and answer IDs are made up.
+The generators of members and of inventories both use it, so that generated members fit generated quotas. The
+IDs of age, postal code, DMA, MSA and gender are those of real bodies; all other question and answer IDs are
+made up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FEMALE: Final = 2000246
 MALE: Final = 2000247
 
 OPEN_END: Final = 99
-"""An age range that ends here or above means "and over"."""
+"""An age range that ends here or above has no upper limit."""
 
 AGE_BANDS: Final = {
     2006351: (13, 17),
@@ -31,19 +32,20 @@ AGE_BANDS: Final = {
     2006356: (55, 64),
     2006357: (65, OPEN_END),
 }
-"""What the answer IDs of the age question mean: both ends of the band, in years."""
+"""The age bands of the answer IDs of the age question: first and last year."""
 
 REGION_ANSWERS: Final = (2003001, 2003002, 2003003, 2003004)
 EXPOSED_POSTAL_CODES: Final = 1000
-"""Get Quotas exposes the first so many postal codes of a list."""
+"""The number of postal codes of a list that Get Quotas exposes: the first ones."""
 
 _AREAS: Final = 48
-_AREA_PREFIXES: Final = (4, 12, 24, 32)  # areas below and far above the 1000 codes that are exposed
+# Prefixes of an area, with 30 to 89 codes each: some areas have fewer codes than are exposed, others far more.
+_AREA_PREFIXES: Final = (4, 12, 24, 32)
 
 
 @frozen
 class Question:
-    """A question with answer IDs to choose from; `common` is the share of members who answered it."""
+    """A question with answer IDs to choose from; `common` is the share of members who have answered it."""
 
     question_id: int
     answer_ids: tuple[int, ...]
@@ -53,7 +55,7 @@ class Question:
 
 
 def question_bank() -> tuple[Question, ...]:
-    """Return the choice questions apart from gender and region: ordinary ones, then routable ones."""
+    """Return the choice questions except gender and region: ordinary ones, then routable ones."""
     long = (9, 10, 12)
     sizes = (6, 8, 7, 5, 12, 4, 2, 3, 9, 10, 2, 5)
     ordinary = [
@@ -67,13 +69,19 @@ def question_bank() -> tuple[Question, ...]:
     return (*ordinary, *niche)
 
 
+def question_ids() -> tuple[int, ...]:
+    """Return the IDs of all questions that members may have answered and quotas may ask."""
+    return (AGE, POSTAL_CODE, DMA, MSA, GENDER, REGION, *(each.question_id for each in question_bank()))
+
+
 def _answer_ids(number: int, size: int) -> tuple[int, ...]:
+    # A hundred numbers for each question, so that no two questions share an answer ID.
     return tuple(range(2010001 + 100 * number, 2010001 + 100 * number + size))
 
 
 @frozen
 class Area:
-    """A part of the made-up country; its codes share the first digits in `prefixes`."""
+    """A part of the made-up country; `prefixes` are the first three digits of its postal codes."""
 
     number: int
     prefixes: tuple[str, ...]
@@ -85,18 +93,19 @@ class Area:
         return REGION_ANSWERS[self.number % len(REGION_ANSWERS)]
 
     def dma(self, postal_code: str) -> int:
-        """Return the DMA answer ID of a postal code: four to an area."""
+        """Return the DMA answer ID of a postal code; each area has four."""
         return 2112100 + 4 * self.number + int(postal_code[2]) % 4
 
     def msa(self, postal_code: str) -> int:
-        """Return the MSA answer ID of a postal code: three to an area."""
+        """Return the MSA answer ID of a postal code; each area has three."""
         return 2113100 + 3 * self.number + int(postal_code[1:3]) % 3
 
 
 def country() -> tuple[Area, ...]:
-    """Return the made-up country: areas of some 200 to 1,900 five-digit postal codes."""
+    """Return the made-up country: areas of about 200 to 1,900 five-digit postal codes each."""
     areas: list[Area] = []
-    start = 10  # 01000: codes with a leading zero exist
+    # The first prefix is 010, so that codes with a leading zero exist.
+    start = 10
     for number in range(_AREAS):
         size = _AREA_PREFIXES[number % len(_AREA_PREFIXES)]
         prefixes = tuple(f"{prefix:03}" for prefix in range(start, start + size))
@@ -107,5 +116,6 @@ def country() -> tuple[Area, ...]:
 
 
 def _suffixes(prefix: str) -> int:
-    """Return how many codes begin with a prefix: 30 to 89, without regularity."""
+    """Return how many codes begin with a prefix: 30 to 89, in no regular order."""
+    # The remainder of a multiple of a prime varies from prefix to prefix, without a random generator.
     return 30 + int(prefix) * 7919 % 60

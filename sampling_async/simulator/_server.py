@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from sampling_async.simulator._transport import Sleep
 
+# The value of SO_LINGER: on, with 0 seconds. Closing the socket then sends a TCP reset.
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class _CuttableProtocol(H11Protocol):
-    """uvicorn's protocol, which lets the application drop its connection."""
+    """uvicorn's HTTP protocol, extended so that the application can drop its connection."""
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -49,7 +50,7 @@ class _SocketConnection:
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
-        """Close the socket, and wait until the server has seen it: else it would answer 500."""
+        """Close the socket, and wait until the server has noticed; otherwise it would respond 500."""
         if reset:
             accepted: socket.socket = self._transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -61,7 +62,7 @@ class _SocketConnection:
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it listens."""
+    """A server with an event that is set once it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -74,9 +75,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def served(app: ASGIApp, *, port: int) -> Generator[str]:
-    """Serve an application from a thread on 127.0.0.1; gives the base URL.
+    """Serve an application on 127.0.0.1 from a thread, and yield the base URL.
 
-    On leaving, requests still being answered have a second to end.
+    On exit, requests in progress have one second to end.
 
     Raises:
         OSError: The port is taken.
@@ -95,12 +96,13 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
 
 def run(app: ASGIApp, *, host: str, port: int) -> None:
     """Serve an application in this thread until a signal ends it."""
-    # uvicorn shuts down in order and then raises the interrupt again.
+    # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
     with _listening(host, port) as listener, suppress(KeyboardInterrupt):
         _Server(_config(app, log_level="warning")).run([listener])
 
 
 def _await_listening(server: _Server, thread: threading.Thread) -> None:
+    # A server that fails to start ends its thread without setting the event, so both are checked.
     while not server.listens.wait(0.1):
         if not thread.is_alive():
             raise OSError("the simulator's server ended before it listened")
@@ -108,7 +110,8 @@ def _await_listening(server: _Server, thread: threading.Thread) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off for sockets that name the protocol only; with it, answers take 40 ms.
+    # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
+    # responses take 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The simulator: a sampling service to work against, whole in one object."""
+"""The simulator: a whole sampling service in one object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from sampling_async import SamplingClient
-    from sampling_async._models import Quotas
+    from sampling_async._contract.records import Quotas
     from sampling_async.simulator._transport import Sleep
 
 KEPT_REQUESTS: Final = 10_000
@@ -42,27 +42,28 @@ class Simulator:
         with sim.serve() as base_url:                   # over a real socket
             ...
 
-    Everything follows from the seed and the order of the requests: Guids, inventory, members, invites and which
-    requests faults strike. Only `CacheExpires` and the scheduled dates are fixed.
+    Everything follows from the seed and the order of the requests: Guids, inventory, members, invites, and the
+    requests that faults apply to. Dates do not depend on today: `CacheExpires` of a generated inventory is a
+    fixed day, and the scheduled dates lie around it.
 
     Args:
-        seed: What everything follows from.
+        seed: The seed of all random choices.
         surveys: The size of the generated inventory: surveys, with two to three quotas each on average.
-        members: How many members to generate, or the members themselves; of the first panel.
-        inventory: An inventory to use as it is, in place of a generated one.
-        latency: What calls cost in time.
-        faults: The first faults of the plan.
-        sleep: What lets time pass, for latency and faults.
-        clock: The seconds that the queue of the latency's workers goes by.
-        recontact_page_size: How many member codes a page holds when the request does not say.
+        members: How many members the first panel gets, or the members themselves.
+        inventory: An inventory to use as it is, instead of a generated one.
+        latency: How long calls take.
+        faults: The faults to begin with.
+        sleep: The function that waits, for latency and faults; see `VirtualClock`.
+        clock: The clock for the latency's queue and for the times of requests, in seconds.
+        recontact_page_size: How many member codes a page holds if the request does not say.
         keep_requests: How many of the latest requests the ledger keeps; 0 or False for none.
         gzip: Whether bodies over 1 KB are compressed for clients that accept it.
 
     Attributes:
-        faults: The plan of faults; add and clear at any time.
-        ledger: What was done.
+        faults: The plan of faults. Faults can be added and cleared at any time.
+        ledger: Every invite and request of the service.
         app: The service as an ASGI application.
-        base_url: The base URL for use in process, by way of `transport()`.
+        base_url: The base URL for use in process, together with `transport()`.
     """
 
     def __init__(
@@ -82,9 +83,12 @@ class Simulator:
     ) -> None:
         if surveys < 0 or recontact_page_size < 1 or (isinstance(members, int) and members < 0):
             raise ValueError("surveys and members are at least 0, recontact_page_size is at least 1")
+        if keep_requests < 0:
+            raise ValueError(f"keep_requests is a number of requests, at least 0, not {keep_requests!r}")
         self._seed = seed
         self._inventory = generate_inventory(seed, surveys=surveys) if inventory is None else inventory
         self._live = LiveInventory(self._inventory)
+        # True equals 1 in Python, so it is compared by identity: it means the default number, not 1.
         self.ledger: Final = Ledger(
             seed, keep_requests=KEPT_REQUESTS if keep_requests is True else keep_requests
         )
@@ -99,6 +103,7 @@ class Simulator:
             faults=self.faults,
             queue=WorkQueue(latency or Latency(), clock=clock),
             sleep=sleep,
+            clock=clock,
             gzip=gzip,
             seed=seed,
         ).starlette()
@@ -130,19 +135,19 @@ class Simulator:
 
     @property
     def inventory(self) -> Quotas:
-        """What Get Quotas would return now: open quotas only, with their present counts."""
+        """What Get Quotas would return now: open quotas only, with their current counts."""
         with self._service.lock:
             return self._live.now()
 
     @property
     def recontact_quota_ids(self) -> tuple[int, ...]:
-        """The quotas of recontact surveys."""
+        """The IDs of the quotas of recontact surveys."""
         return recontact_quota_ids(self._live)
 
     def add_panel(self, *, members: int | Iterable[SimulatedMember] = 200) -> SimulatedPanel:
-        """Add a panel with a Guid and key of its own; it shares the inventory and its counts.
+        """Add a panel with a Guid and key of its own. All panels share the inventory and its counts.
 
-        Generated members have codes that no other generated member of this simulator has.
+        Generated members get codes that no other generated member of this simulator has.
         """
         number = len(self._panels)
         if isinstance(members, int):
@@ -158,7 +163,7 @@ class Simulator:
         return panel
 
     def eligible(self, member_code: str, quota_id: int, *, panel_guid: str | None = None) -> int:
-        """Return the result code that a request for the pair would get now; nothing is created.
+        """Return the result code that a request for the pair would get now; no invite is made.
 
         Args:
             member_code: The member.
@@ -168,7 +173,7 @@ class Simulator:
         return self._service.code(self._panel(panel_guid), member_code, quota_id)
 
     def close_quota(self, quota_id: int) -> None:
-        """Close a quota: QUOTA_NOT_LIVE from now on, and out of Get Quotas.
+        """Close a quota: requests get QUOTA_NOT_LIVE from now on, and Get Quotas does not show it.
 
         Raises:
             KeyError: There is no such quota.
@@ -183,8 +188,8 @@ class Simulator:
 
         Args:
             quota_id: The quota.
-            remaining: Completes that remain to it from now on, for instance to reopen a full one. Its survey is
-                given at least as many. By default the counts stay as they are.
+            remaining: The completes that remain from now on, for instance to reopen a full quota. The survey
+                gets at least as many. By default the counts stay as they are.
 
         Raises:
             KeyError: There is no such quota.
@@ -202,11 +207,11 @@ class Simulator:
 
         Args:
             quota_id: The quota.
-            member_codes: The codes wanted; they need not be members of the panel.
+            member_codes: The codes on the list; they need not belong to members of the panel.
             panel_guid: The panel whose list it is, if not the first.
 
         Raises:
-            ValueError: The quota is not one of a recontact survey.
+            ValueError: The quota does not belong to a recontact survey.
         """
         if quota_id not in self.recontact_quota_ids:
             raise ValueError(f"quota {quota_id} is not of a recontact survey; see sim.recontact_quota_ids")
@@ -214,14 +219,14 @@ class Simulator:
             self._panel(panel_guid).set_recontact(quota_id, member_codes)
 
     def transport(self) -> SimulatorTransport:
-        """Return an httpx transport that asks the service in process, on asyncio or trio."""
+        """Return an httpx transport that calls the service in process, on asyncio or trio."""
         return SimulatorTransport(self.app)
 
     def client(self, **overrides: Any) -> SamplingClient:
         """Return a client of the first panel that works in process.
 
         Args:
-            **overrides: Further arguments of `SamplingClient`, or other values for those given here.
+            **overrides: Further arguments of `SamplingClient`, or other values for those set here.
         """
         from sampling_async import SamplingClient  # noqa: PLC0415  the service needs no client
 
@@ -234,7 +239,7 @@ class Simulator:
         return SamplingClient(arguments.pop("base_url", self.base_url), **arguments)
 
     def serve(self, *, port: int = 0) -> AbstractContextManager[str]:
-        """Serve over HTTP on 127.0.0.1, from a thread, as long as the block lasts; gives the base URL.
+        """Serve over HTTP on 127.0.0.1 from a thread while the `with` block runs; it yields the base URL.
 
         Args:
             port: The port; 0 for a free one.
@@ -255,4 +260,5 @@ class Simulator:
 
 def _give(quota: LiveQuota, remaining: int) -> None:
     quota.remaining = remaining
+    # With fewer completes than its quota, the survey would be full before the quota is.
     quota.survey.remaining = max(quota.survey.remaining, remaining)

@@ -1,4 +1,4 @@
-"""Connections that can be cut, and the simulator in process: an httpx transport with such connections."""
+"""Connections that can be cut, and an httpx transport that runs the simulator in process."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ if TYPE_CHECKING:
 
 
 Sleep: TypeAlias = Callable[[float], Awaitable[object]]
-"""Something like `anyio.sleep`."""
+"""A function such as `anyio.sleep`."""
 
 EXTENSION: Final = "simulator.connection"
-"""Where a `Connection` stands among the extensions of the ASGI scope."""
+"""The key of the `Connection` among the extensions of the ASGI scope."""
 
 
 class Connection(Protocol):
     """The connection of one request."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Let time pass in which nothing is sent."""
+        """Wait without sending anything."""
         ...
 
     async def cut(self, *, reset: bool) -> None:
-        """Drop the connection; the application sends nothing afterwards."""
+        """Drop the connection. The application sends nothing afterwards."""
         ...
 
 
 class ForeignConnection:
-    """A connection under a server that knows no extension: it cannot be cut but by failing."""
+    """A connection under a server without this extension. It can be cut only by raising an error."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Let time pass."""
+        """Wait."""
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
-        """Fail, which makes servers drop a connection whose answer has begun, and else answer 500."""
+        """Raise an error: servers then drop the connection if the response has begun, or else respond 500."""
         raise ConnectionAbortedError(f"the simulator cuts this connection, reset={reset}")
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> Connection:
-    """Return the connection a request came by."""
+    """Return the connection that a request came over."""
     known: Connection | None = (scope.get("extensions") or {}).get(EXTENSION)
     return known or ForeignConnection()
 
 
 def with_connection(scope: MutableMapping[str, Any], connection: Connection) -> dict[str, Any]:
-    """Return a scope that names the connection."""
+    """Return a copy of the scope that holds the connection."""
     return {**scope, "extensions": {**(scope.get("extensions") or {}), EXTENSION: connection}}
 
 
 class SimulatorTransport(httpx.AsyncBaseTransport):
-    """Asks the application directly, on whatever event loop the caller runs.
+    """Calls the application directly, on the event loop of the caller.
 
-    - A cut before the answer raises `httpx.RemoteProtocolError`, with a reset `httpx.ReadError`; in the middle
-      of the body, the status is there and reading the body raises.
-    - Where the simulator would be silent for longer than the request's read timeout, the transport is silent
-      for that long and raises `httpx.ReadTimeout`; what was asked has been done all the same.
-    - Other timeouts mean nothing here: there is no connection to make or to wait for.
+    - A cut before the response raises `httpx.RemoteProtocolError`, or with a reset `httpx.ReadError`. After a
+      cut in the middle of the body, the response has its status, and reading the body raises.
+    - If the simulator would be silent for longer than the request's read timeout, the transport is silent for
+      that long and raises `httpx.ReadTimeout`. The service has done what was asked all the same.
+    - Other timeouts have no effect: there is no connection to open or to wait for.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request, or raise what a socket would have raised."""
-        await anyio.lowlevel.checkpoint()  # a socket would let others run, and a cancellation through
+        """Respond to a request, or raise the error that a socket would have raised."""
+        # A socket would let other tasks run here, and deliver a cancellation.
+        await anyio.lowlevel.checkpoint()
         patience = request.extensions.get("timeout", {}).get("read")
         line = _Line(self._app, patience=patience)
         response = await httpx.ASGITransport(line).handle_async_request(request)
@@ -84,7 +85,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
 
 
 class _Line:
-    """One exchange: the application's connection, and the application as the transport sees it."""
+    """One exchange: to the application it is the connection, to httpx's transport it is the application."""
 
     def __init__(self, app: ASGIApp, *, patience: float | None) -> None:
         self._app = app
@@ -96,6 +97,7 @@ class _Line:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
+            # After a cut or a timeout the client is gone, so nothing more is sent.
             if self.error is None:
                 self._silence = 0.0
                 self.is_answered = True
@@ -107,15 +109,17 @@ class _Line:
             await self._finish(send)
 
     async def _finish(self, send: Send) -> None:
-        """Complete an answer that broke off, since the transport below insists on a whole one."""
+        """Complete a response that broke off, because httpx's ASGI transport requires a whole one."""
         if not self.is_answered:
             await send({"type": "http.response.start", "status": 500, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Let time pass; when it is more than the client waits for, the client is gone."""
+        """Wait. If the silence exceeds the client's read timeout, the client is gone afterwards."""
         if self.error is not None:
             return
+        # Silence adds up until something is sent. Example: with a patience of 5 s and 3 s of silence so far, a
+        # pause of 4 s sleeps for 2 s, and then the client times out.
         left = float("inf") if self._patience is None else self._patience - self._silence
         await sleep(min(seconds, left))
         self._silence += seconds

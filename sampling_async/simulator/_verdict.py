@@ -1,4 +1,4 @@
-"""Hold what a client reported against what the service did."""
+"""Check a client's report against the service's ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OutcomeInvite(Protocol):
-    """What the check reads of an invite."""
+    """The part of an invite that the check reads."""
 
     @property
     def url(self) -> str:
@@ -22,7 +22,7 @@ class OutcomeInvite(Protocol):
 
 
 class Outcome(Protocol):
-    """What the check reads of a client's outcome; `sampling_async.InviteOutcome` has it all."""
+    """The part of a client's outcome that the check reads; `sampling_async.InviteOutcome` has all of it."""
 
     @property
     def member_code(self) -> str:
@@ -41,13 +41,13 @@ class Outcome(Protocol):
 
     @property
     def invite(self) -> OutcomeInvite | None:
-        """The invite, when `invited`."""
+        """The invite, if the status is `invited`."""
         ...
 
 
 @frozen
 class Lie:
-    """An outcome that the ledger contradicts, and how."""
+    """An outcome that the ledger contradicts, with the reason."""
 
     outcome: Outcome
     reason: str
@@ -55,21 +55,21 @@ class Lie:
 
 @frozen
 class Verdict:
-    """What the ledger says of a client's outcomes.
+    """The result of checking a client's outcomes against the ledger.
 
-    A pair is a member code with a quota ID. An invite of the ledger is *accounted for* when an `invited`
-    outcome of its pair has its URL.
+    A pair is a member code with a quota ID. An invite of the ledger is *accounted for* if an `invited` outcome
+    of its pair has its URL.
 
     Attributes:
-        lies: Outcomes that are false: `invited` with an invite (by URL) that the ledger does not hold for the
-            pair; `rejected` or `not_sent` though the ledger holds an invite of the pair that no outcome
-            accounts for and no `unknown` outcome of the pair admits.
-        unread: Invites not accounted for, but admitted by an `unknown` outcome of their pair: they exist and
-            nobody has read them. No fault of the client.
-        unexplained: Invites not accounted for, whose pair has neither an `unknown` outcome nor a lying one:
-            the client says nothing about them.
-        lost: `unknown` outcomes of pairs that the ledger holds no invite of: nothing came of them, or they
-            would have been rejected. No fault of the client.
+        lies: Outcomes that are false. Either the outcome is `invited`, and the ledger does not hold its invite
+            (by URL) for the pair. Or it is `rejected` or `not_sent`, and the ledger holds an invite of the pair
+            that no outcome accounts for, while no outcome of the pair is `unknown`.
+        unread: Invites that are not accounted for, whose pair has an `unknown` outcome: the invites exist, and
+            nobody has read them. This is no fault of the client.
+        unexplained: Invites that are not accounted for, whose pair has no `unknown`, `rejected` or `not_sent`
+            outcome: the client does not say what became of them.
+        lost: `unknown` outcomes of pairs without an invite in the ledger: the request had no effect, or the
+            service rejected it. This is no fault of the client.
     """
 
     lies: tuple[Lie, ...] = ()
@@ -96,9 +96,10 @@ class Verdict:
 
 @define
 class _PairAccount:
-    """What is known of a pair: its invites by URL, and what the client said of it."""
+    """The facts about a pair: its invites by URL, and the client's outcomes."""
 
     entries: dict[str, LedgerEntry] = field(factory=dict[str, LedgerEntry])
+    # Whether an `unknown` outcome of the pair admits that an invite may exist.
     is_admitted: bool = False
     denials: list[Outcome] = field(factory=list[Outcome])
     open_urls: set[str] = field(factory=set[str])
@@ -108,7 +109,7 @@ _Accounts: TypeAlias = dict[tuple[str, int], _PairAccount]
 
 
 def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verdict:
-    """Return what the ledger's entries say of the outcomes; memory grows with the entries only.
+    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms are not kept in memory.
 
     Raises:
         ValueError: An outcome has a status that is none of the four.
@@ -140,6 +141,7 @@ def _enter(outcome: Outcome, accounts: _Accounts, lies: list[Lie], lost: list[Ou
             else:
                 account.is_admitted = True
         case "rejected" | "not_sent":
+            # Judged at the end only: another outcome of the pair may account for the invite.
             if account is not None:
                 account.denials.append(outcome)
         case other:
@@ -151,6 +153,7 @@ def _balance(accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> Verdi
     unexplained: list[LedgerEntry] = []
     for account in accounts.values():
         left = [entry for url, entry in account.entries.items() if url in account.open_urls]
+        # One `unknown` outcome admits all open invites of its pair, so the denials beside it are no lies.
         if account.is_admitted:
             unread += left
         elif left and account.denials:

@@ -1,4 +1,4 @@
-"""Beyond one machine: the recipes of the README, run on the engines themselves.
+"""Beyond one machine: the recipes of the documentation, run on the engines themselves.
 
     recipe_spark.py, recipe_dask.py, recipe_ray.py   as they stand there
     clusters_kit.py                               a panel in files; every row compared with a single run's

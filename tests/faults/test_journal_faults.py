@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sampling_async import Invite, InviteOutcome, Journal, JournalError
-from sampling_async._journal import run_of
-from sampling_async._journal_file import JournalFile
-from sampling_async._journal_lines import line_of
-from sampling_async._journal_lock import Damage
-from sampling_async._journal_rows import ANSWERED, SENT, Rows
+from sampling_async._journal.file import JournalFile
+from sampling_async._journal.journal import run_of
+from sampling_async._journal.lines import line_of
+from sampling_async._journal.lock import Damage
+from sampling_async._journal.rows import ANSWERED, SENT, Rows
 
 pytestmark = pytest.mark.anyio
 OWNER = "https://service.example", doubles.PANEL
@@ -301,7 +301,7 @@ TRY: str = """
 import sys
 from pathlib import Path
 from sampling_async import JournalError
-from sampling_async._journal_file import JournalFile
+from sampling_async._journal.file import JournalFile
 try:
     JournalFile(Path(sys.argv[1]), ("https://service.example", sys.argv[2])).open()
 except JournalError as exc:
@@ -418,7 +418,7 @@ import asyncio, os, signal, sys, threading
 sys.path[:0] = ["tests"]
 import doubles, httpx
 from sampling_async import InviteRequest
-from sampling_async._journal_rows import Rows
+from sampling_async._journal.rows import Rows
 
 append = Rows.append
 def slow(self, notes):

@@ -21,8 +21,9 @@ import wire as wires
 from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, surplus, tls_server, wait
 from kit import ONCE, call, client_of
 
-from sampling_async import InvalidRequestError, TransportError, _engine
-from sampling_async._lookups import Lookups
+from sampling_async import InvalidRequestError, TransportError
+from sampling_async._wire import engine as _engine
+from sampling_async._wire.lookups import Lookups
 
 pytestmark = pytest.mark.anyio
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
@@ -103,7 +104,7 @@ async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, 
             received.append(connection.read_request())
 
     _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._engine.connect", connect)
+    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
     received: list[bytes | None] = []
     with wires.serve(script) as url:
         async with client_of(url, retry=ONCE) as client:
@@ -119,7 +120,7 @@ async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
         return wire
 
     _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._engine.connect", connect)
+    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
     with tls_server("none") as (_, https, authorities):
         monkeypatch.setenv("SSL_CERT_FILE", authorities)
         async with client_of(https, retry=ONCE) as client:
@@ -212,7 +213,7 @@ async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monk
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 async def test_mode_42_a_number_is_not_looked_up(number, monkeypatch):
-    monkeypatch.setattr("sampling_async._lookups.begun", None)
+    monkeypatch.setattr("sampling_async._wire.lookups.begun", None)
     ((_, address),) = await Lookups().addresses(number, 80)
     assert address[0] == number
 
@@ -240,7 +241,7 @@ async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop
     with FaultServer() as server:
         client = client_of(server.url)
         await client.get_settings()
-        (connection,) = client._session._http._transport._engine._idle
+        (connection,) = client._session.engine._idle
         descriptor = connection._wire._sock.fileno()
         del client, connection
         collect = asyncio.to_thread if collected_in == "another" else _here
@@ -275,7 +276,7 @@ async def test_mode_43_closing_that_is_cancelled_has_closed_what_was_idle():
     with FaultServer(RIGHT, then=[*PROCESSED, silence()]) as server:
         client = client_of(server.url, retry=ONCE)
         await client.get_settings()
-        engine = client._session._http._transport._engine
+        engine = client._session.engine
         (idle,) = engine._idle
 
         async def hold() -> None:

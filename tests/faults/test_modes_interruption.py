@@ -20,18 +20,19 @@ from kit import client_of
 from raising import Raising
 
 from sampling_async import SamplingError
-from sampling_async._protocol import bulk_invite
-from sampling_async._session import Track
+from sampling_async._contract.exchange import Track
+from sampling_async._protocol.requests import bulk_invite
 
 SENDING = {
-    "_answers.py",
-    "_calls.py",
-    "_cancellation.py",
-    "_engine.py",
-    "_failures.py",
-    "_lookups.py",
-    "_session.py",
-    "_sockets.py",
+    "_calls/call.py",
+    "_pacing/cancellation.py",
+    "_wire/carrier.py",
+    "_wire/engine.py",
+    "_wire/failures.py",
+    "_wire/http1.py",
+    "_wire/lookups.py",
+    "_wire/session.py",
+    "_wire/sockets.py",
 }
 EVERY = 7
 """Of all lines a test tries one in so many, each test others; a sweep of all takes minutes."""
@@ -115,7 +116,9 @@ def swept(server: FaultServer, exception: type[BaseException], first: int, **opt
     """Strike a call before one in `EVERY` of its lines."""
     trials: list[Struck] = []
     for at in count(first, EVERY):
-        raising = Raising(exception("struck"), at, where=lambda file, _: file.rpartition("/")[2] in SENDING)
+        raising = Raising(
+            exception("struck"), at, where=lambda file, _: "/".join(file.split("/")[-2:]) in SENDING
+        )
         trials.append(Struck(server, raising, **options))
         if raising.struck is None:
             return trials
@@ -150,7 +153,7 @@ def test_mode_39_nor_does_it_look_unsent_when_what_send_returned_is_lost(excepti
     """A handler that writes to a broken pipe raises what a broken connection does."""
 
     def send(file: str, function: str) -> bool:
-        return file.endswith("_sockets.py") and function == "send"
+        return file.endswith("_wire/sockets.py") and function == "send"
 
     with FaultServer() as server:
         trials: list[Struck] = []

@@ -30,8 +30,8 @@ from sampling_async import (
     UnexpectedStatusError,
     from_json,
 )
-from sampling_async._replies import read_bulk
-from sampling_async._settings import PartnerSettings
+from sampling_async._contract.settings import PartnerSettings
+from sampling_async._protocol.bulk_reply import read_bulk
 
 pytestmark = pytest.mark.anyio
 

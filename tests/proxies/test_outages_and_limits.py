@@ -12,7 +12,7 @@ from real_proxies import nginx
 
 from sampling_async import InviteRequest, RetryPolicy, SamplingClient
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = pytest.mark.asyncio
 
 WIDTH = 8
 LIMITS = "limit_req_zone $server_port zone=all:1m rate=20r/s;"

@@ -9,7 +9,7 @@ from real_proxies import nginx, varnish
 
 from sampling_async import InviteRequest, RetryPolicy, ServerError, TransportError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = pytest.mark.asyncio
 
 FAULT_IN_400 = '{"Result": "TECHNICAL_ERROR", "ResultCode": 36}'
 CUT_400 = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\r\n{FAULT_IN_400[:20]}"

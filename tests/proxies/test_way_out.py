@@ -149,7 +149,7 @@ async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_pa
             assert len(result.invited) == 5
             client._session.close_idle()
             assert len(await client.get_settings()) == 2
-            (connection,) = client._session._carrier._engine._idle
+            (connection,) = client._session.engine._idle
             assert connection._wire._sock.session_reused
         stranger = trusting(tmp_path / "authority")
         async with client_of(url, ssl_context=stranger) as client:

@@ -1,10 +1,14 @@
-"""A whole panel against all quotas, in chunks of members: with numpy, on columns of Arrow.
+"""Matching of a whole panel with all quotas, in chunks of members: numpy on Arrow columns.
 
-It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
+This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """
 
+from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._matcher import PanelMatcher
-from sampling_async.matching.panel._outputs import Counts, Sample, TopK
+from sampling_async.matching.panel._outputs import Output
+from sampling_async.matching.panel._reader import BatchReader
+from sampling_async.matching.panel._sample import Sample
+from sampling_async.matching.panel._top_k import TopK
 from sampling_async.matching.panel._workers import Workers
 
-__all__ = ["Counts", "PanelMatcher", "Sample", "TopK", "Workers"]
+__all__ = ["BatchReader", "Counts", "Output", "PanelMatcher", "Sample", "TopK", "Workers"]

@@ -1,4 +1,4 @@
-"""pyarrow, which comes without types: here it is `Any`, so that nobody else need excuse it. Numpy beside it."""
+"""pyarrow as `Any`, because it has no types, and conversions between pyarrow and numpy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ WHOLE: Final[dict[int, Any]] = {
     for size in (8, 16, 32, 64)
     for kind in (getattr(pa, f"int{size}")(), getattr(pa, f"uint{size}")())
 }
-"""The types of whole numbers by their IDs: to ask pyarrow what a type is takes longer than to look it up."""
+"""The numpy types of whole numbers by Arrow type ID: this lookup is faster than pyarrow's tests of a type."""
 
 
 def arrow(numbers: NDArray[np.integer[Any]]) -> Any:
-    """Return whole numbers as an array of Arrow: `pa.array` would import pandas first, where there is one."""
+    """Return whole numbers as an Arrow array."""
+    # Not by `pa.array`, which first imports pandas if it is installed.
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def booleans(column: Any) -> NDArray[np.bool_]:
-    """Return the values of a column of booleans, all of which are there: `to_numpy` would import pandas."""
+    """Return the values of a column of booleans without nulls."""
+    # Not by `to_numpy`, which imports pandas.
     return _bits(column.buffers()[1], column.offset, len(column))
 
 
 def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
+    # Arrow packs eight values into a byte, the first in the lowest bit, and a slice may begin within a byte.
+    # Offset 19: begin at byte 2, and drop the first 3 bits.
     first, offset = divmod(offset, 8)
     count = offset + length
     bits = np.frombuffer(buffer, np.uint8, (count + 7) // 8, first)
@@ -41,7 +45,11 @@ def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
 
 
 def integers(column: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return the numbers of a column, and which of them are there: others are anything. None is all of them."""
+    """Return the values of a column of whole numbers, without a copy, and which of them are not null.
+
+    Returns:
+        The values, in which nulls are arbitrary numbers; and whether each is a value, or None if all are.
+    """
     valid, data = column.buffers()
     kind, offset, length = WHOLE[column.type.id], column.offset, len(column)
     values = np.frombuffer(data, kind, length, offset * kind.itemsize)

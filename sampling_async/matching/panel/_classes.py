@@ -1,7 +1,7 @@
-"""The answers to a question, in classes: those of a class meet the same conditions.
+"""Classes of answers to a question: all answers of one class meet the same conditions.
 
-A member is in one class of each question, so that what a question asks for is a set of classes: an integer with
-a bit for each, as in `_bits`.
+A member who gives one answer is in one class of the question. So each condition is a set of classes: an integer
+with a bit for each class, as in `_bits`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 from sampling_async.matching._questions import OLDEST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from sampling_async.matching._conditions import Condition
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._questions import Kind, Known
 
 UNANSWERED: Final = 0
+"""The class of members without an answer."""
+
 OTHER: Final = 1
 """The class of answers that meet no condition."""
 
 MOST_CODES: Final = 255
-"""Classes of a question, if they are told apart one class at a time; of more, what is asked is looked up."""
-
-_MORE: Final = 8
-"""Classes a question may have more than it needs, for its answer IDs to be told apart by arithmetic."""
+"""The most classes of a question whose class numbers are compared, as bytes; with more, tables are used."""
 
 
 class Classes:
@@ -34,17 +33,15 @@ class Classes:
 
     Args:
         kind: How the question is matched.
-        conditions: Everything that is asked about it.
-        policy: What is taken how.
+        conditions: All conditions about it.
+        policy: Rules for the cases that the contract leaves open.
 
     Attributes:
         kind: As given.
-        of: The classes of answers: of years, answer IDs or beginnings of postal codes. Others are in `OTHER`.
-        consecutive: The answer IDs, if they come one after the other and are in the classes after `OTHER`, one
-            in each.
+        of: The class of each year, answer ID or prefix of postal codes; all other answers are in `OTHER`.
         everything: The set of all classes.
-        certain: Of each condition, the classes that meet it.
-        possible: Of each condition, the classes that may.
+        certain: For each condition, the classes that certainly meet it.
+        possible: For each condition, the classes that may meet it.
     """
 
     def __init__(self, kind: Kind, conditions: Sequence[Condition], policy: MatchPolicy) -> None:
@@ -55,21 +52,21 @@ class Classes:
                 meeting[value].append(at)
         lengths = {len(value) for value in meeting if isinstance(value, str)}
         self._lengths = sorted(lengths, reverse=True)
-        self.consecutive = None if kind in {"age", "postal"} else _range(meeting)
-        numbers: dict[object, int] = {(OTHER, ()): OTHER} if self.consecutive is None else {}
-        met: list[frozenset[int]] = [frozenset(), frozenset()]  # by the answers of each class
+        numbers: dict[object, int] = {(OTHER, ()): OTHER}
+        # For each class, the conditions that its answers meet; the first two are UNANSWERED and OTHER.
+        met: list[frozenset[int]] = [frozenset(), frozenset()]
         self.of: dict[int | str, int] = {}
-        # A code comes after its beginnings.
-        values: Iterable[int | str] = self.consecutive or sorted(meeting, key=_in_order)
-        for value in values:
-            # What meets a condition by its beginning does so as a whole.
+        # Sorted, a prefix comes before the longer prefixes that begin with it, so that its class is known then.
+        for value in sorted(meeting, key=_in_order):
+            # A code that begins with "1001" also begins with "10": it meets the conditions of both. So the
+            # class of "1001" is found by the class of "10" and its own conditions.
             beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
-            places_met = meeting.get(value, [])
-            key = (beginning, tuple(places_met)) if self.consecutive is None else value
-            number = self.of[value] = numbers.setdefault(key, len(met))
+            places_met = meeting[value]
+            number = self.of[value] = numbers.setdefault((beginning, tuple(places_met)), len(met))
             if number == len(met):
                 met.append(met[beginning].union(places_met))
         self.everything = (1 << len(met)) - 1
+        # Set the bits in byte arrays: to set a bit of a big integer copies the integer.
         meet = [bytearray(len(met) // 8 + 1) for _ in conditions]
         for number, places in enumerate(met):
             for at in places:
@@ -84,7 +81,7 @@ class Classes:
 
     @property
     def answered(self) -> int:
-        """The set of all classes but that of no answer."""
+        """The set of all classes except `UNANSWERED`."""
         return self.everything ^ 1 << UNANSWERED
 
     def __len__(self) -> int:
@@ -92,7 +89,7 @@ class Classes:
         return self.everything.bit_length()
 
     def number(self, known: Known | None) -> int:
-        """Return the class of an answer, which is no more than one."""
+        """Return the class of an answer, which contains at most one answer ID."""
         if known is None:
             return UNANSWERED
         if isinstance(known, str):
@@ -102,20 +99,11 @@ class Classes:
         return self.of.get(known, OTHER)
 
     def _longest(self, code: str) -> int:
-        """Return the class of the longest beginning of a code that there is."""
+        """Return the class of the longest known prefix of a code."""
         for length in self._lengths:
             if length <= len(code) and (number := self.of.get(code[:length])) is not None:
                 return number
         return OTHER
-
-
-def _range(meeting: Mapping[Any, Sequence[int]]) -> range | None:
-    """Return numbers with all that are in between, if few of these could be one class."""
-    if not meeting:
-        return None
-    first, end = min(meeting), max(meeting) + 1
-    needed = len(set(map(tuple, meeting.values())))
-    return range(first, end) if end - first <= min(needed + _MORE, MOST_CODES - OTHER - 1) else None
 
 
 def _values(condition: Condition) -> Collection[int | str]:
@@ -124,5 +112,5 @@ def _values(condition: Condition) -> Collection[int | str]:
 
 
 def _in_order(value: int | str) -> Any:
-    """Return what values are sorted by: themselves, since those of a question are all of one type."""
+    """Return a value as its sort key, for type checkers: all values of a question are of one type."""
     return value

@@ -1,4 +1,4 @@
-"""A panel's columns, as Arrow has them, made into the classes of answers."""
+"""Readers of a panel's Arrow columns: they turn answers into classes, and check the other columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sampling_async._errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching._questions import OLDEST
 from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa, pc
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
@@ -27,9 +27,9 @@ DEVICE: Final = "device_type"
 EXCLUDED: Final = "exclude_surveys"
 PARTICIPATIONS: Final = "participations"
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
-"""The columns that are no questions."""
+"""The columns that are not questions."""
 
-# Types by their IDs, as in `WHOLE`: there may be hundreds of columns.
+# Types are tested by their IDs, as in `WHOLE`, which is faster: there may be hundreds of columns.
 _LISTS: Final = frozenset(
     kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
 )
@@ -43,33 +43,38 @@ _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
 
 class Several(NamedTuple):
-    """Several things of a member: of each, which it is and whose."""
+    """Pairs of a number and a member, for members who have any number of things.
+
+    Attributes:
+        what: The class of an answer, or the place of a wave.
+        member: The member who has it, by place; in ascending order.
+    """
 
     what: NDArray[np.intp]
     member: NDArray[np.intp]
 
     @classmethod
     def of(cls, what: NDArray[Any], member: NDArray[np.intp]) -> Several:
-        """Return these in the order of members, as `between` takes them to be."""
+        """Return pairs sorted by member, as `between` needs them."""
         order = np.argsort(member, kind="stable")
         return cls(what[order].astype(np.intp), member[order])
 
     def between(self, first: int, end: int) -> Several:
-        """Return those of some members, counted from the first of these."""
+        """Return the pairs of the members from `first` up to `end`, which are then counted from 0."""
         start, stop = np.searchsorted(self.member, (first, end))
         return Several(self.what[start:stop], self.member[start:stop] - first)
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether the values of a type of Arrow are lists."""
+    """Return whether an Arrow type is a type of lists."""
     return kind.id in _LISTS
 
 
 def columns_of(schema: Any, source: Source) -> Columns:
-    """Return what a panel has of what is asked for.
+    """Return which of the columns that an inventory needs a panel has.
 
     Raises:
-        InvalidRequestError: A column is there twice.
+        InvalidRequestError: Two columns have the same name.
     """
     names = schema.names
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -89,12 +94,12 @@ def columns_of(schema: Any, source: Source) -> Columns:
 
 
 class Reader:
-    """Reads a question's columns.
+    """A reader of one question's columns.
 
     Args:
         question_id: The question.
-        classes: Its classes.
-        kinds: What an answer is.
+        classes: The classes of its answers.
+        kinds: How questions are matched, and what is a valid answer.
     """
 
     def __init__(self, question_id: int, classes: Classes, kinds: QuestionKinds) -> None:
@@ -103,7 +108,7 @@ class Reader:
         self._kinds = kinds
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
         self._as_they_are: frozenset[int] = frozenset()
-        """Types of whole numbers that can be looked up as they come."""
+        """The integer types (by ID) that can be looked up without a conversion to 64 bits."""
         self._beginnings = Beginnings(classes) if classes.kind == "postal" else None
         if self._beginnings is not None:
             return
@@ -113,10 +118,14 @@ class Reader:
         self._low, self._high = int(known[0]), int(known[-1])
         self._known = known
         self._known_codes = np.array([classes.of.get(int(each), OTHER) for each in known], dtype=self._codes)
+        # A table of the class of every number from `_low` to `_high`, unless it would be too large. The first
+        # and the last place are for all numbers below and above: OTHER.
         self._table: NDArray[Any] | None = None
         if self._high - self._low <= _WIDEST_TABLE and self._low > np.iinfo(np.int64).min:
             self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
             self._table[known - self._low + 1] = self._known_codes
+        # `_of_integers` computes `values - (low - 1)` in the column's own type. The type must hold `low - 1`,
+        # and be so wide that a number that wraps around comes out above the last place of the table.
         lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
         self._as_they_are = frozenset(
             number
@@ -125,14 +134,14 @@ class Reader:
         )
 
     def read(self, column: Any, first: int) -> NDArray[Any] | Several:
-        """Return the class of each member's answer, or the classes of their answers.
+        """Return the class of each member's answer or, from a column of lists, the classes of their answers.
 
         Args:
             column: The column.
-            first: The place in the panel of its first member.
+            first: The place of its first member in the panel.
 
         Raises:
-            InvalidRequestError: An answer is none; the text tells the row.
+            InvalidRequestError: An answer is not valid for its question; the text names the row.
         """
         kind = column.type.id
         if kind in self._as_they_are:
@@ -140,6 +149,7 @@ class Reader:
         if kind in _LISTS:
             values, member = _flat(column)
             codes = self._single(values, first, member)
+            # Nulls in a list do not count. A member with no answer at all then is in the class UNANSWERED.
             is_answer = codes != UNANSWERED
             codes, member = codes[is_answer], member[is_answer]
             empty = np.setdiff1d(np.arange(len(column)), member)
@@ -149,9 +159,11 @@ class Reader:
 
     def _single(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         kind = column.type
+        # Decode a dictionary of other types, and a dictionary with more words than the column has members: most
+        # of its words are not in use, so reading the members' words is less work.
         if kind.id == _DICTIONARY and (
             not (_is_text(kind.value_type) or kind.value_type.id in WHOLE)
-            or len(column.dictionary) > len(column)  # only what is in use is read
+            or len(column.dictionary) > len(column)
         ):
             column = column.dictionary_decode()
             kind = column.type
@@ -176,7 +188,10 @@ class Reader:
         )
 
     def _whole(self, column: Any) -> Any:
-        """Return whole numbers, where a library that has no gaps in whole numbers made others of them."""
+        """Return floats or decimals as whole numbers.
+
+        Some libraries (pandas) cannot store missing values in columns of integers, and make them floats.
+        """
         try:
             return _as_integers(column)
         except pa.ArrowInvalid:
@@ -189,11 +204,13 @@ class Reader:
         values, answered = integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
-            # The lowest number there is stands for those that are too large: no answer ID is either.
+            # Numbers too large for 64 bits with a sign become the lowest number, which is no answer ID either.
             values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
         codes: NDArray[Any]
         if self._table is not None:
-            # A number far below comes out far above, where it would overflow: of no known answer either way.
+            # Numbers below the first place, and above the last one, are clipped to these, which mean OTHER. A
+            # number far below may wrap around to one above the last place. With answers 101 to 126 as int8, the
+            # last place is 27, and -128 - 100 wraps around to 28.
             codes = self._table.take(values - (self._low - 1), mode="clip")
         else:
             at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
@@ -205,12 +222,14 @@ class Reader:
             if wrong.any():
                 self._refuse(int(values[wrong][0]), int(np.flatnonzero(wrong)[0]), first, member)
         if answered is not None:
-            codes *= answered  # no answer is class 0
+            # A null is class UNANSWERED, which is 0.
+            codes *= answered
         return codes
 
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
-        """Return the classes of texts: each text is read once, however many members gave it."""
+        """Return the classes of the texts in a dictionary column; each distinct text is parsed once."""
         words = column.dictionary
+        # The place after the last word is for nulls.
         numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
         at, answered = integers(indices)
@@ -221,7 +240,7 @@ class Reader:
         return codes.astype(self._codes)
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
-        """Return the classes of texts, or `_NONE` for those that are no answers."""
+        """Return the classes of texts, or `_NONE` for texts that are not valid answers."""
         if self._beginnings is not None and _is_text(words.type):
             numbers = self._beginnings.numbers(words)
             if numbers is not None:
@@ -241,6 +260,7 @@ class Reader:
             return _NONE
 
     def _refuse(self, value: object, at: int, first: int, member: NDArray[np.intp] | None) -> None:
+        # Parse the value again: that raises the error which explains it.
         row = first + (at if member is None else int(member[at]))
         try:
             self._kinds.known(self._question_id, value)
@@ -258,10 +278,10 @@ def member_codes(batch: Any, first: int) -> Any:
 
     Args:
         batch: The members.
-        first: The place in the panel of the first.
+        first: The place of the first member in the panel.
 
     Raises:
-        InvalidRequestError: The column holds something else, or a member has none.
+        InvalidRequestError: The column does not contain texts, or a member has no code.
     """
     column = batch.column(MEMBER_CODE)
     if column.type.id == _DICTIONARY:
@@ -280,12 +300,12 @@ def member_codes(batch: Any, first: int) -> Any:
 
 
 def is_settled(kind: Any) -> bool:
-    """Return whether a type is known to be one that can be taken apart."""
+    """Return whether a type needs no conversion by `settled`."""
     return kind.id in _SETTLED
 
 
 def settled(batch: Any) -> Any:
-    """Return a batch in types that can be taken apart: views of texts, as Polars has them, cannot."""
+    """Return a batch with plain texts instead of string views, which Polars exports."""
     columns = [_settled(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -302,10 +322,14 @@ def _settled(column: Any) -> Any:
 
 
 def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return whole numbers, and which of them are there.
+    """Return the whole numbers of a column, and which of them are not null.
+
+    Args:
+        column: The column.
+        name: Its name, for the error message.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The column does not contain whole numbers.
     """
     try:
         column = _as_integers(column)
@@ -318,10 +342,10 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
 
 
 def taken(batch: Any, source: Source) -> Several:
-    """Return the waves of surveys, by their places, that members are not to be offered.
+    """Return the waves, by their places, that must not be offered to members.
 
     Raises:
-        InvalidRequestError: A column does not hold what it should.
+        InvalidRequestError: A column is not of the type it should have.
     """
     hits = [
         read(batch.column(name), source)
@@ -359,13 +383,15 @@ def _participations(column: Any, source: Source) -> Several:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
     fields = [numbers(values.field(name), PARTICIPATIONS) for name in _PARTICIPATION]
     keys = np.stack([field for field, _ in fields], axis=1)
-    is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])  # most are of no matter
+    # No survey of the inventory excludes most participations: drop them first.
+    is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])
     is_known &= booleans(values.is_valid())
     for _, is_there in fields:
         is_known &= is_there
 
     def excluding(key: Sequence[int]) -> set[int]:
         survey_id, wave_id, status_id = key
+        # Wave 0 of an exclusion stands for all waves of the survey.
         ways = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
         return {place for way in ways for place in source.excluding.get(way, ())}
 
@@ -375,7 +401,17 @@ def _participations(column: Any, source: Source) -> Several:
 def _looked_up(
     keys: NDArray[np.int64], member: NDArray[np.intp], places_of: Callable[[Sequence[int]], Iterable[int]]
 ) -> Several:
-    """Return what each key of members stands for, each looked up once however many members have it."""
+    """Return the places that the members' keys stand for; each distinct key is looked up once.
+
+    Args:
+        keys: A key in each row.
+        member: The member who has the key.
+        places_of: Returns the places of a key: none, one or several.
+    """
+    # Example: the keys of members 0, 1, 2 are B, A, B, where A has the places [7, 8] and B has [9]. Then
+    # `number` is [1, 0, 1], `times` is [1, 2, 1], `within` is [0, 0, 1, 0] and `all_places` is [7, 8, 9]. The
+    # lists of the members begin in it at 2, 0, 2, so the result is the places [9, 7, 8, 9] of members [0, 1, 1,
+    # 2].
     unique, number = np.unique(keys, axis=0, return_inverse=True)
     places = [np.fromiter(places_of(key), dtype=np.intp) for key in unique.tolist()]
     lengths = np.array([len(each) for each in places], dtype=np.intp)
@@ -388,12 +424,14 @@ def _looked_up(
 
 
 def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
-    """Return the values of lists, and whose each is."""
+    """Return the values of a column of lists, and the member each value belongs to."""
+    # The length of a null list is arbitrary; `flatten` leaves it out.
     lengths = integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
 def _as_integers(column: Any) -> Any:
+    # NaN is a missing value in pandas.
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     return column.cast(pa.int64())

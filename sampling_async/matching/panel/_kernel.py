@@ -1,4 +1,4 @@
-"""Rows of members, made of their answers: some thousand members at a time, a bit each."""
+"""The kernel, which turns answers into rows: sets of some thousand members, a bit for each member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from sampling_async.matching.panel._arrow import booleans, pa, pc
 from sampling_async.matching.panel._classes import MOST_CODES
 from sampling_async.matching.panel._columns import DEVICE, NOBODY, Reader, Several, member_codes, numbers, taken
-from sampling_async.matching.panel._consecutive import Consecutive
 from sampling_async.matching.panel._plan import Given
 from sampling_async.matching.panel._rows import TOGETHER
 
@@ -24,9 +23,12 @@ if TYPE_CHECKING:
 Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
 CHUNK: Final = 6144
-"""Members at a time: enough to be worth a call, and few, for their rows to stay in the last cache."""
+"""Members in a chunk: many, so that a call of numpy pays; few, so that their rows fit the last-level cache."""
 
 _WORD: Final = 64
+# A square of 8 by 8 bits in one 64-bit number, bit `column + 8 * row`, is transposed in three steps: swap
+# single bits in each square of 2 by 2 (7 bits apart), then squares of 2 in each of 4 by 4 (14), then squares of
+# 4 (28).
 _SWAPS: Final = tuple(
     (np.uint64(shift), np.uint64(mask))
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
@@ -37,15 +39,15 @@ _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_
 
 
 class Answers(NamedTuple):
-    """What a batch says, as classes.
+    """The answers of a batch, as classes.
 
     Attributes:
-        codes: Of the questions told apart class by class, the class of each member.
-        looked_up: The same of the others, by question.
-        several: Of questions with several answers, these.
-        devices: Device types, and whether they are known.
-        taken: Waves of surveys that are not to be offered; none, where that is not known.
-        listed: Of quotas with a list, who is on it.
+        codes: A row of classes, a member each, for each question with few classes (see `MOST_CODES`).
+        looked_up: The class of each member's answer, for each question with more classes.
+        several: The classes of members' answers, for each question whose answers are lists.
+        devices: The device types, and whether each is known; None without such a column.
+        taken: The waves that must not be offered to members; empty if the panel does not say.
+        listed: Whether each member is on the list, for each quota with a recontact list.
     """
 
     codes: NDArray[np.uint8]
@@ -57,16 +59,19 @@ class Answers(NamedTuple):
 
 
 class _Filler(Protocol):
-    """Fills rows of one kind: yields their places, and what is put there."""
+    """Fills rows of one kind: it yields some places of rows, and the rows to put there."""
 
     def rows(self, answers: Answers, members: slice) -> Filled: ...
 
 
 class _Compared:
-    """Who is in a class of answers, or in it or one before: of many questions, since most have few classes."""
+    """Fills rows of the members in a class, or in a class up to a given one, by comparing class numbers.
+
+    Most questions have few classes, so one group has rows of many questions.
+    """
 
     def __init__(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
-        """Take rows in the order of how and of their question: with these, the class and the place."""
+        """Group rows, given as (how, question, class, place) and sorted by how and question."""
         self._groups: list[tuple[NDArray[np.intp], list[_Comparison]]] = []
         for first in range(0, len(rows), _AT_ONCE):
             some = rows[first : first + _AT_ONCE]
@@ -83,12 +88,13 @@ class _Compared:
         are_in = np.empty((_AT_ONCE, codes.shape[1]), dtype=bool)
         for places, comparisons in self._groups:
             for compare, question, classes, some in comparisons:
+                # `classes` is a column: its shape (rows, 1) gives one row for each class in one call.
                 compare(codes[question], classes, out=are_in[some])
             yield places, packed(are_in[: len(places)])
 
 
 class _Comparison(NamedTuple):
-    """What rows of a group, next to each other, have to do with a question."""
+    """The comparison of one question's classes, for adjacent rows of a group."""
 
     compare: np.ufunc
     question: int
@@ -97,14 +103,15 @@ class _Comparison(NamedTuple):
 
 
 class _LookedUp:
-    """Who is in one of a set of classes, of many."""
+    """Fills rows of the members whose class is in a set of classes, for many sets of one question."""
 
     def __init__(
         self, question_id: int, question: int | None, sets: Sequence[int], size: int, places: NDArray[np.intp]
     ) -> None:
         self._question_id, self._question = question_id, question
         self._places = [places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE)]
-        # Of each class, a bit for each set: what is looked up for a member is many sets at once.
+        # A table has a row for each class, with a bit for each of up to 128 sets that contain the class. So one
+        # lookup gives a member's bits in all these sets.
         self._tables: list[NDArray[np.uint8]] = []
         for first in range(0, len(sets), _AT_ONCE):
             some = b"".join(
@@ -119,6 +126,8 @@ class _LookedUp:
             codes = answers.looked_up[self._question_id][members]
         else:
             codes = answers.codes[self._question, members].astype(np.intp)
+        # The table gives a row for each member, but a row for each set is needed: `_turned` transposes the
+        # bits, and needs whole words of members.
         if len(codes) % _WORD:
             codes = np.pad(codes, (0, -len(codes) % _WORD))
         for places, table in zip(self._places, self._tables, strict=True):
@@ -126,10 +135,13 @@ class _LookedUp:
 
 
 def _turned(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a matrix of bits, eight to a byte, with its rows as columns."""
+    """Return the transpose of a matrix of bits, which are packed eight to a byte."""
     height, width = bits.shape
+    # Cut the matrix into squares of 8 by 8 bits, one 64-bit number each; transpose each square, and then the
+    # order of the squares. Every step works on all squares at once.
     squares = np.ascontiguousarray(bits.reshape(-1, 8, width).transpose(2, 0, 1)).view("<u8")
-    for shift, mask in _SWAPS:  # in each square of eight by eight: single bits, then twos, then fours
+    for shift, mask in _SWAPS:
+        # `swapped` has a 1 where two bits to be swapped differ; to swap them is to flip both.
         swapped = (squares ^ squares >> shift) & mask
         squares ^= swapped ^ swapped << shift
     return np.ascontiguousarray(
@@ -138,11 +150,12 @@ def _turned(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 class _Among:
-    """Who has something among several: an answer of a class; or has not, of the surveys that were taken."""
+    """Fills rows from lists: of the members with an answer in a class, or without a wave among those taken."""
 
     def __init__(self, how: str, question_id: int, what: Sequence[int], places: NDArray[np.intp]) -> None:
         self._is_answer, self._question_id = how == "has", question_id
         self._places = places
+        # For each class or wave its row in this filler, or -1 if no row asks for it.
         self._row = np.full(max(what) + 1, -1)
         self._row[what] = np.arange(len(what))
 
@@ -150,19 +163,21 @@ class _Among:
         several = answers.several[self._question_id] if self._is_answer else answers.taken
         what, member = several.between(members.start, members.stop)
         row = self._row[np.minimum(what, len(self._row) - 1)]
+        # `minimum` avoided an index out of bounds; these are beyond all that is asked for.
         row[what >= len(self._row)] = -1
         order = np.argsort(row, kind="stable")
         row, member = row[order], member[order]
         for first in range(0, len(self._places), _AT_ONCE):
             places = self._places[first : first + _AT_ONCE]
             start, end = np.searchsorted(row, (first, first + len(places)))
+            # "untaken" starts with everybody and removes members; "has" starts with nobody and adds them.
             among = np.full((len(places), members.stop - members.start), not self._is_answer)
             among[row[start:end] - first, member[start:end]] = self._is_answer
             yield places, packed(among)
 
 
 class _OnDevice:
-    """Who is on one of some devices, or on none that is known."""
+    """Fills rows of the members whose device is one of some device types, or is not known."""
 
     def __init__(self, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
         self._device_types, self._places = device_types, places
@@ -174,7 +189,7 @@ class _OnDevice:
 
 
 class _Listed:
-    """Who is on a quota's list."""
+    """Fills rows of the members who are on a quota's recontact list."""
 
     def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
         self._quotas, self._places = quotas, places
@@ -184,19 +199,24 @@ class _Listed:
 
 
 class Kernel:
-    """Makes rows of answers, by a plan; the rows of a chunk are there until the next one is made."""
+    """Makes rows from answers by a plan. The rows of a chunk are valid until those of the next chunk are made.
+
+    Args:
+        plan: The plan.
+
+    Attributes:
+        plan: As given.
+        everybody: After `fill`, the row of all members of the chunk.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         source, columns = plan.source, plan.columns
-        single = columns.questions - columns.multiple
-        ranges = {id_: source.classes[id_].consecutive for id_ in sorted(single)}
-        consecutive = {id_: each for id_, each in ranges.items() if each is not None}
-        small = [id_ for id_ in ranges if id_ not in consecutive and len(source.classes[id_]) <= MOST_CODES]
-        self._consecutive = Consecutive(consecutive)
-        self._others = sorted(columns.questions - consecutive.keys())
-        self._readers: dict[int, Reader] = {}  # made when they are asked for: most columns need none
-        self._places = {id_: place for place, id_ in enumerate([*consecutive, *small])}
+        single = sorted(columns.questions - columns.multiple)
+        small = [id_ for id_ in single if len(source.classes[id_]) <= MOST_CODES]
+        # By question; created on first use.
+        self._readers: dict[int, Reader] = {}
+        self._places = {id_: place for place, id_ in enumerate(small)}
         self._fillers = list(self._made_fillers())
         self._lists = {
             quota_id: pa.array(sorted(codes), pa.string())
@@ -206,30 +226,32 @@ class Kernel:
         self._rooms = _Rooms()
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
+        # Pickle the plan only: everything else is derived from it.
         return Kernel, (self.plan,)
 
     def another(self) -> Kernel:
-        """Return one that makes the same, with rows of its own."""
+        """Return a kernel with the same plan and rows of its own, for use at the same time."""
+        # A shallow copy shares all that `fill` does not write to.
         kernel = Kernel.__new__(Kernel)
         vars(kernel).update(vars(self), _rooms=_Rooms())
         return kernel
 
     def answers(self, batch: Any, first: int) -> Answers:
-        """Read a batch; what comes of it is there until the next one is read.
+        """Return the answers of a batch; they are valid until the next batch is read.
 
         Args:
             batch: The members.
-            first: The place in the panel of the first.
+            first: The place of the first member in the panel.
 
         Raises:
-            InvalidRequestError: It holds what it should not; the text tells the column and the row.
+            InvalidRequestError: A value is not valid for its column; the text names the column and the row.
         """
         columns, source = self.plan.columns, self.plan.source
         codes = self._rooms.codes.rows(len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
         several: dict[int, Several] = {}
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for question_id in (*self._consecutive.read(read, codes), *self._others):
+        for question_id in sorted(columns.questions):
             found = self._reader(question_id).read(read[str(question_id)], first)
             if isinstance(found, Several):
                 several[question_id] = found
@@ -260,9 +282,10 @@ class Kernel:
         return reader
 
     def fill(self, answers: Answers, members: slice) -> None:
-        """Make the rows of some members of a batch."""
+        """Make the rows of a chunk: some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
+        # One block of memory: the rows of the plan, and three areas for temporary rows.
         room, made = self._rooms.members.rows(self.plan.count + 3 * TOGETHER, words), self.plan.count
         self._rows = rows = room[:made]
         self._some, self._possible, self._certain = (
@@ -276,23 +299,29 @@ class Kernel:
                 rows[places] = filled
         for op, first, operands in self.plan.steps:
             _combine(_UFUNCS[op], rows, operands, rows[first : first + len(operands[0])], self._some)
+        # The last word has bits beyond the last member, and some fillers set them.
         self._is_partial = bool(count % _WORD)
 
     def block(self, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return who may match the quotas of a block, in its order, and who does, of those that are unsure.
+        """Return the members who may match the quotas of a block, and those who certainly match.
 
-        Both are overwritten by the next call.
+        The first array has a row for each of `block.quotas`, the second for each of `block.unsure`: for all
+        other quotas, everybody who may match certainly does. The next call overwrites both arrays.
         """
         possible = self._possible[: len(block.quotas)]
         _combine(np.bitwise_and, self._rows, block.possible, possible, self._some)
         if self._is_partial:
             possible &= self.everybody
+        # A member who certainly matches also may match, so start with the possible rows: fewer rows are left to
+        # combine.
         certain = self._certain[: len(block.unsure)]
         possible.take(block.unsure, 0, certain, "clip")
         _and_more(self._rows, block.certain, certain, self._some)
         return possible, certain
 
     def _made_fillers(self) -> Iterator[_Filler]:
+        # Sorted by kind and question: each filler does all the rows of its kind, and each comparison all of a
+        # question.
         given = sorted(
             ((name, place) for place, name in enumerate(self.plan.given) if isinstance(name, Given)),
             key=lambda each: (each[0].how, each[0].of),
@@ -315,20 +344,20 @@ class Kernel:
 
 
 class _Room:
-    """Room for rows, used again and again: to have it anew takes a tenth of what it takes to fill it."""
+    """Memory for rows, used repeatedly: to allocate it anew takes a tenth of the time it takes to fill it."""
 
     def __init__(self, kind: Any) -> None:
         self._numbers = np.empty(0, dtype=kind)
 
     def rows(self, count: int, length: int) -> NDArray[Any]:
-        """Return so many rows of such a length; what is in them is anything."""
+        """Return so many uninitialized rows of a length."""
         if count * length > len(self._numbers):
             self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
         return self._numbers[: count * length].reshape(count, length)
 
 
 class _Rooms:
-    """What a kernel has of its own."""
+    """The memory of one kernel, which kernels of the same plan do not share."""
 
     def __init__(self) -> None:
         self.codes = _Room(np.uint8)
@@ -336,7 +365,7 @@ class _Rooms:
 
 
 def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Return rows of members as bits."""
+    """Return rows of booleans as rows of bits, padded with zeros to whole words."""
     bits = np.packbits(members, axis=1, bitorder="little")
     if bits.shape[1] % 8:
         whole = np.zeros((len(bits), -(-bits.shape[1] // 8) * 8), dtype=np.uint8)
@@ -346,8 +375,10 @@ def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 def members_in(words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the bits that are set in words, one after the other: of each, in which word, and which."""
-    some = np.flatnonzero(words)  # most words are empty, often
+    """Return the positions of the bits set in words: for each bit, the word's index and the bit's number."""
+    # Often most words are 0: unpack only the others. Words 0, 5, 0 have bits 0 and 2 set in word 1, so this
+    # returns [1, 1] and [0, 2].
+    some = np.flatnonzero(words)
     bits = np.unpackbits(words[some].view(np.uint8), bitorder="little")
     at = np.flatnonzero(bits.view(bool))
     return some[at // _WORD], at % _WORD
@@ -360,8 +391,18 @@ def _combine(
     out: NDArray[np.uint64],
     some: NDArray[np.uint64],
 ) -> None:
-    """Combine rows: the first operands of all, with the second ones of those that have them, and so on."""
-    # Places are in bounds, and where numpy is to raise otherwise it would copy what it takes.
+    """Combine rows, for many results at once: all first operands, then the second operands, and so on.
+
+    Args:
+        op: How rows are combined.
+        rows: The rows.
+        operands: The places of the first operand of each result, of the second operand, and so on; see
+            `Step.operands`.
+        out: Where the results are written.
+        some: Memory for as many rows.
+    """
+    # "clip" is about speed: the places are always in bounds, and with the default, "raise", numpy would make a
+    # copy of the result first.
     rows.take(operands[0], 0, out, "clip")
     _and_more(rows, operands[1:], out, some, op)
 
@@ -373,6 +414,7 @@ def _and_more(
     some: NDArray[np.uint64],
     op: np.ufunc = np.bitwise_and,
 ) -> None:
+    # Results with most operands come first, so those that have this operand are the first `count` ones.
     for places in operands:
         count = len(places)
         rows.take(places, 0, some[:count], "clip")

@@ -1,4 +1,4 @@
-"""A panel against all quotas."""
+"""`PanelMatcher`: a whole panel with all quotas of an index."""
 
 from __future__ import annotations
 
@@ -6,44 +6,50 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from sampling_async._errors import InvalidRequestError
-from sampling_async._protocol import InviteRequest
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, is_settled, settled
+from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
-from sampling_async.matching.panel._outputs import Counts, Output, TopK
+from sampling_async.matching.panel._outputs import Output, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
-from sampling_async.matching.panel._workers import Workers
+from sampling_async.matching.panel._top_k import TopK
+from sampling_async.matching.panel._workers import Workers, matched_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sampling_async.matching._index import QuotaIndex
     from sampling_async.matching.panel._plan import Columns
+    from sampling_async.matching.panel._reader import BatchReader
     from sampling_async.matching.panel._workers import Piece
 
 T = TypeVar("T")
 
 _MOST_PLANS: Final = 4
 _ROWS: Final = 2**15
-"""Members that are read at a time: few, so that little is kept; many, since each column takes its time."""
+"""Members read at a time: few, to need little memory; many, because each column of a batch has a fixed cost."""
 
 
 class PanelMatcher:
-    """A panel against all quotas of an index, in chunks: whatever the size of the panel, memory stays the same.
+    """A matcher of a whole panel with all quotas of an index.
 
-    A panel is a stream of Arrow record batches, a member a row. Columns are named after the question IDs, as
-    "1001538", and hold what a profile does: an age in years, a postal code as text, an answer ID, or a list of
-    these; null is no answer. Further columns, all optional but the first for `TopK` and `Sample`:
-    `member_code` (text), `device_type` (number), `exclude_surveys` (list of survey IDs) and `participations`
-    (list of {survey_id, wave_id, status_id}). Other columns are passed over, and a question without a column
-    was not answered by anybody.
+    It works in chunks, so that memory does not grow with the size of the panel.
 
-    It is as the index was when it was made, with quotas that were closed left out, and can be pickled.
+    A panel is a stream of Arrow record batches with one row for each member. A column of answers is named after
+    its question ID, such as "1001538", and has the same values as a profile: an age in years, a postal code as
+    text, an answer ID, or a list of these. Null means no answer. Further columns are `member_code` (text),
+    `device_type` (number), `exclude_surveys` (list of survey IDs) and `participations` (list of
+    {survey_id, wave_id, status_id}). They are optional, except that `TopK` and `Sample` need `member_code`.
+    Other columns are ignored. If a question has no column, no member has answered it.
+
+    The matcher is a copy of the index at the time of its creation, without the quotas that were closed by then:
+    later changes of the index have no effect on it. It can be pickled.
 
     Args:
         index: The inventory.
-        output: What is wanted: `Counts()`, `TopK(n)` or `Sample(per_quota)`.
+        output: The result wanted: `Counts()`, `TopK(n)` or `Sample(per_quota)`. Default: `Counts()`.
     """
 
     def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
@@ -56,37 +62,45 @@ class PanelMatcher:
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """The questions that are asked: those for which a column makes a difference."""
+        """The IDs of the questions that the inventory asks; only columns of these matter."""
         return tuple(sorted(self._source.classes))
 
     @property
     def schema(self) -> Any:
-        """The Arrow schema of what comes out."""
+        """The Arrow schema of the output."""
         return self.output.schema
 
-    def run(self, stream: Any, *, workers: int | Workers = 1) -> Any:
-        """Match a panel; return what is wanted of it as a `pyarrow.RecordBatchReader`.
+    def run(self, stream: Any, *, workers: int | Workers = 1) -> BatchReader:
+        """Match a panel; return the output as a `pyarrow.RecordBatchReader`.
+
+        The panel is matched while the result is read, and errors in the panel are raised then.
 
         Args:
-            stream: Anything that speaks the Arrow C stream: a `pyarrow` table or reader, a Polars or pandas
-                data frame, a DuckDB relation. Or an iterator of record batches.
-            workers: Processes that match, on one machine; this is one of them. Others are started where the
-                panel is worth it, so that the main module of a program must do its work under
-                `if __name__ == "__main__":`. They end with the run; `Workers` keeps them for the next.
+            stream: Any object with the Arrow C stream interface: a `pyarrow` table or reader, a Polars or
+                pandas data frame, a DuckDB relation. Or an iterator of record batches.
+            workers: How many processes match the panel, including this one. Others are started only if the
+                panel is large enough. The main module of the program must then do its work under
+                `if __name__ == "__main__":`. The processes end with the run; pass `Workers` to keep them for
+                the next one.
 
         Raises:
-            InvalidRequestError: While the result is read: it is no such stream, or a column holds what it
-                should not; the text tells the column and the row.
-            ChildProcessError: A process ended while the result was read.
+            InvalidRequestError: While the result is read: `stream` is not such a stream, or a value is not
+                valid for its column; the text names the column and the row.
+            ChildProcessError: While the result is read: a process ended unexpectedly.
         """
         if not isinstance(workers, Workers):
             workers = Workers(workers)
-        return pa.RecordBatchReader.from_batches(self.schema, self._matched_by(workers, _batches(stream)))
+        batches = self._matched_by(workers, _batches(stream))
+        reader: BatchReader = pa.RecordBatchReader.from_batches(self.schema, batches)
+        return reader
 
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Match some of a panel, as an engine hands it out; yield record batches of what is wanted of these.
+        """Match a part of a panel, as an engine hands it out; yield the output of this part as record batches.
 
-        Counts and samples of parts are put together by `merged`.
+        For the counts or the samples of the whole panel, combine the outputs of its parts with `merged`.
+
+        Args:
+            batches: The record batches of the part.
         """
         return self._matched(self._pieces(batches))
 
@@ -102,6 +116,7 @@ class PanelMatcher:
         collector = self.output.collector(self._source)
         for first, batch in pieces:
             columns = self._read.found(batch.schema, self._columns)
+            # Another kernel only if the columns change within the panel.
             if kernel is None or kernel.plan.columns != columns:
                 kernel = self._kernels.lend(columns)
             ready = collector.begin(batch, first)
@@ -118,9 +133,9 @@ class PanelMatcher:
             yield made
 
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
-        """Match by one process or several, and put together what these say of all."""
+        """Match with one process or several, and merge the outputs that are not final."""
         parts: list[Any] = []
-        for is_part, made in workers.matched(self._matched, self._pieces(batches), self._plan):
+        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._plan):
             if is_part:
                 parts.append(made)
             else:
@@ -129,27 +144,30 @@ class PanelMatcher:
             yield from self.merged(parts).to_batches()
 
     def _plan(self, batch: Any) -> None:
-        """Plan for a panel, once for all processes."""
+        """Make the plan for a panel here, so that the other processes need not make it again."""
         self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
-        """Return what comes of parts of a panel as what would have come of all: a `pyarrow.Table`.
+        """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of its parts.
 
         Args:
-            parts: What came of them: an Arrow stream, or record batches.
+            parts: The outputs of all parts: an Arrow stream, or record batches.
         """
         if not hasattr(parts, "__arrow_c_stream__"):
             parts = pa.Table.from_batches(parts, schema=self.schema)
-        # Engines hand out what they were given in types of their own: long texts, lists of other names.
+        # Engines change types on the way: texts become large texts, and the items of lists get other names.
         table = pa.table(parts).select(self.schema.names).cast(self.schema)
         made = self.output.merged(table, self._source)
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
     def requests(self, stream: Any) -> Iterator[InviteRequest]:
-        """Yield what `client.fan_out` takes: each member that matches any quota, with the best ones.
+        """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
+
+        Args:
+            stream: The panel, as for `run`.
 
         Raises:
-            InvalidRequestError: The output is not `TopK`; and as `run`.
+            InvalidRequestError: The output is not `TopK`; or as `run`.
         """
         if not isinstance(self.output, TopK):
             raise InvalidRequestError(f"requests are made of TopK(n), not of {self.output!r}")
@@ -160,24 +178,24 @@ class PanelMatcher:
 
     @property
     def _names(self) -> frozenset[str]:
-        others = OTHERS if self.output.needs_codes or self._source.lists else OTHERS - {MEMBER_CODE}
+        others = OTHERS if needs_codes(self.output) or self._source.lists else OTHERS - {MEMBER_CODE}
         return others.union(map(str, self._source.classes))
 
     def _fitted(self, batch: Any) -> Any:
-        """Return a batch with the columns that matter only, in types that can be taken apart."""
+        """Return a batch with only the columns that matter, without string views."""
         places, are_settled = self._kept.found(batch.schema, self._matter)
         kept = batch.select(places)
         return kept if are_settled else settled(kept)
 
     def _matter(self, schema: Any) -> tuple[list[int], bool]:
-        """Return the places of columns that matter, and whether all are of types that can be taken apart."""
+        """Return the places of the columns that matter, and whether none of them needs `settled`."""
         names = self._names
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 
     def _columns(self, schema: Any) -> Columns:
         columns = columns_of(schema, self._source)
-        if self.output.needs_codes and not columns.has_codes:
+        if needs_codes(self.output) and not columns.has_codes:
             raise InvalidRequestError(
                 f"{type(self.output).__name__} tells members by their codes: the panel has no column"
                 f" {MEMBER_CODE!r}; it has {', '.join(map(repr, schema.names[:10]))}"
@@ -186,13 +204,14 @@ class PanelMatcher:
 
 
 class _OfSchema(Generic[T]):
-    """What was found of a schema, kept for the next: mostly it is the same, and to look at it takes long."""
+    """A cache for the last schema: most batches have the same schema, and to look at one is slow."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, T] | None = None
 
     def found(self, schema: Any, look: Callable[[Any], T]) -> T:
-        """Return what is found of a schema, for which it is looked at where that is new."""
+        """Return what `look` finds out about a schema; call it only if the schema is not the last one."""
+        # One tuple, read once: another thread may replace it, but never separate the schema from its result.
         last = self._last
         if last is None or not schema.equals(last[0]):
             last = self._last = schema, look(schema)
@@ -200,7 +219,7 @@ class _OfSchema(Generic[T]):
 
 
 class _Kernels:
-    """Kernels for panels: planned once for those of the same columns, and lent to one run at a time."""
+    """A pool of kernels: planned once for panels with the same columns, and lent to one run at a time."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -211,7 +230,7 @@ class _Kernels:
         return vars(self) | {"_idle": []}
 
     def plan(self, columns: Columns) -> Kernel:
-        """Return a kernel to make others of: panels mostly have the same columns as one before."""
+        """Return the kernel for some columns, from which others are copied; panels mostly have the same."""
         planned = self._planned.get(columns)
         if planned is None:
             planned = Kernel(Plan(self._source, columns))
@@ -221,8 +240,9 @@ class _Kernels:
         return planned
 
     def lend(self, columns: Columns) -> Kernel:
-        """Return a kernel that nobody else uses: the rows of a chunk are not for two threads."""
+        """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk."""
         planned = self.plan(columns)
+        # Pop first, then look: another thread may take the kernel between a test and a pop.
         with suppress(IndexError):
             idle = self._idle.pop()
             if idle.plan is planned.plan:
@@ -230,7 +250,7 @@ class _Kernels:
         return planned.another()
 
     def take_back(self, kernel: Kernel) -> None:
-        """Keep a kernel for the next run: to make room for its rows anew takes as long as to fill it."""
+        """Keep a kernel for the next run: to allocate its rows anew takes as long as to fill them."""
         if not self._idle:
             self._idle.append(kernel)
 
@@ -250,7 +270,7 @@ def _batches(stream: Any) -> Iterator[Any]:
 
 
 def _sized(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches of a good size."""
+    """Yield batches of at most `_ROWS` members: large batches are cut, small ones are joined."""
     waiting: list[Any] = []
     count = 0
     for batch in batches:
@@ -274,8 +294,9 @@ def _joined(batches: list[Any]) -> Any:
 
 def _chunks(count: int) -> Iterator[slice]:
     """Yield chunks of about the same size."""
+    # 20,000 members: round(3.26) = 3 chunks of 6667, rounded up to whole words: 6720, 6720 and 6560.
     chunks = max(1, round(count / CHUNK))
     size = -(-count // chunks)
-    size += -size % 64  # whole words, but for the last one
+    size += -size % 64
     for start in range(0, count, size or 1):
         yield slice(start, min(start + size, count))

@@ -1,18 +1,19 @@
-"""What is to be done with each chunk of a panel: which rows to make of the answers, and quotas of these."""
+"""The plan for a chunk of a panel: which rows to make from the answers, and how to combine them into quotas."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from attrs import frozen
 
-from sampling_async.matching._bits import all_of, ascending, without
+from sampling_async.matching._bits import all_of, ascending
+from sampling_async.matching._layers import fitting
 from sampling_async.matching._program import Kept
 from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes
-from sampling_async.matching.panel._rows import TOGETHER, Row, Rows, by_turn
+from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,40 +23,39 @@ if TYPE_CHECKING:
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._program import Program, Target
     from sampling_async.matching._questions import QuestionKinds
-    from sampling_async.matching.panel._rows import Op
+    from sampling_async.matching.panel._rows import Op, Row
 
-S = TypeVar("S", int, Row)
 _Place: TypeAlias = tuple[int, int]
 """The ID of a program, and a place in it."""
 
 _LOOKED_UP: Final = 40
 _FILLED: Final = 5
-"""What it takes to look a row up, or to fill it, in rows that are combined in the same time."""
+"""The costs of looking up a row, and of filling one: how many rows can be combined in the same time."""
 
 
 class Pair(NamedTuple):
-    """Classes, or rows: those that match for certain, and those that may."""
+    """Two sets of classes, or two rows or lists of rows: for a certain match, and for a possible one."""
 
     certain: Any
     possible: Any
 
 
 class Asked(NamedTuple):
-    """What is asked about a question, as sets of its classes."""
+    """The classes of a question that fit, certainly and possibly."""
 
     question_id: int
     classes: Pair
 
 
 class QuotaOfPlan(NamedTuple):
-    """What is kept of a quota.
+    """The data of a quota that a plan needs.
 
     Attributes:
         quota_id: The quota.
-        wave: Its survey and wave, by their place.
-        layers: Its layers, by their places.
-        device_types: The devices it is open to; none is all.
-        needs_list: Whether it is for those on a list only.
+        wave: The place of its survey and wave.
+        layers: The places of its layers.
+        device_types: The devices it is open to; if empty, all.
+        needs_list: Whether it is only for members on a recontact list.
     """
 
     quota_id: int
@@ -67,14 +67,14 @@ class QuotaOfPlan(NamedTuple):
 
 @frozen
 class Columns:
-    """What a panel has, of what is asked for.
+    """The columns of a panel, of those that an inventory asks for.
 
     Attributes:
         questions: Questions with a column.
-        multiple: Those whose answers are lists.
-        has_device: Whether the device is known.
-        has_taken: Whether it is known which surveys were taken.
-        has_codes: Whether there are member codes.
+        multiple: Questions with a column of lists of answers.
+        has_device: Whether there is a column of device types.
+        has_taken: Whether there is a column of excluded surveys or of participations.
+        has_codes: Whether there is a column of member codes.
     """
 
     questions: frozenset[int]
@@ -85,26 +85,25 @@ class Columns:
 
 
 class Source:
-    """An inventory, as small as it can be sent to others: classes instead of conditions.
+    """An inventory in a small form for sending to other processes: with classes instead of conditions.
 
     Args:
-        compiled: Quotas, best first, each after the program it was compiled in.
+        compiled: Quotas, best first, each in a pair after the program it was compiled in.
         kinds: How questions are matched.
-        policy: What is taken how.
-        lists: The members of recontact quotas.
+        policy: Rules for the cases that the contract leaves open.
+        lists: The member codes on the recontact lists, by quota ID.
 
     Attributes:
         kinds: As given.
         policy: As given.
         lists: As given.
-        classes: Of each question, the classes of its answers.
-        layers: Of each layer the sub-quotas, by their places, and whether they are full.
-        quota_ids: Of each quota, best first, its ID; the same for `survey_ids` and the completes that are still
-            `needed`.
-        survey_ids: See there.
-        needed: See there.
-        of_survey: Of each survey, its waves by their places.
-        excluding: By survey, wave and status, the waves that exclude who took part so.
+        classes: The classes of the answers to each question, by question ID.
+        layers: For each layer, the places of its sub-quotas, and whether each is full.
+        quota_ids: The ID of each quota, best first.
+        survey_ids: The survey of each quota, in the same order.
+        needed: The completes still wanted of each quota, in the same order.
+        of_survey: The places of a survey's waves, by survey ID.
+        excluding: The places of the waves that exclude a participation, by its survey, wave and status.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Source:
         programs = {id(program): program for program, _ in compiled}
         layers, sub_quotas, all_asked = Kept[_Place](), Kept[_Place](), Kept[_Place]()
         waves: dict[tuple[int, int], int] = {}
-        # As tuples without names, which are sent in a third of the time.
+        # Plain tuples, not `QuotaOfPlan`: pickled, they are sent in a third of the time.
         self._quotas = [
             (
                 target.quota.quota_id,
@@ -156,7 +155,7 @@ class Source:
         return list(map(QuotaOfPlan._make, self._quotas))
 
     def sub_quotas(self) -> list[tuple[Asked, ...]]:
-        """Return what each sub-quota asks."""
+        """Return, for each sub-quota, the classes it asks for in each of its questions."""
         asked = [Asked(question_id, Pair(certain, possible)) for question_id, certain, possible in self._asked]
         return [tuple([asked[at] for at in places]) for places in self._sub_quotas]
 
@@ -168,7 +167,7 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
 def _classes(
     programs: Mapping[int, Program], all_asked: Sequence[_Place], kinds: QuestionKinds, policy: MatchPolicy
 ) -> tuple[dict[int, Classes], list[tuple[int, int, int]]]:
-    """Return the classes of all questions, and what is asked: the question, and the parts of a `Pair`."""
+    """Return the classes of all questions, and all that is asked, as the question and the parts of a `Pair`."""
     of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
     shapes: list[tuple[int, list[int]]] = []
     for id_, at in all_asked:
@@ -191,35 +190,16 @@ def _classes(
     ]
 
 
-def layer(sub_quotas: Iterable[tuple[Pair, bool]], nothing: S, *, exactly_one: bool) -> Pair:
-    """Return who fits a layer, of who fits its sub-quotas and which of these are full."""
-    fits = two_fit = may = two_may = may_open = full_fits = full_may = open_fits = nothing
-    for (certain, possible), is_full in sub_quotas:
-        two_fit |= fits & certain
-        fits |= certain
-        two_may |= may & possible
-        may |= possible
-        if is_full:
-            full_fits |= certain
-            full_may |= possible
-        else:
-            open_fits |= certain
-            may_open |= possible
-    out = full_fits | two_fit if exactly_one else full_fits
-    uncertain = two_may if exactly_one else full_may
-    may_match = without(may_open, out)
-    return Pair(without(open_fits & may_match, uncertain), may_match)
-
-
 class Given(NamedTuple):
     """A row that is filled from a panel's columns.
 
     Attributes:
-        how: "is", who is in a class of answers; "upto", in it or one before it; "in", in one of a set of
-            classes; "has", who has several answers and one of a class among them; "device", who is on one of
-            these devices; "untaken", who may take a wave of a survey; "listed", who is on a quota's list.
-        of: The question; of the last three, none.
-        what: The class, the set of classes, the device types, the survey by its place, or the quota.
+        how: Which members are in the row. "is": members in a class of answers; "upto": in a class or one before
+            it; "in": in one of a set of classes; "has": members with a list of answers, one of which is in a
+            class; "device": members on one of some devices, or on an unknown one; "untaken": members who may
+            take a wave; "listed": members on a quota's recontact list.
+        of: The question; 0 for the last three.
+        what: The class, the set of classes, the device types, the place of the wave, or the quota.
     """
 
     how: str
@@ -228,13 +208,15 @@ class Given(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some quotas, next to each other in rank. Those with most rows come first, which is how they are made.
+    """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first.
 
     Attributes:
         quotas: The quotas, by their places in the source.
-        possible: What is to be combined to who may match: the first row of each quota, the second, and so on.
-        unsure: Quotas that some match for certain and some not, by their places in `quotas`.
-        certain: What is to be combined, with who may match these, to who does.
+        possible: The rows whose intersection is the members who may match: the first row of each quota, then
+            the second rows, and so on, as `by_turn` returns them.
+        unsure: Quotas that a member may match without certainly matching, by their places in `quotas`.
+        certain: Further rows, in the same form: their intersection with the possible members of the unsure
+            quotas is the members who certainly match.
     """
 
     quotas: NDArray[np.intp]
@@ -244,17 +226,17 @@ class Block(NamedTuple):
 
 
 class Plan:
-    """What is to be done with panels that have the same columns.
+    """The plan for panels with the same columns.
 
     Args:
         source: The inventory.
-        columns: What the panels have of what is asked for.
+        columns: The columns of the panels.
 
     Attributes:
         source: As given.
         columns: As given.
-        given: The rows to be filled, which are the first ones: "nothing" and "everything", and then `Given`.
-        steps: What makes the others of these.
+        given: The rows to fill, which are the first ones: "nothing", "everything", and then `Given`.
+        steps: The steps that make all other rows from these.
         count: How many rows there are.
         blocks: The quotas, best first.
     """
@@ -286,7 +268,7 @@ def _block(pairs: Sequence[Pair], places: Sequence[int]) -> Block:
 
 
 def _more(pair: Pair) -> list[int]:
-    """Return the rows that make who may match a quota to who does."""
+    """Return the rows that a certain match needs in addition to a possible one."""
     return [row for row in pair.certain if row not in pair.possible]
 
 
@@ -301,7 +283,7 @@ class _OneQuestion(NamedTuple):
 
 
 class _Crossed(NamedTuple):
-    """Any other layer: what its sub-quotas ask, and which are full."""
+    """Any other layer: for each sub-quota, the classes it asks for, and whether it is full."""
 
     sub_quotas: list[tuple[tuple[Asked, ...], bool]]
 
@@ -311,7 +293,7 @@ class _Crossed(NamedTuple):
 
 
 class _Planning:
-    """A plan that is being made."""
+    """The state while a plan is made: its rows so far, and caches of combinations made before."""
 
     def __init__(self, source: Source, columns: Columns) -> None:
         self.rows = Rows()
@@ -329,14 +311,16 @@ class _Planning:
     def _read(self, sub_quotas: list[tuple[tuple[Asked, ...], bool]]) -> _OneQuestion | _Crossed:
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
-        # Of several answers each may fit another sub-quota, so that who fits is not a matter of the class.
+        # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
+        # cannot be combined into one set of classes.
         if len(only) != 1 or (only[0] in self._columns.multiple and len(sub_quotas) > 1):
             return _Crossed(sub_quotas)
-        classes = [(asked[0].classes, full) for asked, full in sub_quotas]
-        return _OneQuestion(Asked(only[0], layer(classes, 0, exactly_one=self._exactly_one)))
+        all_classes = -1
+        classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
+        return _OneQuestion(Asked(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
 
     def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
-        """Return how the classes of each question are put together to sets: whichever takes least."""
+        """Return the cheapest way to make the sets of each question's classes; see `Given.how`."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
         for each in layers:
             for asked in each.all_asked():
@@ -355,7 +339,8 @@ class _Planning:
         return min(costs, key=costs.__getitem__)
 
     def _row(self, question_id: int, classes: int) -> Row:
-        """Return the row of who is in a set of classes."""
+        """Return the row of the members in a set of classes."""
+        # Nobody has answered a question without a column.
         if question_id not in self._columns.questions:
             return self.rows.everything if classes >> UNANSWERED & 1 else self.rows.nothing
         everything = self._source.classes[question_id].everything
@@ -369,13 +354,16 @@ class _Planning:
         if isinstance(of, _OneQuestion):
             return self._fitting((of.asked,))
         pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
+        # If nobody may fit two sub-quotas, the rule of a layer is a plain union of the open ones.
         if self._is_one_at_most(of):
             is_open = [pair for pair, full in pairs if not full]
             return Pair(*(self.rows.combined("or", rows) for rows in zip(*is_open, strict=True)))
-        return layer(pairs, self.rows.nothing, exactly_one=self._exactly_one)
+        nobody, everybody = self.rows.nothing, self.rows.everything
+        sub_quotas = [(*pair, everybody if full else nobody) for pair, full in pairs]
+        return Pair(*fitting(sub_quotas, nobody, exactly_one=self._exactly_one))
 
     def _fitting(self, asked: tuple[Asked, ...]) -> Pair:
-        """Return who fits a sub-quota; one that asks for nothing says nothing."""
+        """Return the members who fit a sub-quota; everybody may fit one that asks for nothing."""
         if not asked:
             return Pair(self.rows.nothing, self.rows.everything)
         found = self._fits.get(asked)
@@ -386,7 +374,7 @@ class _Planning:
         return found
 
     def _is_one_at_most(self, of: _Crossed) -> bool:
-        """Return whether nobody may fit two of these: some question keeps them apart, of each two."""
+        """Return whether nobody may fit two sub-quotas, because some question keeps each two apart."""
         possible = [
             {
                 each.question_id: each.classes.possible
@@ -401,7 +389,7 @@ class _Planning:
         )
 
     def quota(self, quota: QuotaOfPlan) -> Pair:
-        """Return the rows that make a quota, by their numbers."""
+        """Return the numbers of the rows whose intersection is a quota's members."""
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:
@@ -420,7 +408,8 @@ class _Planning:
 
 
 def _parts(how: str, question_id: int, classes: int, everything: int) -> tuple[Op, list[Hashable]]:
-    """Return the rows that make a set of classes, by their names."""
+    """Return how to make a set of classes: the operation, and the names of the rows to combine."""
+    # A member of a question with single answers is in one class, so that "xor" of classes is their union.
     answered = everything ^ 1 << UNANSWERED
     if classes in {0, everything}:
         return "xor", ["everything"] if classes else []
@@ -440,6 +429,8 @@ def _parts(how: str, question_id: int, classes: int, everything: int) -> tuple[O
         if classes.bit_count() > others.bit_count() + 1:
             return "xor", ["everything", *given(ascending(others))]
         return "xor", given(ascending(classes))
+    # "upto": a bit of `classes ^ classes >> 1` is set where a run of classes, or a gap, ends. {2, 3, 5} gives
+    # 1, 3, 4, 5, and the set is upto(1) ^ upto(3) ^ upto(4) ^ upto(5).
     ends = list(ascending(classes ^ classes >> 1))
     last = everything.bit_length() - 1
     return "xor", [*given(end for end in ends if end != last), *(["everything"] if last in ends else [])]

@@ -1,4 +1,8 @@
-"""Postal codes looked up by what they begin with, all of a column at once: as numbers of eight letters each."""
+"""Lookup of postal codes by their prefixes, for a whole column at once.
+
+The first eight letters of a code are packed into one number, the first letter in the highest byte. A mask then
+cuts a code to a prefix: with the mask 0xFFFF000000000000, the code "1001" becomes the number of "10".
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class _Table:
-    """Numbers above 0, each with a class, which is found in a step or two instead of some fifteen.
+    """A hash table from numbers above 0 to classes, searched for many numbers at once.
 
-    Each is at the first free place from its own one on.
+    A lookup takes one or two steps; a binary search takes about fifteen. At most half of the places are used.
+    Each number is at the first free place from its own place on (linear probing), and 0 marks a free place.
     """
 
     def __init__(self, numbers: NDArray[np.uint64], classes: NDArray[np.intp]) -> None:
@@ -35,16 +40,18 @@ class _Table:
         self._last = (1 << bits) - 1
         self._numbers = np.zeros(1 << bits, dtype=np.uint64)
         self._classes = np.zeros(1 << bits, dtype=np.intp)
+        # Each round tries to put every number left at its place, and moves the others on to the next place.
         left, at = np.arange(len(numbers)), self._places(numbers)
         while len(left):
             free = self._numbers[at] == 0
-            self._numbers[at[free]] = numbers[left[free]]  # of those with one place, one is there then
+            # If several numbers are written to the same place, one of them stays, and `there` finds it.
+            self._numbers[at[free]] = numbers[left[free]]
             there = self._numbers[at] == numbers[left]
             self._classes[at[there]] = classes[left[there]]
             left, at = left[~there], at[~there] + 1 & self._last
 
     def replace(self, numbers: NDArray[np.uint64], classes: NDArray[np.intp]) -> None:
-        """Put the classes of those numbers that are here in place of others."""
+        """Replace entries of `classes` by the class of their number, for the numbers in the table."""
         at = self._places(numbers)
         found = self._numbers[at]
         left = np.flatnonzero((found != numbers) & (found != 0))
@@ -55,22 +62,28 @@ class _Table:
         np.copyto(classes, self._classes[at], where=found == numbers)
 
     def _places(self, numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
+        # Fibonacci hashing: multiply modulo 2**64, and keep the highest bits as the place.
         places: NDArray[np.intp] = (numbers * _SPREAD >> self._shift).astype(np.intp)
         return places
 
 
 class _OfLength(NamedTuple):
-    """Beginnings of one length: the bits they are made of, and what class each is of."""
+    """The prefixes of one length.
+
+    Attributes:
+        mask: The bits of the letters up to this length.
+        table: The class of each prefix, by its packed letters.
+    """
 
     mask: np.uint64
     table: _Table
 
 
 class Beginnings:
-    """What is asked for of a question whose answers are postal codes.
+    """The prefixes that a question about postal codes asks for.
 
     Args:
-        classes: Its classes.
+        classes: The classes of the question's answers.
     """
 
     def __init__(self, classes: Classes) -> None:
@@ -79,30 +92,37 @@ class Beginnings:
         self._by_length = list(_by_length(classes.of))
 
     def numbers(self, words: Any) -> NDArray[np.intp] | None:
-        """Return the classes of texts, or None if there is more to leave out of one than blanks and hyphens."""
+        """Return the classes of texts, or None if a text needs slower code.
+
+        Plain texts consist of ASCII letters, digits, blanks and hyphens; any other character needs slower code.
+        """
         codes = _plain(pc.fill_null(words, "") if words.null_count else words)
         if codes is None:
             return None
         numbers = np.full(len(codes), OTHER, dtype=np.intp)
         packed = _packed(codes)
-        for mask, table in self._by_length:  # what is found last is the longest
+        # The shortest prefixes come first, so that the class of the longest prefix replaces the others.
+        for mask, table in self._by_length:
             table.replace(packed & mask, numbers)
         numbers[packed == 0] = UNANSWERED
+        # Eight letters do not decide about codes and prefixes that are longer: look these up one by one.
         for long in np.flatnonzero(_lengths(codes) > _PACKED) if self._are_long else ():
             numbers[long] = self._classes.number(codes[int(long)].as_py())
         return numbers
 
 
 def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
-    """Yield beginnings of postal codes with their classes, those of a length together, the shortest first."""
+    """Yield the prefixes of each length with their classes, the shortest first."""
     by_length: defaultdict[int, list[str]] = defaultdict(list)
     for text in of:
-        if text.isascii() and text.isalnum():  # no answer that is plain begins with anything else
+        # The codes looked up here have ASCII letters and digits only, so other prefixes never fit.
+        if text.isascii() and text.isalnum():
             by_length[len(text)].append(text)
     for length in range(1, _PACKED + 1):
         same = by_length[length]
         if not same:
             continue
+        # One row of eight bytes for each prefix, padded with zeros, and read as one big-endian number.
         letters = np.zeros((len(same), _PACKED), dtype=np.uint8)
         letters[:, :length] = np.frombuffer("".join(same).encode(), dtype=np.uint8).reshape(-1, length)
         numbers = letters.view(">u8")[:, 0].astype(np.uint64)
@@ -111,7 +131,7 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
 
 
 def _plain(words: Any) -> Any | None:
-    """Return postal codes, which are all there, as they are compared, where that is easily had."""
+    """Return postal codes without nulls in the form used for comparison, or None if that needs slower code."""
     codes = words
     if not _are_alnum(words).all():
         codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
@@ -121,7 +141,9 @@ def _plain(words: Any) -> Any | None:
 
 
 def _packed(codes: Any) -> NDArray[np.uint64]:
-    """Return texts of letters and digits, cut to as many as fit, as numbers."""
+    """Return the first eight letters and digits of each text, packed into a number."""
+    # Padded to eight bytes each, the texts of the column follow each other in its buffer, and can be read as
+    # numbers without a loop.
     same = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
     return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
 

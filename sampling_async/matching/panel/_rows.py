@@ -1,7 +1,7 @@
-"""Sets of members before there are members: what they will be made of, and in which order.
+"""Symbolic rows: how rows will be made from other rows, and in which order, before there are any members.
 
-A row is a set of members, a bit each. Rows are put together from other rows by "and", "or" and "exclusive or",
-each combination once; what comes of it is a list of steps, each of which makes many rows in the same way.
+A row is a set of members, with a bit for each. Rows are combined by "and", "or" and "exclusive or", and each
+combination is made once. The result is a list of steps, each of which makes many rows by the same operation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Op: TypeAlias = Literal["and", "or", "xor"]
 TOGETHER: Final = 512
-"""Rows made in one go at most: enough to be worth a call, and few, to stay in the processor's own cache."""
+"""The most rows made by one step: many, so that a call pays; few, to stay in the core's own cache."""
 
 
 class Row:
-    """A row to be: its number in the rows it is of."""
+    """A symbolic row: its number in the `Rows` it belongs to."""
 
     __slots__ = ("_rows", "number")
 
@@ -41,20 +41,20 @@ class Row:
 
 
 class _Made(NamedTuple):
-    """What a row is made of, by the numbers of rows; nothing, if it is given."""
+    """How a row is made: the operation and the numbers of its operands; none if the row is given."""
 
     op: Op | None
     operands: tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """Rows to be made in the same way, one after the other from `first` on.
+    """Rows made by the same operation, at consecutive places.
 
     Attributes:
-        op: How.
-        first: Where they are put.
-        operands: Rows that are combined: of all of them the first operand, then of those that have one the
-            second, and so on. Those with most operands come first.
+        op: The operation.
+        first: The place of the first row made.
+        operands: The places of all first operands, then of all second operands, and so on. Rows with most
+            operands come first; see `by_turn`.
     """
 
     op: Op
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 
 class Rows:
-    """Rows to be, each kept once however it is come by."""
+    """A collection of symbolic rows, in which equal combinations are one row."""
 
     def __init__(self) -> None:
         self._made: list[_Made] = []
@@ -73,11 +73,11 @@ class Rows:
         self.everything = self.given("everything")
 
     def given(self, name: Hashable) -> Row:
-        """Return a row that is filled from outside, by its name."""
+        """Return the row with a name, which is filled from outside."""
         return Row(self, self._place(name, _Made(None, ())))
 
     def combined(self, op: Op, rows: Iterable[Row]) -> Row:
-        """Return what comes of rows."""
+        """Return the combination of rows."""
         operands = self.operands(op, rows)
         if len(operands) == 1:
             return Row(self, operands[0])
@@ -85,7 +85,9 @@ class Rows:
         return Row(self, self._place(made, made))
 
     def operands(self, op: Op, rows: Iterable[Row]) -> tuple[int, ...]:
-        """Return the numbers of the rows that make a difference, one at least."""
+        """Return the numbers of the rows that affect the result, at least one."""
+        # Equal rows cancel out in pairs for "xor", and count once else. Empty or full rows either decide the
+        # result alone, or do not change it.
         numbers = [row.number for row in rows]
         kept = set(numbers)
         if op == "xor":
@@ -108,23 +110,24 @@ class Rows:
         return number
 
     def arranged(self, wanted: set[int]) -> Arranged:
-        """Return the steps that make rows, given by their numbers, and where each is to be found."""
+        """Return the steps that make the wanted rows, given by their numbers, and the place of each row."""
         return Arranged(self._made, self._names, wanted)
 
 
 class Arranged:
-    """Rows in the order they are made in.
+    """Rows in the order in which they are made.
 
     Attributes:
-        places: Of the numbers of rows that are needed, the places.
-        given: The names of those to be filled from outside, which come first, in the order they were named.
-        steps: What makes the others.
+        places: The place of each needed row, by its number.
+        given: The names of the rows filled from outside, which come first, in the order they were named.
+        steps: The steps that make the other rows.
         count: How many rows there are.
     """
 
     def __init__(self, made: Sequence[_Made], names: Sequence[Hashable], wanted: set[int]) -> None:
         needed = {0, 1} | wanted
-        for number in range(len(made) - 1, -1, -1):  # what a row is made of has a lower number
+        # Operands have lower numbers than the row made from them, so one pass from the last row on finds all.
+        for number in range(len(made) - 1, -1, -1):
             if number in needed:
                 needed.update(made[number].operands)
         kept = sorted(needed)
@@ -132,6 +135,7 @@ class Arranged:
         self.given = [names[number] for number in given]
         self.places = {number: place for place, number in enumerate(given)}
         self.steps: list[Step] = []
+        # Rows of one level do not depend on each other, so that all with the same operation are one step.
         levels = dict.fromkeys(given, 0)
         alike: defaultdict[tuple[int, Op], list[int]] = defaultdict(list)
         for number in kept:
@@ -148,7 +152,7 @@ class Arranged:
 
 
 def _steps(op: Op, made_of: Sequence[Sequence[int]], first: int) -> list[Step]:
-    """Return the steps that make rows of these, which are in the order of how many they are made of."""
+    """Return the steps that make rows, given the operands of each; the rows with most operands come first."""
     return [
         Step(op, first + start, by_turn(made_of[start : start + TOGETHER]))
         for start in range(0, len(made_of), TOGETHER)
@@ -156,7 +160,10 @@ def _steps(op: Op, made_of: Sequence[Sequence[int]], first: int) -> list[Step]:
 
 
 def by_turn(made_of: Sequence[Sequence[int]]) -> list[NDArray[np.intp]]:
-    """Return the first of each, the second of those that have one, and so on; the longest come first."""
+    """Return all first operands, then the second ones of the rows that have them, and so on.
+
+    The rows with most operands come first: [[3, 4, 5], [6, 7]] becomes [[3, 6], [4, 7], [5]].
+    """
     return [
         np.array([operands[turn] for operands in made_of if len(operands) > turn], dtype=np.intp)
         for turn in range(len(made_of[0]) if made_of else 0)

@@ -1,9 +1,9 @@
-"""A panel matched by several processes of one machine, a piece of it each at a time.
+"""Matching of a panel by several processes of one machine, which take it piece by piece.
 
-This process is one of them: it matches from the beginning, while the others start, and hands out pieces in
-between. They go by files that are mapped into memory, and are in memory where the system has a place for that:
-through a pipe, to write and to read them would cost a good part of what is gained. Each of the others has one
-more piece waiting than it works on. They end with the run, unless `Workers` keeps them for the next.
+This process matches too: it begins while the others start, and hands out pieces between its own. A piece is
+sent as a file mapped into memory, in a memory file system if there is one: to send it through a pipe would cost
+a good part of the time gained. Each worker has one piece to work on and one waiting. The workers end with the
+run, unless `Workers` keeps them for the next run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from sampling_async._errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
@@ -33,27 +33,28 @@ Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
 Matches: TypeAlias = "Callable[[Iterable[Piece]], Iterator[Any]]"
-"""Makes record batches of pieces."""
+"""Makes record batches from pieces."""
 
 _WORK: Final = "work"
-_IN_MEMORY: Final = "/dev/shm"  # noqa: S108  there Linux has files that are in memory
+_IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
 _WORTH: Final = 5
-"""Pieces that a panel needs for others to match: fewer are done before one has read what it has to do."""
+"""The fewest pieces for which workers are started: this process matches fewer before a worker is ready."""
 
 _PIECES: Final = 2
 _AHEAD: Final = 4
-"""Pieces that each process may be ahead of one that is not done: what comes of them has to be kept."""
+"""Pieces for each process that may be ahead of the first unfinished piece; their output is kept in memory."""
 
 
 class _File:
-    """A file for pieces, one after the other: to write where one was is twice as fast as to write anew."""
+    """A file for one piece at a time, reused: to overwrite a piece is twice as fast as to write a new file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._mapped: Any = None
 
     def write(self, batch: Any) -> None:
-        """Write a piece over the one before, which must be done with."""
+        """Write a piece over the previous one, which must not be in use any more."""
+        # Measure the size first, by writing to nowhere.
         size = pa.MockOutputStream()
         _write(size, [batch])
         if self._mapped is not None and self._mapped.size() >= size.size():
@@ -62,70 +63,86 @@ class _File:
             return
         if self._mapped is not None:
             self.close()
-            self.path.unlink()  # it may be mapped elsewhere
-        # To write it so fails where there is no room; to write what is mapped would end the process.
+            # A worker may still have it mapped: unlink it, do not change its size.
+            self.path.unlink()
+        # If there is no space left, this write raises an error. A write to mapped memory would kill the
+        # process.
         with pa.OSFile(str(self.path), "wb") as file:
             _write(file, [batch])
         self._mapped = pa.memory_map(str(self.path), "r+")
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the file."""
         if self._mapped is not None:
             self._mapped.close()
 
 
 class _Worker:
-    """A process, the end of the pipe to it, and the pieces it has: the one it works on first."""
+    """A worker process, seen from this one.
+
+    Attributes:
+        connection: This process's end of the pipe.
+        pieces: The numbers of the pieces that the worker has; it works on the first one.
+        is_free: Whether the worker takes part in no run.
+        is_ready: Whether the worker can take pieces of the current run.
+    """
 
     def __init__(self) -> None:
-        context = get_context("spawn")  # threads of pyarrow do not survive a fork
+        # Not "fork": the threads of pyarrow do not survive a fork.
+        context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         with _interrupts_put_off():
             self._process.start()
+        # Close our copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
         theirs.close()
         self._files: deque[_File] = deque()
         self.pieces: deque[int] = deque()
-        self.is_free = True  # takes part in no run
+        self.is_free = True
         self.is_ready = self._is_told = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process is running."""
         return self._process.is_alive()
 
     def join(self, folder: Path, name: str) -> None:
-        """Have it take part in a run, whose files are in a folder."""
+        """Make the worker take part in a run, whose files are in a folder."""
         self.is_free = False
         self._files.extend(_File(folder / f"{name}-{at}") for at in range(_PIECES))
         self._send(folder)
 
     def begin(self) -> None:
-        """Tell it that what it has to do is written down; to start takes it longer."""
+        """Notify the worker that the work file is written; its start takes longer than that."""
         self._send(None)
 
     @property
     def has_room(self) -> bool:
-        """Whether it can have one more piece."""
+        """Whether the worker can take one more piece."""
         return self.is_ready and len(self.pieces) < _PIECES
 
     def give(self, number: int, piece: Piece) -> None:
-        """Have it work on a piece after those it has."""
+        """Send the worker a piece, which it matches after those it has."""
         first, batch = piece
-        file = self._files[0]  # that of a piece which is done
+        # There are as many files as pieces at a time, used in turn: the first is that of a finished piece.
+        file = self._files[0]
         self._files.rotate(-1)
         file.write(batch)
         self._send((file.path, first))
         self.pieces.append(number)
 
     def finish(self) -> None:
-        """Tell it, once, that there is nothing left after the pieces it has."""
+        """Notify the worker, once, that no more pieces follow those it has."""
         if not self._is_told:
             self._is_told = True
             self._send(None)
 
     def receive(self) -> tuple[str, Any]:
-        """Return what it says."""
+        """Return the worker's next message: its kind and its content.
+
+        Raises:
+            ChildProcessError: The process ended.
+        """
         try:
             kind, what = self.connection.recv()
         except (EOFError, ConnectionError):
@@ -146,45 +163,52 @@ class _Worker:
         )
 
     def leave(self) -> None:
-        """Have done with a run, of which it has said all that it had to say."""
+        """Release the worker from a run, after its last message, and close the files."""
         self.is_free = True
         self.is_ready = self._is_told = False
         while self._files:
             self._files.pop().close()
 
     def stop(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()  # SIGTERM may be ignored, or come to one that is stopped
+        """Kill the process, in whatever state it is, and release its resources."""
+        # SIGKILL, because a process can ignore SIGTERM, and a stopped one does not react to it.
+        self._process.kill()
         self._process.join()
         self.connection.close()
         self.leave()
 
 
 class Workers:
-    """Processes that match panels, kept from one run to the next: to start them takes half a second each time.
+    """Processes that match panels, kept for several runs: to start them takes half a second each time.
 
         with Workers(8) as workers:
             counts = PanelMatcher(index).run(panel, workers=workers).read_all()
             best = PanelMatcher(index, TopK(20)).run(panel, workers=workers).read_all()
 
-    A run that is worth it, from a piece of 32,768 members for each and five pieces on, starts those that are
-    not there. At its end it waits for those that came too late to match, so that the next one has them. They
-    end with the block, and before it with a run that fails or whose result is not read to its end. Several
-    threads may use them: a run that finds them at work starts others, and those that are too many then end.
-    Without a block they are as a number.
+    A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
+    members, and at least one piece for each process. At its end, a run waits for processes that started too
+    late to match, so that the next run can use them. The processes end with the `with` block. They end earlier
+    if a run fails, or if its result is not read to its end. Several threads may share the workers: a run that
+    finds them busy starts others, and the surplus processes end after the run. Without a `with` block,
+    `Workers(8)` is the same as the number 8.
 
     Args:
-        count: How many match a panel, with the process that runs it.
+        count: How many processes match a panel, including the one that runs it.
+
+    Attributes:
+        count: As given.
 
     Raises:
-        InvalidRequestError: That is no number, or none from 1 on.
+        InvalidRequestError: `count` is not a whole number from 1 on.
     """
 
     def __init__(self, count: int) -> None:
         if not isinstance(count, int) or count < 1:
             raise InvalidRequestError(f"workers is a number of processes from 1 on, not {count!r}")
         self.count = count
-        self._lock = RLock()  # the end of a run may come with a garbage collection, wherever that falls due
+        # Reentrant: the garbage collector may close an unread run, and so take the lock, in a thread that holds
+        # it.
+        self._lock = RLock()
         self._is_open = False
         self._idle: list[_Worker] = []
 
@@ -201,19 +225,10 @@ class Workers:
         for worker in idle:
             worker.stop()
 
-    def matched(
+    def _matched(
         self, match: Matches, pieces: Iterator[Piece], ready: Callable[[Any], object]
     ) -> Iterator[tuple[bool, Any]]:
-        """Yield what comes of a panel, as record batches, for `PanelMatcher.run`; pieces in their order.
-
-        Args:
-            match: What makes record batches of pieces; it is pickled.
-            pieces: The panel; where it is of few, they are matched by this process alone.
-            ready: Called with a batch of it before `match` is pickled, while other processes start.
-
-        Returns:
-            Of each, whether it came after all pieces, and is to be put together with others.
-        """
+        # Read some pieces to see whether the panel is large enough, and match here if it is not.
         worth = max(self.count, _WORTH)
         begun = list(islice(pieces, worth)) if self.count > 1 else []
         pieces = chain(begun, pieces)
@@ -227,7 +242,8 @@ class Workers:
             self._taking_part(Path(name)) as crew,
         ):
             ready(batch)
-            del batch, begun  # they are large
+            # Free these pieces as soon as they are matched: they are large.
+            del batch, begun
             Path(name, _WORK).write_bytes(pickle.dumps(match))
             for worker in crew:
                 worker.begin()
@@ -235,7 +251,7 @@ class Workers:
 
     @contextmanager
     def _taking_part(self, folder: Path) -> Generator[Sequence[_Worker]]:
-        """Have processes take part in a run, as many as there are to be; those that are not done then end."""
+        """Make processes take part in a run; at its end, stop those that are not free or not kept."""
         crew: list[_Worker] = []
         try:
             for number in range(self.count - 1):
@@ -263,8 +279,25 @@ class Workers:
             return keeps
 
     def _has_room(self) -> bool:
-        """Return whether one more is kept."""
+        """Return whether one more idle process is kept."""
         return self._is_open and len(self._idle) < self.count - 1
+
+
+def matched_by(
+    workers: Workers, match: Matches, pieces: Iterator[Piece], ready: Callable[[Any], object]
+) -> Iterator[tuple[bool, Any]]:
+    """Yield the output of a panel as record batches, in the order of its pieces, for `PanelMatcher.run`.
+
+    Args:
+        workers: The processes that match.
+        match: Makes record batches from pieces; it is pickled.
+        pieces: The panel; if there are few pieces, this process matches them alone.
+        ready: Called with a batch before `match` is pickled, while the other processes start.
+
+    Returns:
+        For each record batch, whether it came after all pieces and must be merged with others; and the batch.
+    """
+    return workers._matched(match, pieces, ready)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class _Lead:
@@ -275,17 +308,20 @@ class _Lead:
         self._pieces = enumerate(pieces)
         self._next = next(self._pieces, None)
         self._most_ahead = _AHEAD * (len(crew) + 1)
-        self._done: dict[int, list[Any]] = {}  # what came of pieces, until it is shown
-        self._shown = self._all_done = 0  # how many from the first one on
+        # The output of finished pieces, by number, until it is yielded.
+        self._done: dict[int, list[Any]] = {}
+        # How many pieces from the first one on have been yielded, and are finished.
+        self._shown = self._all_done = 0
         self._after_all: list[Any] = []
-        self._mine = self._after_all  # where what this process makes belongs to
+        # The list for this process's next output: that of its current piece or, after all pieces, the last one.
+        self._mine = self._after_all
 
     def matched(self, match: Matches, waits: Callable[[], bool]) -> Iterator[tuple[bool, Any]]:
-        """Yield what comes of them.
+        """Yield the output of all pieces; see `matched_by`.
 
         Args:
-            match: What makes record batches of pieces.
-            waits: Whether processes that came too late are waited for, for the next run to have them.
+            match: Makes record batches from pieces.
+            waits: Whether to wait for processes that started too late, to keep them for the next run.
         """
         for batch in match(self._own()):
             self._mine.append(batch)
@@ -297,7 +333,7 @@ class _Lead:
         yield from ((True, batch) for batch in self._after_all)
 
     def _own(self) -> Iterator[Piece]:
-        """Yield pieces for this process, while there are any: others come first."""
+        """Yield pieces for this process while there are any; the workers are given theirs first."""
         while True:
             self._hear(0)
             while self._is_far_ahead:
@@ -308,11 +344,12 @@ class _Lead:
             self._next = next(self._pieces, None)
             self._mine = []
             yield piece
+            # `match` asks for the next piece only after it has yielded all the output of this one.
             self._note(number, self._mine)
             self._mine = self._after_all
 
     def _note(self, number: int, made: list[Any]) -> None:
-        """Note what came of a piece."""
+        """Store the output of a finished piece."""
         self._done[number] = made
         while self._all_done in self._done:
             self._all_done += 1
@@ -322,7 +359,11 @@ class _Lead:
         return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
 
     def _hear(self, seconds: float | None) -> None:
-        """Take what the crew says, for which it waits so long, and give them what they can have."""
+        """Receive the workers' messages, and give them as many pieces as they can take.
+
+        Args:
+            seconds: How long to wait for a message; None waits until there is one.
+        """
         for connection in wait(list(self._busy), seconds):
             worker = self._busy[connection]
             kind, what = worker.receive()
@@ -349,7 +390,7 @@ class _Lead:
 
 
 def _place(room: int) -> str | None:
-    """Return where files are to be: in memory, if it has room to spare, which it often lacks in containers."""
+    """Return a folder in memory, or None if less than twice the room is free, as often in containers."""
     try:
         memory = os.statvfs(_IN_MEMORY)
     except (AttributeError, OSError):
@@ -359,11 +400,12 @@ def _place(room: int) -> str | None:
 
 @contextmanager
 def _interrupts_put_off() -> Generator[None]:
-    """Start a process that Ctrl-C does not reach before it can pass it over."""
+    """Block Ctrl-C while a process starts, so that it cannot be interrupted before it ignores the signal."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # to start it lets interrupts through again
+    # Start the resource tracker before: its start unblocks the signal.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -391,20 +433,23 @@ def _read(written: bytes) -> list[Any]:
 
 
 def _work(connection: Connection) -> None:
-    """Do what a worker does: take part in runs until it is ended, or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    """Run a worker: take part in runs until the parent kills this process, or the parent is gone."""
+    # On Ctrl-C, the parent kills this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = None
-    with suppress(EOFError, ConnectionError):  # the parent is gone
+    # These errors mean that the parent is gone.
+    with suppress(EOFError, ConnectionError):
         try:
             while True:
                 folder = connection.recv()
                 _take_part(connection, folder)
-        except Exception as exc:  # noqa: BLE001  told to the parent, who raises it, and ends us
+        except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", exc))
             while True:
                 connection.recv()
     if folder is not None:
-        rmtree(folder, ignore_errors=True)  # it may not have tidied up
+        # A parent that was killed has not removed it.
+        rmtree(folder, ignore_errors=True)
 
 
 def _take_part(connection: Connection, folder: Path) -> None:
@@ -422,9 +467,10 @@ def _take_part(connection: Connection, folder: Path) -> None:
                 return
             path, first = given
             yield first, pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
-            say("done")  # all that came of it is written by now: the file may be written again
+            # `match` has yielded all the output of this piece, so the parent may overwrite the file.
+            say("done")
 
     connection.recv()
     for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
-        made.append(batch)  # noqa: PERF402  it is emptied in between
+        made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")

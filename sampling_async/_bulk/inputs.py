@@ -1,0 +1,96 @@
+"""Read the user's input item by item, from iterables and async iterables, with turns for the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from inspect import isasyncgen
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+import anyio
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.stepwise import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+T = TypeVar("T")
+
+AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
+"""The accepted types of input: iterable or async iterable."""
+
+
+class Input(Generic[T]):
+    """A reader that takes an input item by item and gives the event loop regular turns.
+
+    Args:
+        items: Iterable or async iterable.
+        remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
+
+    Attributes:
+        latest: The item that was read last. The caller sets it to `NOTHING` in the same statement that stores
+            the item elsewhere.
+    """
+
+    NOTHING: Final = object()
+
+    def __init__(self, items: AnyIterable[T], remaining: Callable[[], float] | None) -> None:
+        self.latest: Any = Input.NOTHING
+        self._items = items
+        self._remaining = remaining
+        self._iterator: Iterator[T] | None = None
+        self._async_iterator: AsyncIterator[T] | None = None
+        self._turns = Turns()
+
+    async def read(self) -> bool:
+        """Read the next item into `latest`. Return False at the end of the input, or after the deadline."""
+        await self._turns.step()
+        remaining = None if self._remaining is None else self._remaining()
+        if remaining is not None and remaining <= 0:
+            return False
+        if self._iterator is not None:
+            # The loop takes an item and stores it in one step, in which no signal handler can run. With
+            # `self.latest = next(...)` an item could be lost between the call and the assignment.
+            for self.latest in self._iterator:  # noqa: B020
+                return True
+            return False
+        if self._async_iterator is None:
+            self._open()
+            return await self.read()
+        await self._read_async(self._async_iterator, remaining)
+        return self.latest is not Input.NOTHING
+
+    def _open(self) -> None:
+        if isinstance(self._items, AsyncIterable):
+            self._async_iterator = aiter(self._items)
+        else:
+            self._iterator = iter(self._items)
+
+    async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> None:
+        if remaining is None:
+            self.latest = await anext(source, Input.NOTHING)
+            return
+        with anyio.move_on_after(remaining):
+            self.latest = await anext(source, Input.NOTHING)
+
+    async def aclose(self) -> None:
+        """Close the input, if it is an async generator."""
+        await _close(self._async_iterator)
+        await _close(self._items)
+
+
+async def _close(source: object) -> None:
+    """Close an async generator. The garbage collector would run its last steps in another task."""
+    if isasyncgen(source):
+        await source.aclose()
+
+
+def readable(items: AnyIterable[T], name: str) -> AnyIterable[T]:
+    """Return an input unchanged, after a check of its type.
+
+    Raises:
+        InvalidRequestError: The input is neither iterable nor async iterable.
+    """
+    if not isinstance(items, Iterable | AsyncIterable):
+        raise InvalidRequestError(f"{name} is an iterable or async iterable, not {type(items).__name__}")
+    return items

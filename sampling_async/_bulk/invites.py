@@ -1,0 +1,241 @@
+"""Send one chunk: record it in the journal, and split it if one bad quota ID makes the service refuse it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from anyio.lowlevel import checkpoint
+from attrs import evolve
+
+from sampling_async._bulk.job import Answered, failed
+from sampling_async._calls.retry import MAX_RETRY_AFTER
+from sampling_async._contract.errors import (
+    BadRequestError,
+    ClientClosedError,
+    ForbiddenError,
+    InvalidRequestError,
+    OutageError,
+    SamplingError,
+    ServiceError,
+    delivered,
+)
+from sampling_async._contract.exchange import UNAVAILABLE
+from sampling_async._contract.records import ResultCode
+from sampling_async._protocol.chunk import Chunk, cut
+from sampling_async._protocol.requests import bulk_invite
+
+if TYPE_CHECKING:
+    from sampling_async._bulk.job import Job
+    from sampling_async._calls.call import Caller
+    from sampling_async._contract.exchange import Track
+    from sampling_async._journal.run import JournalRun
+    from sampling_async._pacing.gate import Permit
+    from sampling_async._protocol.bulk_reply import BulkReply
+    from sampling_async._protocol.outcomes import InviteOutcome
+
+# Halving finds one bad ID among 100 with 14 requests: two for each of the sizes 50, 25, 13, 7, 4, 2 and 1.
+_MOST_PARTS: Final = 16
+_TRIED_IN_VAIN: Final = 4
+"""If more requests than this were sent and none was accepted, the refusal is not about one quota ID."""
+
+# Refusals with these codes are about the panel or the member. Splitting the chunk would not change them.
+_NOT_OF_A_QUOTA: Final = frozenset(
+    {
+        ResultCode.PANEL_DOES_NOT_EXIST,
+        ResultCode.PANEL_NOT_ES_ENABLED,
+        ResultCode.NO_MEMBER_FOUND,
+        ResultCode.MEMBER_NOT_ROUTABLE,
+        ResultCode.MEMBER_BLOCKED,
+        ResultCode.NO_PANEL_GUID,
+        ResultCode.NO_MEMBER_CODE,
+        ResultCode.PANEL_INVALID_ES_REQUEST,
+        ResultCode.MEMBER_NOT_ACTIVE,
+        ResultCode.UNABLE_TO_GET_GID,
+        ResultCode.MAX_DAILY_EXCEEDED,
+        ResultCode.MAX_WEEKLY_EXCEEDED,
+    }
+)
+
+
+class Inviter:
+    """The sender of the chunks of one fan-out.
+
+    Args:
+        caller: Makes the calls.
+        panel_guid: The panel.
+        journal: Records what is sent and what came back, if given.
+    """
+
+    def __init__(self, caller: Caller, panel_guid: str, journal: JournalRun | None = None) -> None:
+        self._caller = caller
+        self._panel_guid = panel_guid
+        self._journal = journal
+        self._is_open = False
+        self._stopped_by: SamplingError | None = None
+        self._isolates = True
+        self._answered = 0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sending is paused, because of an outage of the service."""
+        return self._caller.outage.is_on
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether an outage lasted longer than the fan-out's patience."""
+        return isinstance(self._stopped_by, OutageError)
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether there is a journal, which may give outcomes of earlier runs."""
+        return self._journal is not None
+
+    async def begin(self) -> None:
+        """Open the journal, if there is one.
+
+        Raises:
+            InvalidRequestError: The client belongs to another event loop, which may be using it.
+            JournalError: The journal cannot be opened.
+        """
+        self._caller.must_be_of_this_loop()
+        if self._journal is not None:
+            await self._journal.open()
+            self._is_open = True
+
+    async def end(self) -> None:
+        """Close the journal, if `begin` opened it. Otherwise another fan-out may be using it."""
+        if self._journal is not None and self._is_open:
+            self._is_open = False
+            await self._journal.close()
+
+    def needs_permit(self, job: Job) -> bool:
+        """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
+        return job.answered is None and self._stopped_by is None
+
+    async def ask(self, job: Job, permit: Permit) -> None:
+        """Run a job: find the outcomes of its quota IDs. A failed request becomes outcomes."""
+        try:
+            if job.answered is None and self._stopped_by is not None:
+                job.answered = failed(job.chunk, self._stopped_by)
+            if job.answered is None:
+                await self._ask(job, permit)
+            else:
+                # Thousands of such jobs may follow each other, so each gives the event loop a turn.
+                await checkpoint()
+        finally:
+            if self._journal is not None:
+                self._journal.settle(job.chunk)
+
+    async def _ask(self, job: Job, permit: Permit) -> None:
+        journal = self._journal
+        if journal is None:
+            await self._find_out(job, permit)
+            job.answered = job.account()
+            return
+        # The order protects against a second invite: nothing is sent before its row is on disk, and the user
+        # receives no outcome before that is on disk too.
+        number = journal.note_sent(job.chunk)
+        try:
+            await journal.written()
+            await self._find_out(job, permit)
+        finally:
+            # Also after a cancellation: the outcomes known by now are written with the next rows.
+            journal.note_answered(number, job.account().answer.outcomes())
+        await journal.written()
+        job.answered = job.account()
+
+    async def _find_out(self, job: Job, permit: Permit) -> None:
+        """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""
+        # Example: of the IDs 1 to 4 the service refuses 3. The requests are (1 2 3 4), then (1 2), (3 4), then
+        # (3), (4). Only 3 ends refused.
+        parts = deque([job.chunk])
+        answered_before = self._answered
+        asked = accepted = 0
+        refused: SamplingError | None = None
+        while parts:
+            part = parts.popleft()
+            if refused is not None and not self._goes_on(refused, asked, accepted):
+                job.note(failed(part, refused))
+                continue
+            asked += 1
+            try:
+                job.note(await self._request(part, permit, job.begin(part)))
+                accepted += 1
+                self._answered += 1
+            except InvalidRequestError:
+                # The client is used from a wrong event loop. That is the caller's error, not an outcome.
+                raise
+            except SamplingError as exc:
+                self._stop(exc)
+                if self._may_be_of_one(part, exc, others_answered=self._answered > answered_before):
+                    refused = exc
+                    parts.extend(cut(part, (len(part.places) + 1) // 2))
+                else:
+                    job.note(failed(part, exc))
+        if refused is not None and not accepted:
+            # All parts were refused too, so no single ID is the reason. Do not split further chunks.
+            self._isolates = False
+
+    def _goes_on(self, refused: SamplingError, asked: int, accepted: int) -> bool:
+        """Return whether to send another part of a refused chunk."""
+        in_vain = asked > _TRIED_IN_VAIN and not accepted
+        if self._stopped_by is not None or asked > _MOST_PARTS or in_vain:
+            return False
+        # A 503 may still be about load, and more requests make that worse. So each part costs a retry token.
+        return isinstance(refused, BadRequestError) or self._caller.budget.spend()
+
+    def _may_be_of_one(self, chunk: Chunk, error: SamplingError, *, others_answered: bool) -> bool:
+        """Return whether one ID of several may be the reason for a refusal that processed nothing.
+
+        A 503 counts as overload, unless other requests were successful at the same time.
+        """
+        if len(chunk.places) == 1 or not self._isolates or error.delivery != "answered":
+            return False
+        if isinstance(error, BadRequestError):
+            return error.result_code not in _NOT_OF_A_QUOTA
+        if not (
+            isinstance(error, ServiceError) and error.status == UNAVAILABLE in self._caller.policy.unprocessed
+        ):
+            return False
+        return error.retry_after is None and error.attempts > 1 and others_answered
+
+    async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
+        call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
+        answer = await self._caller.run(call, permit, track)
+        self._caller.hand(chunk.member_code, answer.links, call, track, path="$.Invites", started=started)
+        for error in answer.errors:
+            error.attempts = track.attempts
+            error.elapsed = self._caller.clock() - started
+        return Answered(chunk, _resent(answer) if track.ambiguous else answer)
+
+    def _stop(self, error: SamplingError) -> None:
+        """Send no more chunks after an error that concerns all of them, such as a refused key or an outage.
+
+        A Retry-After that is too long to wait for is such an error too.
+        """
+        too_long = error.retry_after is not None and error.retry_after > MAX_RETRY_AFTER
+        stops = isinstance(error, ForbiddenError | ClientClosedError | OutageError)
+        if self._stopped_by is None and (too_long or stops):
+            # The remaining chunks get this error without having been sent, so it counts no attempts.
+            self._stopped_by = delivered(error, "not_sent")
+            self._stopped_by.attempts = 0
+
+
+_RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"
+
+
+def _resent(answer: BulkReply) -> BulkReply:
+    """Mark the outcomes of a response that followed an attempt which may have worked.
+
+    A rejection proves nothing in this case: the service may reject the member because of the lost invite.
+    """
+    return evolve(answer, answers={outcome.quota_id: _doubted(outcome) for outcome in answer.outcomes()})
+
+
+def _doubted(outcome: InviteOutcome) -> InviteOutcome:
+    outcome = evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, _RESENT))))
+    if outcome.status != "rejected":
+        return outcome
+    error = SamplingError(f"rejected when {_RESENT}", endpoint="bulk_invite", delivery="unknown")
+    return evolve(outcome, status="unknown", error=error)

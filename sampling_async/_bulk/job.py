@@ -1,0 +1,157 @@
+"""A job: one chunk, with everything that is known about it at any moment.
+
+A job can end at any line, by a cancellation or because a signal handler raises. So everything is noted in the
+job before it happens: the chunk and its `Track` are in place before anything is sent. `Job.account` then gives
+correct outcomes at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from sampling_async._contract.errors import SamplingError, ServiceError, delivered
+from sampling_async._contract.exchange import Track
+from sampling_async._protocol.bulk_reply import BulkReply
+from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.outcomes import Failure, InviteOutcome, OutcomeStatus, made
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async._contract.errors import Delivery
+
+
+@frozen
+class Answered:
+    """A chunk with the outcomes of its quota IDs."""
+
+    chunk: Chunk
+    answer: BulkReply
+
+    def outcomes(self) -> Iterator[InviteOutcome]:
+        """Yield one outcome for each place. An ID that was given twice has two places."""
+        # `map` and `repeat` loop in C: this runs for every quota ID of every bulk.
+        answers = map(self.answer.answers.__getitem__, self._places())
+        return made(self.chunk.member_code, self._places(), answers)
+
+    def _places(self) -> Iterator[int]:
+        places = self.chunk.places
+        return chain.from_iterable(map(repeat, places, places.values()))
+
+
+class Job:
+    """One chunk to send, and what is known about it so far.
+
+    Args:
+        chunk: The quota IDs to send.
+        answered: The outcomes, if they are known already and nothing needs to be sent.
+
+    Attributes:
+        answered: The final outcomes, once they are known.
+        taken: How many of its outcomes the user has received.
+    """
+
+    __slots__ = ("_is_told", "_known", "_part", "_track", "answered", "chunk", "taken")
+
+    def __init__(self, chunk: Chunk, answered: Answered | None = None) -> None:
+        self.chunk = chunk
+        self.answered = answered
+        self.taken = 0
+        self._known: list[Answered] = []
+        self._part: Chunk | None = None
+        self._track = Track()
+        self._is_told = False
+
+    def __repr__(self) -> str:
+        state = "answered" if self.answered else "in flight" if self._part else "not sent"
+        return f"<Job of {len(self.chunk.places)} quota IDs: {state}>"
+
+    def begin(self, part: Chunk) -> Track:
+        """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
+        track = Track(ambiguous=part.asked_before, is_told=self._is_told)
+        # One assignment: if a signal handler raises, part and track still belong together.
+        self._part, self._track = part, track
+        return track
+
+    def note(self, answered: Answered) -> None:
+        """Note the outcomes of a part of the chunk."""
+        self._known.append(answered)
+
+    def account(self) -> Answered:
+        """Return the outcomes as known now: a part in flight as its `Track` says, the rest `not_sent`."""
+        if self.answered is not None:
+            return self.answered
+        known = list(self._known)
+        part = self._part
+        if part is not None and all(each.chunk is not part for each in known):
+            known.append(interrupted(part, self._track.delivery))
+        return _put_together(self.chunk, known)
+
+    def left(self) -> Iterator[InviteOutcome]:
+        """Yield the outcomes that the user has not received. From now on nothing of this job is sent."""
+        # Set before the account is taken: a send that begins later is refused, so the outcomes stay true.
+        self._is_told = self._track.is_told = True
+        outcomes = self.account().outcomes()
+        # Skip the outcomes that the user has.
+        for _ in zip(range(self.taken), outcomes, strict=False):
+            pass
+        return outcomes
+
+
+def failed(chunk: Chunk, error: SamplingError) -> Answered:
+    """Return the outcomes of a chunk whose request failed: the same failure for each quota ID."""
+    code, result = (error.result_code, error.result) if isinstance(error, ServiceError) else (None, None)
+    if chunk.asked_before and error.delivery != "unknown":
+        # An earlier request about these IDs may have worked. A failure now does not change that.
+        error = delivered(error, "unknown")
+    # The traceback's frames hold the job. Users keep thousands of outcomes, which would keep all jobs alive.
+    error = error.with_traceback(None)
+    status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
+    alike = _Alike(chunk.places, Failure(status, code, result, error))
+    return Answered(chunk, BulkReply(chunk.member_code, alike))
+
+
+class _Alike(Mapping[int, Failure]):
+    """A mapping with the same failure for all IDs of a chunk; the garbage collector has less to visit."""
+
+    __slots__ = ("_failure", "_quota_ids")
+
+    def __init__(self, quota_ids: Collection[int], failure: Failure) -> None:
+        self._quota_ids = quota_ids
+        self._failure = failure
+
+    def __getitem__(self, quota_id: int) -> Failure:
+        if quota_id in self._quota_ids:
+            return self._failure
+        raise KeyError(quota_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._quota_ids)
+
+    def __len__(self) -> int:
+        return len(self._quota_ids)
+
+
+def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
+    """Return the outcomes of a chunk whose request was cancelled or never begun."""
+    error = SamplingError(
+        "interrupted: the fan-out ended before this was answered", endpoint="bulk_invite", delivery=delivery
+    )
+    return failed(chunk, error)
+
+
+def _put_together(chunk: Chunk, known: Iterable[Answered]) -> Answered:
+    """Return the outcomes of a chunk from those of its parts. Quota IDs in no part are `not_sent`."""
+    parts = tuple(known)
+    if len(parts) == 1 and parts[0].chunk is chunk:
+        return parts[0]
+    # Begin with `not_sent` for all quota IDs. The parts then replace what is known better.
+    answers = dict(interrupted(chunk, "not_sent").answer.answers)
+    for part in parts:
+        answers.update(part.answer.answers)
+    unrequested = tuple(outcome for part in parts for outcome in part.answer.unrequested)
+    return Answered(chunk, BulkReply(chunk.member_code, answers, unrequested))

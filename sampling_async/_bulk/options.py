@@ -1,0 +1,73 @@
+"""Check `chunk_size`, `goal` and `weight`, in one place for all methods that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from sampling_async._bulk.source import Goal, spread
+from sampling_async._contract.checks import number_above_0, whole_above_0
+from sampling_async._contract.errors import Endpoint, InvalidRequestError
+from sampling_async._protocol.chunk import MAX_QUOTA_IDS
+
+if TYPE_CHECKING:
+    from sampling_async._pacing.gate import Gate
+
+BULK: Final[Endpoint] = "bulk_invite"
+_LEAST_SHARE: Final = 1e-6
+
+
+@frozen
+class BulkOptions:
+    """The options of one bulk invite or fan-out.
+
+    Attributes:
+        size: The most quota IDs in a chunk.
+        size_of: Returns the best chunk size now, for a number of quota IDs. None: always `size`.
+        share: Its share of the permits, compared with other bulks.
+        until: The deadline, by the gate's clock; `inf` for none.
+    """
+
+    size: int
+    size_of: Callable[[int], int] | None
+    share: float
+    until: float
+
+
+def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, weight: float) -> BulkOptions:
+    """Return the options after a check of their values.
+
+    Raises:
+        InvalidRequestError: An option has an invalid value.
+    """
+    size = whole_above_0(chunk_size, "chunk_size", MAX_QUOTA_IDS)
+    if goal not in {"throughput", "first", None}:
+        raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
+    is_first = goal == "first" or (goal is None and until < inf)
+    return BulkOptions(size, _spreading(gate, size) if is_first else None, _share_of(weight), until)
+
+
+def _spreading(gate: Gate, largest: int) -> Callable[[int], int]:
+    bulk = gate.kind(BULK)
+
+    # Example: the limit is 8, 3 bulk requests run and nobody waits. So 5 permits are free, and 100 quota IDs
+    # are cut for 5 parallel requests.
+    def size_of(quota_ids: int) -> int:
+        room = min(bulk.adaptive.limit - len(bulk.held), gate.maximum - gate.running)
+        # Where others wait, a permit that becomes free is theirs first.
+        free = 0 if gate.waiting else room
+        return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=largest)
+
+    return size_of
+
+
+def _share_of(weight: float) -> float:
+    share = number_above_0(weight, "weight", "a share")
+    if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
+        raise InvalidRequestError(
+            f"weight is a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
+        )
+    return share

@@ -1,0 +1,473 @@
+"""Cut the input into jobs, on demand, in chunk sizes that suit the goal.
+
+At any moment, the quota IDs that were taken from the input and not handed over can be listed (`left`). For this
+the state is never in a generator, which an exception ends, nor only in a local variable. The statement that
+takes an item also stores it, and a change of two things is one assignment, in which no signal handler runs.
+
+Quota IDs whose outcomes are in the journal become jobs that are answered already and send no request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain, islice
+from math import ceil
+from typing import TYPE_CHECKING, Final, Literal, Self, SupportsIndex, TypeAlias, TypeVar
+
+from attrs import frozen
+
+from sampling_async._bulk.inputs import AnyIterable, Input
+from sampling_async._bulk.job import Answered, Job, failed
+from sampling_async._contract.errors import InvalidRequestError, SamplingError
+from sampling_async._pacing.limit import Line
+from sampling_async._pacing.stepwise import ENTRIES, Turns, pieces
+from sampling_async._protocol.bulk_reply import BulkReply
+from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.outcomes import InviteOutcome
+from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of, request_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from sampling_async._journal.run import JournalRun
+
+T = TypeVar("T")
+
+Goal: TypeAlias = Literal["throughput", "first"]
+"""The goal of a bulk: as few requests as possible, or the last response as early as possible."""
+
+# Before any response, the only hint is the contract: the time of a request grows with its number of quota IDs.
+_IN_PROPORTION: Final = Line(0.0, 1.0)
+_NEARLY: Final = 1.05
+"""Chunk sizes whose time is within 5 % of the best one count as equally good."""
+
+_MANY: Final = 4096
+"""How many quota IDs are checked, counted or sorted before the event loop gets a turn."""
+
+_FEW: Final = 128
+"""The same, for work in which each quota ID may make a different dict grow."""
+
+_COUNTED: Final = 65_536
+"""The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
+
+_RECALLED: Final = 1000
+"""How many quota IDs are looked up in the journal at once."""
+
+
+def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> int:
+    """Return the chunk size for an early last response; of nearly equal sizes, the one with fewest requests.
+
+    Args:
+        quota_ids: The number of IDs to send, at least one.
+        slots: How many requests can run at once.
+        line: The seconds of a request by its number of IDs, if known.
+        largest: The largest allowed chunk.
+    """
+    # Requests run in waves of `slots`, and each wave takes `line(size)`. Example: 100 IDs, 8 slots, and a line
+    # of 0.5 + 0.01 * n seconds. Size 50 is one wave of 1 s, size 13 is one wave of 0.63 s, size 12 is two waves
+    # of 0.62 s each. So 13 is best. Size 16 (0.66 s) is within 5 % and needs 7 requests in place of 8: it wins.
+    # The 7 requests then get even sizes, ceil(100 / 7) = 15.
+    line = line or _IN_PROPORTION
+    sizes = range(1, min(largest, quota_ids) + 1)
+
+    def seconds(size: int) -> float:
+        return ceil(ceil(quota_ids / size) / slots) * line(size)
+
+    best = min(map(seconds, sizes))
+    largest = max(size for size in sizes if seconds(size) <= best * _NEARLY)
+    # The same number of requests, with even sizes.
+    return ceil(quota_ids / ceil(quota_ids / largest))
+
+
+async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) -> InviteRequest:
+    """Return a checked request. While many IDs are checked, the event loop gets turns.
+
+    Raises:
+        InvalidRequestError: The member code or a quota ID cannot be sent.
+    """
+    if isinstance(quota_ids, Collection) and len(quota_ids) <= _MANY:
+        return InviteRequest(member_code, quota_ids)
+    # First without IDs: this checks the member code, and raises the right error if `quota_ids` is not iterable.
+    request = InviteRequest(member_code, () if isinstance(quota_ids, Iterable) else quota_ids)
+    checked: list[int] = []
+    turns, values = Turns(), iter(quota_ids)
+    while some := InviteRequest(member_code, tuple(islice(values, _MANY))).quota_ids:
+        checked += some
+        await turns.step(_MANY)
+    whole = tuple(checked)
+    await turns.step(_MANY)
+    # Freeing a long list takes time too. It happens here, after a turn, and not together with the next steps.
+    checked.clear()
+    return request_of(request.member_code, whole)
+
+
+class Plan:
+    """Quota IDs of one request that are still to become jobs.
+
+    Args:
+        whole: All of the quota IDs, as a chunk of any size.
+        size: Quota IDs in one job.
+        known: The outcome of each quota ID, if they are all known and the jobs send nothing.
+
+    Attributes:
+        drawn: The job that was drawn last, until it is handed over.
+    """
+
+    def __init__(self, whole: Chunk, size: int, known: Mapping[int, InviteOutcome] | None = None) -> None:
+        self._whole = whole
+        self._size = size
+        self._known = known
+        self._at = 0
+        self._items = iter(whole.places.items())
+        self.drawn: Job | None = None
+
+    def draw(self) -> Job | None:
+        """Return the next job, or None at the end. The job stays in `drawn` until it is handed over."""
+        places = dict(islice(self._items, self._size))
+        if not places:
+            return None
+        job = self._job(places)
+        # One assignment: each quota ID is either in `drawn` or beyond `_at`, never in both and never lost.
+        self.drawn, self._at = job, self._at + len(places)
+        return job
+
+    def _job(self, places: Mapping[int, int]) -> Job:
+        chunk = Chunk(self._whole.member_code, places, self._whole.asked_before)
+        if self._known is None:
+            return Job(chunk)
+        answers = {quota_id: self._known[quota_id] for quota_id in places}
+        return Job(chunk, Answered(chunk, BulkReply(chunk.member_code, answers)))
+
+    def left(self) -> Iterator[Job]:
+        """Yield jobs with the quota IDs that were not handed over."""
+        if self.drawn is not None:
+            yield self.drawn
+        # Counted from `_at`, not from the iterator: the iterator may be ahead if a signal handler raised.
+        rest = dict(islice(self._whole.places.items(), self._at, None))
+        if rest:
+            yield self._job(rest)
+
+
+class MemberSource:
+    """A source that cuts one member's quota IDs into jobs as they arrive from an iterator.
+
+    An ID repeated within a chunk is sent once.
+
+    Args:
+        member_code: The member.
+        quota_ids: The quota IDs.
+        size: The most quota IDs in a chunk.
+        remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
+    """
+
+    def __init__(
+        self,
+        member_code: str,
+        quota_ids: AnyIterable[SupportsIndex],
+        *,
+        size: int,
+        remaining: Callable[[], float] | None = None,
+    ) -> None:
+        self._member_code = member_code
+        self._input = Input(quota_ids, remaining)
+        self._size = size
+        self._places: dict[int, int] = {}
+        self._drawn: Job | None = None
+
+    async def draw(self) -> Job | None:
+        """Return the next job, or None after the last."""
+        while await self._input.read():
+            quota_id = quota_id_of(self._input.latest)
+            times = self._places.get(quota_id, 0) + 1
+            # One assignment: the ID is either in `_places` or in `latest`, never in both and never lost.
+            self._places[quota_id], self._input.latest = times, Input.NOTHING
+            if len(self._places) == self._size:
+                break
+        if not self._places:
+            return None
+        job = Job(Chunk(self._member_code, self._places))
+        self._drawn, self._places = job, {}
+        return job
+
+    def handed_over(self) -> None:
+        """Forget the job that was drawn last: another object owns it now."""
+        self._drawn = None
+
+    def left(self) -> Iterator[Job]:
+        """Yield jobs with the quota IDs that were taken from the input and not handed over."""
+        if self._drawn is not None:
+            yield self._drawn
+        places = dict(self._places)
+        if self._input.latest is not Input.NOTHING:
+            try:
+                quota_id = quota_id_of(self._input.latest)
+            except InvalidRequestError:
+                # An invalid ID has no outcome. The user gets its error from the iteration.
+                pass
+            else:
+                places[quota_id] = places.get(quota_id, 0) + 1
+        if places:
+            yield Job(Chunk(self._member_code, places))
+
+    async def aclose(self) -> None:
+        """Close the input."""
+        await self._input.aclose()
+
+
+class PanelSource:
+    """A source that cuts requests of many members into jobs. An ID repeated in a request is sent once.
+
+    Args:
+        requests: The requests.
+        size: The most quota IDs in a chunk.
+        size_of: Returns the best chunk size now, for a number of quota IDs of one request. None: always `size`.
+        remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
+        journal: The journal, if any. Quota IDs with an outcome in it are not sent again.
+    """
+
+    def __init__(
+        self,
+        requests: AnyIterable[InviteRequest],
+        *,
+        size: int,
+        size_of: Callable[[int], int] | None = None,
+        remaining: Callable[[], float] | None = None,
+        journal: JournalRun | None = None,
+    ) -> None:
+        self._input = Input(requests, remaining)
+        self._size = size
+        self._size_of = size_of
+        self._journal = journal
+        self._recalling: _Recalling | None = None
+        self._plans: deque[Plan] = deque()
+
+    async def draw(self) -> Job | None:
+        """Return the next job, or None after the last."""
+        while True:
+            while self._plans:
+                job = self._plans[0].draw()
+                if job is None:
+                    self._plans.popleft()
+                    continue
+                # From here on, a later request about the same quotas waits for the outcomes of this job.
+                if self._journal is not None and job.answered is None:
+                    self._journal.take_up(job.chunk)
+                return job
+            if self._recalling is not None:
+                await self._recall(self._recalling)
+            elif await self._input.read():
+                await self._take(self._input.latest)
+            else:
+                return None
+
+    async def _take(self, request: object) -> None:
+        """Make plans for a request, or begin to look it up in the journal."""
+        if not isinstance(request, InviteRequest):
+            self._input.latest = Input.NOTHING
+            raise InvalidRequestError(
+                f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
+            )
+        counted = await _counted(request.quota_ids)
+        if self._journal is None:
+            plans = deque(self._plan(Chunk(request.member_code, places)) for places in counted)
+            self._plans, self._input.latest = plans, Input.NOTHING
+        else:
+            recalling = _Recalling(request.member_code, counted, self._journal)
+            self._recalling, self._input.latest = recalling, Input.NOTHING
+
+    async def _recall(self, recalling: _Recalling) -> None:
+        """Make plans for the next part of a request, from its outcomes in the journal."""
+        part = await recalling.next()
+        if part is None:
+            self._recalling = None
+            return
+        plans = deque(
+            (Plan(part.answered, self._size, part.known), self._plan(part.again), self._plan(part.fresh))
+        )
+        self._plans, recalling.part = plans, None
+
+    def _plan(self, whole: Chunk) -> Plan:
+        size_of = self._size_of
+        return Plan(whole, self._size if size_of is None or not whole.places else size_of(len(whole.places)))
+
+    def handed_over(self) -> None:
+        """Forget the job that was drawn last: another object owns it now."""
+        self._plans[0].drawn = None
+
+    def left(self) -> Iterator[Job]:
+        """Yield jobs with the quota IDs that were taken from the input and not handed over."""
+        for plan in self._plans:
+            yield from plan.left()
+        if self._recalling is not None:
+            yield from self._recalling.left()
+        request = self._input.latest
+        if isinstance(request, InviteRequest):
+            whole = Chunk(request.member_code, Counter(request.quota_ids))
+            yield Job(whole, None if self._journal is None else _unread(whole))
+
+    async def aclose(self) -> None:
+        """Close the input."""
+        await self._input.aclose()
+
+
+class _Recalling:
+    """A request that is looked up in the journal, one part after the other.
+
+    Args:
+        member_code: The member.
+        counted: Its quota IDs, each with its number of places in the request.
+        journal: The journal.
+
+    Attributes:
+        part: The part that was looked up last, until plans for it are made.
+    """
+
+    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: JournalRun) -> None:
+        self._member_code = member_code
+        self._counted = counted
+        self._items = self._places()
+        self._read = 0
+        self._journal = journal
+        self.part: _Part | None = None
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return chain.from_iterable(places.items() for places in self._counted)
+
+    async def next(self) -> _Part | None:
+        """Look up the next part, after all chunks in flight about the same quotas. Return None at the end."""
+        places = dict(islice(self._items, _RECALLED))
+        if not places:
+            return None
+        try:
+            await self._journal.settled(self._member_code, places)
+        finally:
+            # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
+            known = await self._journal.recall(self._member_code, places)
+            again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
+            part = _Part.of(self._member_code, places, known, again)
+            self.part, self._read = part, self._read + len(places)
+        return part
+
+    def left(self) -> Iterator[Job]:
+        """Yield jobs with the quota IDs that are in no plan. Those not looked up yet are `unknown`."""
+        if self.part is not None:
+            yield from Plan(self.part.answered, _RECALLED, self.part.known).left()
+            yield Job(self.part.again)
+            yield Job(self.part.fresh)
+        rest = Chunk(self._member_code, dict(islice(self._places(), self._read, None)))
+        yield Job(rest, _unread(rest))
+
+
+@frozen
+class _Part:
+    """Quota IDs of a request, divided by what the journal says about them.
+
+    Attributes:
+        answered: IDs with an outcome that is final; they are not sent.
+        again: IDs to send again although an invite may exist.
+        fresh: IDs that are not in the journal.
+        known: The outcomes in the journal, by quota ID.
+    """
+
+    answered: Chunk
+    again: Chunk
+    fresh: Chunk
+    known: Mapping[int, InviteOutcome]
+
+    @classmethod
+    def of(
+        cls,
+        member_code: str,
+        places: Mapping[int, int],
+        known: Mapping[int, InviteOutcome],
+        again: AbstractSet[int],
+    ) -> Self:
+        """Divide quota IDs into the three kinds."""
+        kinds: tuple[dict[int, int], ...] = ({}, {}, {})
+        for quota_id, times in places.items():
+            kind = 2 if quota_id not in known else 1 if quota_id in again else 0
+            kinds[kind][quota_id] = times
+        answered, asked_again, fresh = kinds
+        return cls(
+            Chunk(member_code, answered),
+            Chunk(member_code, asked_again, asked_before=True),
+            Chunk(member_code, fresh),
+            known,
+        )
+
+
+def _unread(chunk: Chunk) -> Answered:
+    """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
+    error = SamplingError(
+        "interrupted before the journal was read: a run before may have asked for this",
+        endpoint="bulk_invite",
+        delivery="unknown",
+    )
+    return failed(chunk, error)
+
+
+async def _counted(quota_ids: tuple[int, ...]) -> Sequence[Mapping[int, int]]:
+    """Return the number of places of each quota ID, in the order given; of very many IDs, in several dicts."""
+    if len(quota_ids) <= _MANY:
+        return (Counter(quota_ids),)
+    # A dict of a million entries blocks the event loop when it grows. So the counts are in several dicts of at
+    # most `ENTRIES`, in order. `piece_of` finds the dict of a repeated ID. It is divided by the remainder of
+    # the ID, so that each of its dicts is small as well.
+    counted: list[dict[int, int]] = [{}]
+    divisor, turns = pieces(len(quota_ids)), Turns()
+    piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]
+    for start in range(0, len(quota_ids), _FEW):
+        if len(counted[-1]) > ENTRIES - _FEW:
+            counted.append({})
+        for quota_id in quota_ids[start : start + _FEW]:
+            piece = piece_of[quota_id % divisor].setdefault(quota_id, counted[-1])
+            piece[quota_id] = piece.get(quota_id, 0) + 1
+        await turns.step(_FEW)
+    # Freeing a million entries takes time too, so it is done in steps.
+    for pieces_of_some in piece_of:
+        pieces_of_some.clear()
+        await turns.step(_MANY)
+    return counted
+
+
+def total_of(requests: object) -> int | None:
+    """Return the number of quota IDs in all requests; None if it is not known in advance."""
+    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
+        return None
+    if not all(isinstance(request, InviteRequest) for request in requests):
+        # Not an error here: it is raised when the first invalid item is drawn.
+        return None
+    return sum(len(request.quota_ids) for request in requests)
+
+
+def source_of(
+    member_code: str,
+    quota_ids: AnyIterable[SupportsIndex],
+    *,
+    size: int,
+    size_of: Callable[[int], int] | None,
+    remaining: Callable[[], float] | None,
+) -> ChunkSource:
+    """Return the source for one member's quota IDs.
+
+    A collection gets an outcome for every ID, even after the deadline, and a repeated ID in it is sent once. It
+    is checked before anything is sent: at once, or, if it is large, when the first job is drawn. An iterator is
+    checked as it is read, a repeated ID is sent once within a chunk, and nothing is read after the deadline.
+
+    Raises:
+        InvalidRequestError: The member code, or an ID of a collection, cannot be sent.
+    """
+    if not isinstance(quota_ids, Collection):
+        return MemberSource(member_code_of(member_code), quota_ids, size=size, remaining=remaining)
+    if len(quota_ids) <= _MANY:
+        return PanelSource([InviteRequest(member_code, quota_ids)], size=size, size_of=size_of)
+    return PanelSource(_checked(member_code_of(member_code), quota_ids), size=size, size_of=size_of)
+
+
+async def _checked(member_code: str, quota_ids: Iterable[SupportsIndex]) -> AsyncGenerator[InviteRequest, None]:
+    yield await checked_request(member_code, quota_ids)
+
+
+ChunkSource: TypeAlias = MemberSource | PanelSource

@@ -1,0 +1,246 @@
+"""The fan-out: send chunks as parallel bulk invites, and yield one outcome for every quota ID."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Self
+
+from attrs import frozen
+
+from sampling_async._pacing.jobs import JobStream
+from sampling_async._pacing.stepwise import Turns, pieces
+from sampling_async._protocol.outcomes import BulkInviteResult, InviteOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from sampling_async._bulk.invites import Inviter
+    from sampling_async._bulk.job import Job
+    from sampling_async._bulk.source import ChunkSource
+    from sampling_async._pacing.gate import Permit
+    from sampling_async._protocol.outcomes import RawOutcome
+    from sampling_async._protocol.requests import InviteRequest
+
+_UNREQUESTED_KEPT: Final = 10_000
+_AT_ONCE: Final = 4096
+"""How many quota IDs of a result are sorted before the event loop gets a turn."""
+
+
+@frozen
+class Progress:
+    """The progress of a stream, see `OutcomeStream.progress`. All but the last two are numbers of quota IDs.
+
+    Attributes:
+        taken: IDs taken from the input, to be sent or to be looked up in the journal.
+        answered: Those of them whose outcome you have received.
+        replayed: Those of `answered` whose outcome is from an earlier run in the journal.
+        total: All IDs of the input; None if the number is not known.
+        seconds_left: The estimated seconds until all outcomes are known, at the rate so far; None while there
+            is no estimate.
+        per_second: The rate so far, in IDs; None before the first response.
+    """
+
+    taken: int
+    answered: int
+    replayed: int
+    total: int | None
+    seconds_left: float | None
+    per_second: float | None
+
+
+class OutcomeStream:
+    """The outcomes of a fan-out, as they finish: an async context manager and, inside it, an async iterator.
+
+    Memory is bounded by the client's `max_concurrency`, not by the input. If you leave the block early, or are
+    cancelled in it, all running jobs are cancelled. Quota IDs taken from the input whose outcomes you have not
+    received are then in `left_over`: received outcomes plus `left_over` are all IDs taken.
+
+    If the input raises an exception or contains an invalid ID, the stream first yields the outcomes of all
+    chunks that were sent, then raises. If several tasks read one stream, one of them gets the exception.
+
+    Attributes:
+        unrequested: The latest outcomes for quota IDs that were not requested, at most 10,000.
+    """
+
+    def __init__(
+        self,
+        inviter: Inviter,
+        source: ChunkSource,
+        permit: Callable[[], Permit],
+        *,
+        window: int,
+        total: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.unrequested: deque[InviteOutcome] = deque(maxlen=_UNREQUESTED_KEPT)
+        self._inviter = inviter
+        self._source = source
+        needs_permit = inviter.needs_permit
+        self._jobs = JobStream(permit, source, inviter.ask, window=window, needs_permit=needs_permit)
+        # The jobs whose outcomes are being yielded: more than one only if several tasks read the stream.
+        self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()
+        self._left_over: tuple[InviteOutcome, ...] | None = None
+        self._entered = False
+        self._turns = Turns()
+        self._total = total
+        self._clock = clock
+        self._began = 0.0
+        self._ended: float | None = None
+        # Both count the jobs that the user has received completely. `progress` adds the open jobs.
+        self._answered = 0
+        self._replayed = 0
+
+    @property
+    def progress(self) -> Progress:
+        """The progress so far, computed at each access.
+
+        `total` is known for a collection of quota IDs, and for a list, tuple or set of at most 65,536 requests.
+        The rate counts from the time the block was entered. It counts all known outcomes, which may be a few
+        requests more than you have received, but no outcomes from the journal, because they take no time. The
+        estimate of the time left assumes that none of the remaining outcomes is in the journal.
+        """
+        taken = known = answered = self._answered
+        replayed = of_journal = self._replayed
+        for job in self._jobs.open:
+            places = _places(job)
+            taken += places
+            answered += job.taken
+            if job.answered is not None:
+                known += places
+                replayed += self._replayed_of(job, job.taken)
+                of_journal += self._replayed_of(job, places)
+        asked = known - of_journal
+        rate = asked / seconds if asked and (seconds := self._seconds()) > 0 else None
+        rest = None if self._total is None else self._total - known
+        left = 0.0 if rest == 0 else None if rest is None or rate is None else rest / rate
+        return Progress(taken, answered, replayed, self._total, left, rate)
+
+    def _seconds(self) -> float:
+        """Return the seconds since the block was entered, or between entering and leaving it."""
+        return (self._clock() if self._ended is None else self._ended) - self._began
+
+    def _replayed_of(self, job: Job, most: int) -> int:
+        """Return how many of the first `most` outcomes of a job are from an earlier run."""
+        if not (most and self._inviter.has_journal and job.answered is not None):
+            return 0
+        count, answers = 0, job.answered.answer.answers
+        for quota_id, times in job.chunk.places.items():
+            answer = answers[quota_id]
+            if isinstance(answer, InviteOutcome) and answer.replayed:
+                count += min(times, most)
+            most -= times
+            if most <= 0:
+                break
+        return count
+
+    def _release(self, job: Job) -> None:
+        """Count a job as received completely, and remove it from the open jobs."""
+        places = _places(job)
+        self._answered += places
+        self._replayed += self._replayed_of(job, places)
+        self._jobs.release(job)
+
+    @property
+    def left_over(self) -> tuple[InviteOutcome, ...]:
+        """After the block: the outcomes of all quota IDs taken from the input that you have not received.
+
+        IDs of a finished request have its outcomes. IDs in flight are `unknown` (`not_sent` if no byte had
+        left). The rest is `not_sent`. With a journal, IDs that were not looked up in it yet are `unknown`: an
+        earlier run may have sent them.
+        """
+        if not self._jobs.left:
+            raise RuntimeError("left_over is known when the block has been left")
+        if self._left_over is None:
+            # A dict, because one job may be in both: it was added to `open` and not yet handed over.
+            jobs = dict.fromkeys(chain(self._jobs.open, self._source.left()))
+            self._left_over = tuple(chain.from_iterable(job.left() for job in jobs))
+        return self._left_over
+
+    @property
+    def paused(self) -> bool:
+        """Whether sending is paused, because of an outage of the service; see `OutagePolicy`."""
+        return self._inviter.is_paused
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a stream is entered once; make another one")
+        self._entered = True
+        try:
+            await self._inviter.begin()
+            self._began = self._clock()
+            await self._jobs.__aenter__()
+            # Inside `try`: a signal handler may raise here too, and then nobody else calls `__aexit__`.
+            return self  # noqa: TRY300
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._ended = self._clock()
+            await self._jobs.__aexit__(exc_type, exc, traceback)
+        finally:
+            await self._inviter.end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def result(self, request: InviteRequest) -> BulkInviteResult:
+        """Return the outcomes of a stream of one request, in the order given; this is faster than iterating."""
+        # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
+        divisor = pieces(len(request.quota_ids))
+        answers: list[dict[int, RawOutcome]] = [{} for _ in range(divisor)]
+        in_order: list[RawOutcome] = []
+        while jobs := await self._jobs.several():
+            for job in jobs:
+                answer = job.account().answer
+                self._release(job)
+                self.unrequested.extend(answer.unrequested)
+                if divisor == 1:
+                    answers[0].update(answer.answers)
+                else:
+                    for quota_id, each in answer.answers.items():
+                        answers[quota_id % divisor][quota_id] = each
+                await self._turns.step(len(answer.answers))
+        for start in range(0, len(request.quota_ids), _AT_ONCE):
+            in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
+            await self._turns.step(_AT_ONCE)
+        for some in answers:
+            some.clear()
+            await self._turns.step(_AT_ONCE)
+        code, asked = request.member_code, request.quota_ids
+        return BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)
+
+    async def __anext__(self) -> InviteOutcome:
+        await self._turns.step()
+        while True:
+            while self._current and not self._jobs.left:
+                job, outcomes = self._current[0]
+                # `for` in place of `next()`: the end of the iterator is no exception, and costs nothing.
+                for outcome in outcomes:
+                    job.taken += 1
+                    return outcome
+                # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
+                # continues after the outcomes that were taken.
+                if job.taken < _places(job):
+                    self._current[0] = job, job.left()
+                    continue
+                self._current.popleft()
+                self._release(job)
+            job = await self._next_job()
+            self.unrequested.extend(job.account().answer.unrequested)
+            self._current.append((job, job.left()))
+
+    async def _next_job(self) -> Job:
+        job = await self._jobs.next()
+        if job is None:
+            raise StopAsyncIteration
+        return job
+
+
+def _places(job: Job) -> int:
+    return sum(job.chunk.places.values())

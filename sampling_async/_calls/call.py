@@ -1,0 +1,407 @@
+"""One call from beginning to end: attempts, each under a permit, and the pauses between them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import anyio
+
+from sampling_async._calls.links import Links
+from sampling_async._calls.retry import (
+    MAX_RETRY_AFTER,
+    RetryBudget,
+    RetryPolicy,
+    is_refused_for_load,
+    may_have_worked,
+    shows_outage,
+    shows_overload,
+)
+from sampling_async._contract.errors import (
+    BadRequestError,
+    ClientClosedError,
+    DecodeError,
+    Delivery,
+    OutageError,
+    SamplingError,
+    ServiceError,
+    TransportTimeoutError,
+)
+from sampling_async._contract.exchange import OK, TOO_MANY, Track
+from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.refusals import disguised_refusal, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from sampling_async._contract.exchange import Call, Reply
+    from sampling_async._pacing.gate import Gate, Permit
+    from sampling_async._pacing.outage import Outage
+    from sampling_async._wire.session import BodyReader, Session
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+_THREADED_BYTES: Final = 2**20
+"""Bodies of at least this size are decoded in a thread, so that they do not block the event loop."""
+
+_LEAST_SECONDS: Final = 0.05
+"""Another attempt begins only if this much is left of the deadline, or more if such calls take longer."""
+
+_MOST_DOUBLINGS: Final = 7
+_NO_TIME: Final = 0.001
+"""A failure with less than this left of the deadline is due to the deadline, not to the service."""
+
+logger: Final = logging.getLogger("sampling_async")
+
+
+class Caller:
+    """The calls of one client, under one gate, one retry policy and one retry budget.
+
+    Args:
+        session: Sends single attempts.
+        gate: The limit of the whole client. It also applies the holds that the service asks for.
+        outage: Knows whether there is an outage.
+        policy: Whether and when to repeat a failed attempt.
+        clock: Returns seconds from any start.
+        sleep: Waits a number of seconds.
+        random: Returns numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        gate: Gate,
+        outage: Outage,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
+    ) -> None:
+        self._session = session
+        self._gate = gate
+        self.outage = outage
+        self.policy = policy
+        self.clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._threads: anyio.CapacityLimiter | None = None
+        self.links = Links()
+        self.budget = RetryBudget(policy.budget, policy.deposit)
+
+    async def run(
+        self, call: Call[T], permit: Permit, track: Track | None = None, read: BodyReader | None = None
+    ) -> T:
+        """Make a call, repeat it as the policy allows, and return its decoded response.
+
+        Args:
+            call: The call.
+            permit: The permit for the attempts, with the deadline. It may be held already for the first one.
+            track: Records what may have been sent, for a caller that is cancelled.
+            read: Reads the body of a 200 in place of `Session`, and may decode it part by part.
+
+        Raises:
+            SamplingError: The last failure, with what is known about all attempts.
+        """
+        track = track or Track()
+        started = self.clock()
+        failures: list[SamplingError] = []
+        put_back = 0
+        while True:
+            answered_at = self.outage.answered_at
+            answer = await self._try(call, permit, track, read)
+            if not isinstance(answer, SamplingError):
+                self.budget.deposit()
+                return answer
+            self._note(answer, call, track, started)
+            # A fan-out waits during an outage. Before it repeats anything, it finds out whether one has begun.
+            if permit.lane.patience:
+                with self._session.until_closed(permit.remaining):
+                    await self.outage.make_sure(lambda: not permit.kind.has_room)
+            if self._goes_back(answer, permit, answered_at):
+                put_back += 1
+                if self.clock() - started > permit.lane.patience:
+                    answer = self._refused_for_long(answer, permit, started)
+                    break
+                wait = self._in_time(self._rest(answer, put_back), call, permit, answer)
+                if wait is None:
+                    break
+            else:
+                failures.append(answer)
+                if not self.policy.allows(call.endpoint, failures):
+                    break
+                wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
+                if wait is None or not self.budget.spend():
+                    break
+            with self._session.until_closed():
+                await self._sleep(wait)
+        answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
+        try:
+            raise answer
+        finally:
+            # The error's traceback holds this frame. Without `del`, the frame would hold the error, and both
+            # would stay in memory until the next garbage collection.
+            del answer, failures
+
+    def _goes_back(self, error: SamplingError, permit: Permit, answered_at: float) -> bool:
+        """Return whether a chunk goes back into its lane and the attempt is not counted.
+
+        This needs two conditions. The chunk was certainly not processed, and the cause concerns all chunks: no
+        connection, or too many requests. A 503 while other requests succeed may be about this chunk, so it is
+        counted.
+        """
+        passes = error.retry_after is None or error.retry_after <= MAX_RETRY_AFTER
+        may_repeat = permit.lane.patience and self.policy.max_attempts > 1 and not error.permanent
+        if not (may_repeat and passes and self.policy.says_unprocessed(error)):
+            return False
+        if isinstance(error, ServiceError):
+            others_answered = self.outage.answered_at > answered_at
+            return error.status == TOO_MANY or (is_refused_for_load(error) and not others_answered)
+        return True
+
+    def _refused_for_long(self, error: SamplingError, permit: Permit, started: float) -> SamplingError:
+        if self.outage.answered_at >= started:
+            return error
+        return OutageError(f"nothing was let in for {permit.lane.patience:.0f} s, at last: {error.args[0]}")
+
+    def _rest(self, error: SamplingError, put_back: int) -> float:
+        """Return the pause before a chunk that went back `put_back` times joins its lane again."""
+        if self.outage.is_on or is_refused_for_load(error):
+            # No pause here: the gate makes it wait for the end of the outage or of the hold.
+            return 0.0
+        # As many failures as it went back, so the pause doubles each time.
+        return self.policy.backoff([error] * min(put_back, _MOST_DOUBLINGS), self._random)
+
+    def _in_time(self, wait: float, call: Call[Any], permit: Permit, error: SamplingError) -> float | None:
+        """Return the pause, shortened so that the next attempt can end in time; None if it cannot."""
+        remaining = permit.remaining
+        if remaining == inf:
+            return wait
+        # Example: 10 s remain and such a call takes 2 s, so the pause must be shorter than 8 s. A backoff of
+        # 6 s is shortened to half of that, 4 s. A Retry-After of 6 s is kept, one of 9 s gives None.
+        line = permit.kind.adaptive.latency.line
+        longest = remaining - max(_LEAST_SECONDS, 0.0 if line is None else line(call.quota_ids))
+        wait = max(error.retry_after or 0.0, min(wait, longest / 2))
+        return wait if 0 <= wait < longest else None
+
+    def must_be_of_this_loop(self) -> None:
+        """Refuse use from another event loop than before: a task there would never get a permit.
+
+        Raises:
+            InvalidRequestError: The client belongs to another event loop.
+        """
+        # A closed client is no error here. Each chunk gets it as its outcome.
+        with suppress(ClientClosedError):
+            self._session.check_usable()
+
+    def hand(
+        self,
+        member_code: str,
+        links: Sequence[str],
+        call: Call[Any],
+        track: Track,
+        *,
+        path: str,
+        started: float,
+    ) -> None:
+        """Record that the links of a response are given to a member.
+
+        Raises:
+            DecodeError: One of the links belongs to another member, so this response belongs to another call.
+                The right response may still arrive, so the idle connections are closed and not used again.
+        """
+        try:
+            self.links.hand(member_code, links, path)
+        except DecodeError as exc:
+            exc.endpoint = call.endpoint
+            exc.attempts = track.attempts
+            exc.elapsed = self.clock() - started
+            # The request was sent, and its own response is still unknown.
+            track.ambiguous = True
+            self._session.close_idle()
+            raise
+
+    def wall_limit(self, call: Call[Any]) -> float:
+        """Return the seconds that one attempt may take from start to end."""
+        return self._session.timeouts.wall_limit(call.endpoint, call.quota_ids)
+
+    async def go_on(self, call: Call[Any], track: Track, run: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """Read the next part of a response whose first part the caller has already.
+
+        Raises:
+            SamplingError: Reading failed. The call is not repeated, because a part of the response was used.
+        """
+        began = self.clock()
+        try:
+            return await self._session.guarded(run, track, seconds)
+        except SamplingError as exc:
+            self._note(exc, call, track, began)
+            # The traceback and the context have frames that hold the body.
+            failure = exc.with_traceback(None)
+            failure.__context__ = None
+        raise failure
+
+    async def _try(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> T | SamplingError:
+        if not permit.is_held or permit.remaining <= 0:
+            try:
+                # Checked before queueing: the gate of another event loop would never wake this task.
+                self._session.check_usable()
+            except SamplingError as exc:
+                return exc
+            with self._session.until_closed():
+                if not await permit.acquire():
+                    return self._not_let_in(permit)
+        try:
+            answer = await self._attempt(call, permit, track, read)
+        finally:
+            permit.release()
+        if isinstance(answer, SamplingError):
+            return answer
+        if answer.result is not None:
+            return cast("T", answer.result)
+        if len(answer.body) < _THREADED_BYTES:
+            return self._decoded(call, answer)
+        with anyio.move_on_after(permit.remaining):
+            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
+            async with self._threads:
+                return await in_thread(self._decoded, call, answer)
+        return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
+
+    def _not_let_in(self, permit: Permit) -> SamplingError:
+        if self.outage.is_on and permit.remaining > 0:
+            return OutageError(
+                f"the service has been away for {self.outage.away_for():.1f} s, the last failure: "
+                f"{self.outage.cause}; nothing is sent but Get Settings, until that is answered"
+            )
+        late = TransportTimeoutError("the deadline passes before this could be sent")
+        late.retry_after = permit.held_for or None
+        return late
+
+    async def ask_whether_away(self, call: Call[Any], seconds: float) -> float | None:
+        """Make one attempt of a call that has no effect, without a permit.
+
+        Returns:
+            None if the service responds, otherwise its Retry-After in seconds, 0 without one.
+        """
+        error: SamplingError | None
+        try:
+            error = refusal(await self._session.attempt(call, Track(), seconds))
+        except SamplingError as exc:
+            error = exc.with_traceback(None)
+        if error is None or not shows_outage(error):
+            return None
+        return error.retry_after or 0.0
+
+    async def _attempt(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> Reply | SamplingError:
+        began = self.clock()
+        answer: Reply | SamplingError
+        try:
+            answer = await self._session.attempt(call, track, permit.remaining, read)
+        except SamplingError as exc:
+            answer, ended = exc, type(exc).__name__
+        else:
+            ended = str(answer.status)
+            if answer.status != OK:
+                unprocessed = self.policy.unprocessed
+                answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
+        now = self.clock()
+        self._learn(call, permit, answer, began, now)
+        self._log(call, track, now - began, ended)
+        return answer
+
+    def _learn(
+        self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
+    ) -> None:
+        """Update the limits and the outage from the result of an attempt."""
+        if isinstance(answer, SamplingError):
+            # After the deadline, the failure says nothing about the service.
+            if permit.remaining > _NO_TIME:
+                self._learn_failure(call, permit, answer, began, now)
+            return
+        self.outage.answered(now)
+        permit.kind.pace.answered(now)
+        limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
+        if call.endpoint == "bulk_invite":
+            limit.answered_in(
+                now - began,
+                quota_ids=call.quota_ids,
+                patience=self._session.timeouts.read_limit(call.endpoint, call.quota_ids),
+                generation=generation,
+                running=running,
+                among=permit.among,
+            )
+        else:
+            limit.answered(generation, running)
+
+    def _learn_failure(
+        self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float
+    ) -> None:
+        if is_refused_for_load(error):
+            self._gate.refused(permit)
+        elif shows_overload(error):
+            self._gate.overloaded(permit)
+        else:
+            permit.kind.pace.answered(now)
+        is_away = shows_outage(error)
+        # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
+        # this endpoint failed, the outage would never end.
+        if is_away and call.endpoint != "get_settings":
+            self.outage.failed(str(error.args[0]), began, alone_for=error.retry_after or 0.0)
+        elif is_away is False:
+            self.outage.answered(now)
+
+    def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
+        try:
+            return call.read(reply.body)
+        except DecodeError as exc:
+            exc.__context__ = None
+            # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
+            return disguised_refusal(reply, private=self._private(call)) or exc.with_traceback(None)
+
+    def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
+        """Add the call's state so far to an error, and apply the hold that the service asks for."""
+        error.endpoint = call.endpoint
+        error.attempts = track.attempts
+        error.elapsed = self.clock() - started
+        track.ambiguous = track.ambiguous or may_have_worked(error)
+        track.sent = False
+        if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
+            # The service counts requests by key, so a 429 concerns all calls. Other statuses concern the
+            # endpoint.
+            self._gate.hold(error.retry_after, None if error.status == TOO_MANY else call.endpoint)
+        # A regular rejection comes from a healthy service, so it counts as a success for the retry budget.
+        if isinstance(error, BadRequestError) and not may_have_worked(error):
+            self.budget.deposit()
+
+    def _private(self, call: Call[Any]) -> tuple[str, ...]:
+        return *call.private, *self._session.private()
+
+    def _log(self, call: Call[Any], track: Track, seconds: float, ended: str) -> None:
+        """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        logger.debug(
+            "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
+            call.method,
+            call.endpoint,
+            ended,
+            seconds,
+            track.attempts,
+            call.quota_ids,
+        )
+
+
+def _delivery_of_all(call: Call[Any], last: SamplingError, *, ambiguous: bool) -> Delivery:
+    """Return the delivery of a call after all its attempts.
+
+    For a call with an effect, a later response does not prove that an earlier attempt had no effect. Example:
+    the quota is full now, and the invite that filled it may be the one whose response was lost.
+    """
+    return "unknown" if ambiguous and (last.delivery == "not_sent" or call.has_effect) else last.delivery

@@ -1,0 +1,132 @@
+"""Get Quotas: decode an inventory survey by survey while it arrives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+from attrs import evolve
+
+from sampling_async._contract.exchange import OK, Reply, Track
+from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._json.inventory import Inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from weakref import WeakValueDictionary
+
+    from sampling_async._calls.call import Caller
+    from sampling_async._contract.exchange import Call
+    from sampling_async._contract.records import Quotas, Survey
+    from sampling_async._pacing.gate import Permit
+    from sampling_async._wire.bodies import Body
+
+_SLICE: Final = 2**17
+"""Bytes that are decoded before the event loop gets a turn."""
+
+
+async def read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
+    """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
+    stream = _Reading(body, known)
+    surveys: list[Survey] = []
+    while not stream.is_over:
+        surveys += await stream.next()
+        # A full garbage collection with so many new objects blocks the event loop for a tenth of a second.
+        put_off_a_pause()
+    # No survey was found in the body. The caller decodes it as a whole, which also explains what is wrong.
+    if stream.unread is not None:
+        return Reply(OK, stream.unread)
+    return Reply(OK, result=evolve(stream.frame, surveys=tuple(surveys)))
+
+
+class _Reading:
+    """The surveys of a body.
+
+    Attributes:
+        is_over: Whether the body was read to its end and closed.
+        unread: At the end: the whole body if no survey was found in it, otherwise None.
+        frame: At the end of an inventory: its fields around the surveys.
+    """
+
+    def __init__(self, body: Body, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+        self.is_over = False
+        self.unread: bytes | None = None
+        self._body = body
+        self._inventory = Inventory(known)
+
+    async def next(self) -> list[Survey]:
+        """Read on until at least one survey is complete, and return the new surveys; none at the end."""
+        surveys: list[Survey] = []
+        while not surveys and not self.is_over:
+            part = await self._body.next()
+            if not part:
+                surveys = self._inventory.end()
+                self.unread = self._inventory.unread
+                if self.unread is None:
+                    self.frame: Quotas = self._inventory.frame()
+                self.is_over = True
+                await self._body.aclose()
+            # Some transports give the whole body as one part. It is decoded in slices.
+            for start in range(0, len(part), _SLICE):
+                surveys += self._inventory.feed(part[start : start + _SLICE])
+                if start:
+                    await anyio.lowlevel.checkpoint()
+        return surveys
+
+    async def aclose(self) -> None:
+        """Close the body."""
+        self.is_over = True
+        await self._body.aclose()
+
+
+class SurveyStream:
+    """The surveys of an inventory as they arrive. Only one part of the body and its surveys is in memory.
+
+    The call is repeated until its first surveys arrive. A failure after that is raised.
+
+    Args:
+        caller: Makes the call.
+        call: Get Quotas.
+        permit: The permit for the attempts. It is released when the first surveys arrive: the service's main
+            work is done by then, and the code that works on the surveys may make calls of its own.
+    """
+
+    def __init__(self, caller: Caller, call: Call[Any], permit: Permit) -> None:
+        self._caller = caller
+        self._call = call
+        self._permit = permit
+        self._track = Track()
+        self._reading: _Reading | None = None
+        self._seconds = 0.0
+
+    async def next(self) -> Sequence[Survey]:
+        """Return the next surveys, or none at the end.
+
+        Raises:
+            SamplingError: The call failed, or the rest of the body could not be read.
+        """
+        if self._reading is None:
+            first = await self._caller.run(self._call, self._permit, self._track, self._begin)
+            self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
+            # A body in which no survey was found was decoded as a whole, into `Quotas`.
+            return first if isinstance(first, list) else first.surveys
+        if self._reading.is_over:
+            return ()
+        began = self._caller.clock()
+        surveys = await self._caller.go_on(self._call, self._track, self._reading.next, max(0.0, self._seconds))
+        # Only the time in here counts. The time between two calls of this method belongs to the user.
+        self._seconds -= self._caller.clock() - began
+        return surveys
+
+    async def _begin(self, body: Body) -> Reply:
+        self._reading = _Reading(body)
+        surveys = await self._reading.next()
+        unread = self._reading.unread
+        return Reply(OK, result=surveys) if unread is None else Reply(OK, unread)
+
+    async def aclose(self) -> None:
+        """Close the connection, if the body was not read to its end."""
+        if self._reading is not None and not self._reading.is_over:
+            with anyio.CancelScope(shield=True):
+                await self._reading.aclose()

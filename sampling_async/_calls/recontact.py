@@ -1,0 +1,161 @@
+"""Recontact lists: read page by page with a cursor, or with the next page read in advance."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Self, SupportsIndex
+
+from attrs import evolve
+
+from sampling_async._contract.checks import whole_above_0
+from sampling_async._contract.errors import PagingError
+from sampling_async._contract.exchange import Track
+from sampling_async._pacing.read_ahead import ReadAhead
+from sampling_async._protocol.requests import member_code_of, quota_id_of, recontact_members
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+    from types import TracebackType
+
+    from sampling_async._calls.call import Caller
+    from sampling_async._contract.records import RecontactMembers
+    from sampling_async._pacing.gate import Permit
+
+
+class PageReader:
+    """A reader of a recontact list, page by page.
+
+    Args:
+        caller: Makes the calls.
+        panel_guid: The panel.
+        quota_id: The quota.
+        max_results: Member codes in one page, or None for the service's own default.
+        after: The last member code already received, if any.
+        permit: Returns a new permit for each call.
+
+    Raises:
+        InvalidRequestError: An argument cannot be sent.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        panel_guid: str,
+        quota_id: SupportsIndex,
+        *,
+        max_results: int | None,
+        after: str | None,
+        permit: Callable[[], Permit],
+    ) -> None:
+        if max_results is not None:
+            whole_above_0(max_results, "max_results")
+        self._caller = caller
+        self._panel_guid = panel_guid
+        self._quota_id = quota_id_of(quota_id)
+        self._max_results = max_results
+        self._cursor = Cursor(None if after is None else member_code_of(after))
+        self._permit = permit
+
+    @property
+    def done(self) -> bool:
+        """Whether the last page was read."""
+        return self._cursor.done
+
+    async def read(self) -> RecontactMembers:
+        """Return the next page and move the cursor behind it."""
+        call = recontact_members(
+            self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
+        )
+        track = Track()
+        page = await self._caller.run(call, self._permit(), track)
+        try:
+            return self._cursor.advance(page)
+        except PagingError as exc:
+            exc.attempts = track.attempts
+            raise
+
+
+class RecontactStream:
+    """Member codes of a recontact quota, read one page ahead: see `stream_recontact_members`.
+
+    Attributes:
+        last_taken: The last member code that you received, to resume with `after=`. Before the first one, it is
+            the `after` that was given.
+    """
+
+    def __init__(self, pages: AsyncGenerator[RecontactMembers, None], after: str | None = None) -> None:
+        self.last_taken = after
+        self._pages = ReadAhead(pages)
+        self._codes: deque[Iterator[str]] = deque()
+
+    async def __aenter__(self) -> Self:
+        await self._pages.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._pages.__aexit__(exc_type, exc, traceback)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            while self._codes:
+                # Take one code, or fall through at the end of the page. It is noted before it is returned.
+                for code in self._codes[0]:
+                    self.last_taken = code
+                    return code
+                self._codes.popleft()
+            page = await self._pages.next()
+            if page is None:
+                raise StopAsyncIteration
+            self._codes.append(iter(page.member_codes))
+
+
+class Cursor:
+    """The position of a reader in a recontact list, with a check that the list advances.
+
+    Codes are only compared for equality, because the service sorts them by its own collation.
+
+    Attributes:
+        after: The last member code received, or None at the start.
+        done: Whether the last page was read.
+    """
+
+    __slots__ = ("_seen", "after", "done")
+
+    def __init__(self, after: str | None = None) -> None:
+        self.after = after
+        self.done = False
+        self._seen = {after}
+
+    def advance(self, page: RecontactMembers) -> RecontactMembers:
+        """Move behind a page, and return it without a first code that repeats the end of the page before.
+
+        Raises:
+            PagingError: The service announces more members, but the page is empty or ends with the same code as
+                an earlier page.
+        """
+        # Example: after "b", the pages [b c d] and [c d] are both valid and both give [c d].
+        if self.after is not None and page.member_codes[:1] == (self.after,):
+            page = evolve(page, member_codes=page.member_codes[1:])
+        if page.has_additional_members:
+            self._step(page.member_codes)
+        else:
+            self.done = True
+            self.after = page.member_codes[-1] if page.member_codes else self.after
+        return page
+
+    def _step(self, codes: tuple[str, ...]) -> None:
+        # A page that ends like any earlier page would make the reader go round in a circle.
+        if not codes or codes[-1] in self._seen:
+            fault = "ends with a code that ended a page before" if codes else "is empty"
+            raise PagingError(
+                f"the page {fault}, yet more members are announced; resume later with after=error.cursor",
+                cursor=self.after,
+                member_codes=codes,
+            )
+        self.after = codes[-1]
+        self._seen.add(self.after)

@@ -1,0 +1,177 @@
+"""The retry decisions, as plain functions without I/O: whether to repeat a call, and after which pause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import Attribute, field, frozen
+
+from sampling_async._contract.checks import not_negative, positive
+from sampling_async._contract.errors import (
+    DecodeError,
+    Endpoint,
+    InvalidRequestError,
+    SamplingError,
+    ServiceError,
+    TransportError,
+)
+from sampling_async._contract.exchange import PASSING, REFUSED_UNPROCESSED, TOO_MANY, UNAVAILABLE
+from sampling_async._contract.records import ResultCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+_THROTTLED: Final = frozenset({TOO_MANY, UNAVAILABLE})
+_AWAY: Final = frozenset({502, UNAVAILABLE, 504})
+MAX_RETRY_AFTER: Final = 60.0
+"""The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
+
+
+def _status_set(value: Iterable[int]) -> frozenset[int]:
+    try:
+        return frozenset(value)
+    except TypeError:
+        raise InvalidRequestError(
+            f"RetryPolicy.unprocessed is a set of HTTP statuses, not {type(value).__name__}"
+        ) from None
+
+
+def _statuses(owner: object, attribute: Attribute[Any], value: frozenset[int]) -> None:
+    if not all(type(status) is int and 400 <= status <= 599 for status in value):  # noqa: PLR2004
+        name = f"{type(owner).__name__}.{attribute.name}"
+        raise InvalidRequestError(f"{name} holds HTTP statuses from 400 to 599, not {sorted(value, key=str)!r}")
+
+
+@frozen(kw_only=True)
+class RetryPolicy:
+    """The rules for repeating failed calls.
+
+    Attributes:
+        max_attempts: The most attempts of a call; 1 means no retries. A chunk of a fan-out that could not be
+            sent, or was refused with 429, was not processed. It goes back into its lane, and the attempt is not
+            counted, for as long as `OutagePolicy.patience`.
+        base: The longest first backoff, in seconds. It doubles with each attempt. The pause is a random part of
+            it, from 0 up.
+        throttled_base: The same after 429 and 503.
+        cap: The longest backoff, in seconds.
+        budget: Retries that the whole client may make in a row without a success, so that retries do not
+            multiply the load during an outage. Each retry takes one token.
+        deposit: The part of a token that each success puts back.
+        retry_ambiguous: Whether a bulk invite that may have been processed is sent once more. Off by default:
+            there is no idempotency key, so a second invite may be made. Outcomes after such a retry say so in
+            `anomaly`.
+        retry_ambiguous_reads: Whether Generate Invite, a GET that has an effect, is repeated if it may have
+            been processed. Calls without an effect are always repeated.
+        unprocessed: Statuses that prove, with any body, that a request was not processed. After them a bulk
+            invite is sent again, or its IDs end `not_sent`. 503 is not among them, because a proxy also sends
+            it if a backend has processed a request and then failed. You may add it if there is no proxy in
+            between.
+
+    Raises:
+        InvalidRequestError: A number is out of its range.
+    """
+
+    max_attempts: int = field(default=3, validator=positive)
+    base: float = field(default=0.25, validator=not_negative)
+    throttled_base: float = field(default=1.0, validator=not_negative)
+    cap: float = field(default=20.0, validator=not_negative)
+    budget: float = field(default=10.0, validator=not_negative)
+    deposit: float = field(default=0.2, validator=not_negative)
+    retry_ambiguous: bool = False
+    retry_ambiguous_reads: bool = True
+    unprocessed: frozenset[int] = field(default=REFUSED_UNPROCESSED, converter=_status_set, validator=_statuses)
+
+    def allows(self, endpoint: Endpoint, failures: Sequence[SamplingError]) -> bool:
+        """Return whether to repeat a call after these failures of it, in the order they happened."""
+        last = failures[-1]
+        if len(failures) >= self.max_attempts or last.permanent:
+            return False
+        if last.retry_after is not None and last.retry_after > MAX_RETRY_AFTER:
+            return False
+        if self.says_unprocessed(last):
+            return True
+        # A second body that cannot be decoded is not a passing problem.
+        if isinstance(last, DecodeError) and any(isinstance(error, DecodeError) for error in failures[:-1]):
+            return False
+        if not _passing(last):
+            return False
+        if endpoint == "bulk_invite":
+            return self.retry_ambiguous and not any(may_have_worked(error) for error in failures[:-1])
+        return self.retry_ambiguous_reads if endpoint == "generate_invite" else True
+
+    def says_unprocessed(self, error: SamplingError) -> bool:
+        """Return whether a failure proves that the request was not processed, and its cause may pass."""
+        if isinstance(error, ServiceError):
+            told_by_service = error.status == UNAVAILABLE and error.delivery == "answered"
+            return error.status in self.unprocessed or told_by_service
+        return isinstance(error, TransportError) and error.delivery == "not_sent"
+
+    def backoff(self, failures: Sequence[SamplingError], random: Callable[[], float]) -> float:
+        """Return the seconds to wait before the next attempt; `random` returns numbers from 0 to 1."""
+        # Example with base 0.25: after the first failure 0 to 0.25 s, after the second 0 to 0.5 s, after the
+        # third 0 to 1 s, and never more than `cap`.
+        last = failures[-1]
+        throttled = isinstance(last, ServiceError) and last.status in _THROTTLED
+        base = self.throttled_base if throttled else self.base
+        jittered = random() * min(self.cap, base * 2.0 ** (len(failures) - 1))
+        if last.retry_after is None:
+            return jittered
+        # Never earlier than Retry-After. All clients may have received it at the same moment, so a random part
+        # spreads them: with 5 s, they return after 5 to 5.5 s.
+        return max(last.retry_after, jittered) + random() * min(1.0, 0.1 * last.retry_after)
+
+
+def may_have_worked(error: SamplingError) -> bool:
+    """Return whether a failed attempt may still have had its effect."""
+    return error.delivery == "unknown"
+
+
+def shows_overload(error: SamplingError) -> bool:
+    """Return whether a failed attempt shows that the service, or the network to it, is overloaded."""
+    if isinstance(error, ServiceError):
+        return error.status in _AWAY or error.status == TOO_MANY
+    return isinstance(error, TransportError) and not error.permanent
+
+
+def is_refused_for_load(error: SamplingError) -> bool:
+    """Return whether the service, or a proxy in front of it, refused a request because of too much load."""
+    return isinstance(error, ServiceError) and error.status in _THROTTLED
+
+
+def shows_outage(error: SamplingError) -> bool | None:
+    """Return True for a failure as in an outage, False for a service that works, None if both are possible."""
+    if isinstance(error, ServiceError):
+        return error.status in _AWAY or (None if error.status == TOO_MANY else False)
+    if isinstance(error, TransportError) and not error.permanent:
+        return True
+    return None
+
+
+def _passing(error: SamplingError) -> bool:
+    """Return whether the cause may be gone at the next attempt."""
+    if isinstance(error, ServiceError):
+        return error.status in PASSING or error.result_code == ResultCode.TECHNICAL_ERROR
+    return isinstance(error, TransportError | DecodeError)
+
+
+class RetryBudget:
+    """The client's tokens for retries: each retry takes one, each success puts a part of one back."""
+
+    __slots__ = ("_deposit", "_size", "tokens")
+
+    def __init__(self, size: float, deposit: float) -> None:
+        self._size = size
+        self._deposit = deposit
+        self.tokens = size
+
+    def spend(self) -> bool:
+        """Take a token for a retry. Return False if there is none: then the retry is not allowed."""
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+    def deposit(self) -> None:
+        """Put back the part of a token that a success gives."""
+        self.tokens = min(self._size, self.tokens + self._deposit)

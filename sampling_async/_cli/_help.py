@@ -1,0 +1,108 @@
+"""The help of a command, with examples to copy: their lines are never wrapped."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TABLES_FROM: Final = 72
+
+# Lines of 56 columns at most, so that they fit a narrow terminal.
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "quotas": (
+        "sampling-async quotas",
+        "sampling-async quotas --json > quotas.json",
+        "sampling-async quotas --no-routables \\\n  | jq '.Quotas[].QuotaID'",
+    ),
+    "settings": (
+        "sampling-async settings",
+        "sampling-async settings \\\n  | jq -r 'select(.Name==\"Qualified URL\").Value'",
+    ),
+    "invite": ("sampling-async invite MEMBER-1 1100042",),
+    "bulk-invite": (
+        "sampling-async bulk-invite MEMBER-1 1100042 1100043",
+        "sampling-async quotas | jq '.Quotas[].QuotaID' \\\n  | sampling-async bulk-invite MEMBER-1",
+        "sampling-async bulk-invite MEMBER-1 \\\n  --file quota-ids.txt > outcomes.jsonl",
+    ),
+    "fan-out": (
+        "sampling-async match panel.csv --requests 20 \\\n  --output requests.jsonl",
+        "sampling-async fan-out requests.jsonl \\\n  --journal run.journal > outcomes.jsonl",
+        "sampling-async match panel.csv --requests 20 \\\n  | sampling-async fan-out > outcomes.jsonl",
+    ),
+    "recontact": (
+        "sampling-async recontact 1100042 > members.txt",
+        'sampling-async recontact 1100042 \\\n  --after "$(tail -n 1 members.txt)" >> members.txt',
+    ),
+    "match": (
+        "sampling-async match panel.parquet",
+        (
+            "sampling-async match panel.csv \\\n"
+            "  --inventory quotas.json --top 20 \\\n"
+            "  --column 1001538=age --column member_code=id \\\n"
+            "  --output best.parquet"
+        ),
+        (
+            "sampling-async match --requests 20 \\\n"
+            "  \"SELECT * FROM 'panels/*.parquet' WHERE active\" \\\n"
+            "  > requests.jsonl"
+        ),
+    ),
+    "simulate": (
+        "sampling-async simulate",
+        "sampling-async simulate --members panel.jsonl",
+        "sampling-async simulate --port 0 \\\n  --latency-base 0.05 --workers 4",
+        "sampling-async simulate --faults faults.json",
+    ),
+    "demo": ("sampling-async demo", "sampling-async demo --faults"),
+}
+
+
+class Command(TyperCommand):
+    """A command whose help ends with its examples."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help without a type: it takes no value."""
+        return _without_type(super().get_help_option(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, then the examples unwrapped: wrapping would break a pipe in the middle."""
+        self.help = _flowing(self.help or "")
+        # On a narrow terminal a table would cut the names of options, so the help is plain text there.
+        if get_terminal_size().columns < _TABLES_FROM:
+            self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+        formatter.write("" if self.rich_markup_mode else "\n")
+        formatter.write("\n".join(_lines(EXAMPLES[self.name or ""])))
+
+
+class Group(TyperGroup):
+    """The group of all commands."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help without a type: it takes no value."""
+        return _without_type(super().get_help_option(ctx))
+
+
+def _flowing(text: str) -> str:
+    """Return each paragraph as one line, so that it wraps at the terminal's width, not at the source's."""
+    return "\n\n".join(" ".join(each.split()) for each in cleandoc(text).split("\n\n"))
+
+
+def _without_type(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+def _lines(examples: tuple[str, ...]) -> list[str]:
+    told = [typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True)]
+    for example in examples:
+        told += ["", *(f"   {line}" for line in example.splitlines())]
+    return [*told, ""]

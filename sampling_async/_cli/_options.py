@@ -1,0 +1,56 @@
+"""Options as objects: a command takes one argument for a group of options."""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from attrs import NOTHING, fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add groups of options to a command: `@takes(connection=Connection)` passes them as one `connection`.
+
+    Args:
+        **groups: A frozen attrs class for each argument of the command. The fields of the class are the
+            options, with typer's annotations and with defaults. The help lists them after the command's own
+            options, in this order.
+    """
+    options = {name: _parameters(cls) for name, cls in groups.items()}
+
+    def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
+        parameters = [*own, *(each for some in options.values() for each in some)]
+
+        @wraps(command)
+        def grouped(**values: Any) -> None:
+            made = {
+                name: groups[name](**{each.name: values.pop(each.name) for each in some})
+                for name, some in options.items()
+            }
+            command(**made, **values)
+
+        # typer reads the options from these two attributes, so they must describe the wrapper.
+        grouped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        grouped.__annotations__ = {each.name: each.annotation for each in parameters}
+        return grouped
+
+    return with_groups
+
+
+def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(cls, include_extras=True)
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[each.name],
+            default=inspect.Parameter.empty if each.default is NOTHING else each.default,
+        )
+        for each in fields(cls)
+    ]

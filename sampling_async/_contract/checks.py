@@ -1,0 +1,86 @@
+"""Checks of numbers that users give, shared by all options of the package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sampling_async._contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from attrs import Attribute
+
+
+def number_above_0(value: object, name: str, what: str = "a number") -> float:
+    """Return a number above 0 as a float.
+
+    Args:
+        value: The number that the user gave.
+        name: The name of the option, for the error.
+        what: The meaning of the number, for the error.
+
+    Raises:
+        InvalidRequestError: The value is not a number, or not above 0.
+    """
+    number = _number(value)
+    # `not number > 0` also refuses NaN, which `number <= 0` would accept.
+    if number is None or not number > 0:
+        raise InvalidRequestError(f"{name} is {what} above 0, not {_shown(value)}")
+    return number
+
+
+def number_from_0(value: object, name: str, what: str = "a number") -> float:
+    """Return a number of at least 0 as a float.
+
+    Args:
+        value: The number that the user gave.
+        name: The name of the option, for the error.
+        what: The meaning of the number, for the error.
+
+    Raises:
+        InvalidRequestError: The value is not a number, or below 0.
+    """
+    number = _number(value)
+    if number is None or not number >= 0:
+        raise InvalidRequestError(f"{name} is {what}, at least 0, not {_shown(value)}")
+    return number
+
+
+def whole_above_0(value: object, name: str, most: int | None = None) -> int:
+    """Return a whole number from 1 to `most`, or of any size without `most`.
+
+    Raises:
+        InvalidRequestError: The value is not a whole number, or out of these bounds.
+    """
+    # `True` is an int in Python, but not a number that a user means.
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < 1
+        or (most is not None and value > most)
+    ):
+        bounds = "above 0" if most is None else f"from 1 to {most}"
+        raise InvalidRequestError(f"{name} is a whole number {bounds}, not {_shown(value)}")
+    return value
+
+
+def positive(owner: object, attribute: Attribute[Any], value: float | None) -> None:
+    """Validate an attrs field: a number above 0. None is valid where it is the field's default."""
+    if value is not None or attribute.default is not None:
+        number_above_0(value, f"{type(owner).__name__}.{attribute.name}")
+
+
+def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:
+    """Validate an attrs field: a number of at least 0."""
+    number_from_0(value, f"{type(owner).__name__}.{attribute.name}")
+
+
+def _number(value: object) -> float | None:
+    try:
+        return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # the whole number is beyond 10**308, the largest float
+        return None
+
+
+def _shown(value: object) -> str:
+    # A whole number that is no float may have thousands of digits: Python refuses to print more than 4,300.
+    return "one beyond all floats" if type(value) is int and _number(value) is None else repr(value)[:60]

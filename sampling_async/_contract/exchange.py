@@ -1,0 +1,96 @@
+"""Requests and responses as values, and the state of a call between the two.
+
+The subpackages pass these values to each other. Nothing in this module does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from attrs import define, field, frozen
+
+from sampling_async._contract.errors import Delivery, Endpoint
+from sampling_async._contract.records import hidden
+
+T = TypeVar("T")
+
+OK: Final = 200
+TOO_MANY: Final = 429
+UNAVAILABLE: Final = 503
+
+REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
+"""Statuses that mean the same from the service and from any proxy: the request was not processed.
+
+It came too late (408), too early (425) or too often (429).
+"""
+
+PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of passing failures: the next attempt may succeed."""
+
+
+@frozen
+class Call(Generic[T]):
+    """One request, ready to be sent, and the function that reads the body of its 200.
+
+    Attributes:
+        endpoint: One of the five endpoints.
+        method: GET, or POST for a bulk invite.
+        target: The path and query below the base address, percent-encoded. It may hold a member code.
+        read: Turns the body of a 200 into the call's result, or raises `DecodeError`.
+        body: The JSON body, or None.
+        quota_ids: The number of quota IDs in the request. Time limits grow with it.
+        private: Texts that errors must not repeat from a response: the member code, plain and encoded.
+    """
+
+    endpoint: Endpoint
+    method: Literal["GET", "POST"]
+    target: str = field(repr=hidden)
+    read: Callable[[bytes], T] = field(repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    quota_ids: int = 0
+    private: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the request makes the service create something: invites."""
+        return self.endpoint in {"bulk_invite", "generate_invite"}
+
+
+@frozen
+class Reply:
+    """One HTTP response: the status, the decoded body and the headers that the client uses.
+
+    `is_whole` is False if the body of an error was cut or came too late. `result` holds the result of a body
+    that was decoded while it arrived; `body` is empty then.
+    """
+
+    status: int
+    body: bytes = field(default=b"", repr=False)
+    retry_after: str | None = None
+    date: str | None = None
+    is_whole: bool = True
+    result: Any = field(default=None, repr=False)
+
+
+@define
+class Track:
+    """Whether a running call may have had its effect.
+
+    Attributes:
+        sent: Whether bytes of the running attempt may have been sent.
+        ambiguous: Whether an earlier attempt may have had the effect.
+        attempts: The number of attempts that were begun.
+        is_told: Whether the user already has the outcomes of this call. Nothing is sent after that, because
+            it would make these outcomes wrong.
+    """
+
+    sent: bool = False
+    ambiguous: bool = False
+    attempts: int = 0
+    is_told: bool = False
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery of the call if it ends now."""
+        return "unknown" if self.sent or self.ambiguous else "not_sent"

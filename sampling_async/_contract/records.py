@@ -1,0 +1,260 @@
+"""The records of the contract, as frozen values without any knowledge of JSON.
+
+Field names are the contract's names in snake_case, and lists are tuples. Only the subpackage `_json` knows how
+records look on the wire and which deviations are tolerated there.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from attrs import field, frozen
+
+
+def hidden(_value: object) -> str:
+    """Return a placeholder for a value that must not be printed: a member code, an invite link, a secret."""
+    return "<hidden>"
+
+
+def _count(values: tuple[object, ...]) -> str:
+    return f"<{len(values)} hidden>"
+
+
+@frozen
+class Price:
+    """The price that the operator pays for a complete ("Price object").
+
+    `amount` is in units of a currency. `currency_id` is the ID of that currency in the reference data.
+    """
+
+    amount: float
+    currency_id: int
+
+
+@frozen
+class QuestionAndAnswers:
+    """One condition of a sub-quota ("QuestionAndAnswers object"): at least one answer must match.
+
+    Each item of `answer_values` is one value, even if the wire packed several into one text: an age range
+    (`"18-34"`), a DMA or MSA answer ID, a postal code or its beginning. The service exposes only the first 1000
+    postal codes, so a member whose code is missing from a list of that length may still match. `is_routable` is
+    True if the service asks members who have not answered the question; it is False if the body does not say.
+    """
+
+    question_id: int
+    answer_ids: tuple[int, ...] = ()
+    answer_values: tuple[str, ...] = ()
+    is_routable: bool = False
+
+
+@frozen
+class SubQuota:
+    """One target group of a layer ("SubQuota object"). It is open while its completes are below the maximum."""
+
+    sub_quota_id: int
+    current_completes: int
+    max_target_completes: int
+    questions_and_answers: tuple[QuestionAndAnswers, ...]
+
+
+@frozen
+class Layer:
+    """A group of sub-quotas ("Layer object"). A member must match exactly one of them."""
+
+    layer_id: int
+    sub_quotas: tuple[SubQuota, ...]
+
+
+@frozen
+class Quota:
+    """An open quota ("Quota object"). A member must match all its layers. Its counts are completes."""
+
+    quota_id: int
+    completes_required: int
+    estimated_completes_remaining: int
+    layers: tuple[Layer, ...]
+
+
+@frozen
+class SurveyWaveExclusion:
+    """Participations that exclude a member from a survey (item of SurveyWaveExclusions).
+
+    `wave_id` 0 means any wave of the survey. The written contract does not describe this item; its fields are
+    those seen in real bodies.
+    """
+
+    survey_id: int
+    wave_id: int
+    participation_status_ids: tuple[int, ...] = ()
+
+
+@frozen
+class Participation:
+    """One participation of a member in a survey, to compare with `SurveyWaveExclusion`.
+
+    Partners make these records from their own data; no body contains one. `status_id` is 1 (started), 3
+    (terminated), 9 (qualified) or 10 (quota full).
+    """
+
+    survey_id: int
+    wave_id: int
+    status_id: int = 9
+
+
+@frozen
+class Survey:
+    """A survey with open quotas ("Survey object"). The pair of `survey_id` and `wave_id` is unique.
+
+    `loi` is in minutes, `ir` in percent. `scheduled_completion_date` has no zone if the wire gave none; for
+    many open surveys this date has passed. `survey_name` is None if the body does not give one.
+    """
+
+    survey_id: int
+    wave_id: int
+    loi: int
+    ir: int
+    study_type_id: int
+    scheduled_completion_date: datetime
+    device_type_ids: tuple[int, ...]
+    is_survey_recontact: bool
+    completes_required: int
+    estimated_completes_remaining: int
+    price: Price
+    quotas: tuple[Quota, ...]
+    survey_name: str | None = None
+    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
+
+
+@frozen
+class Quotas:
+    """The open inventory of a panel ("Quotas response").
+
+    Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated".
+    """
+
+    country_id: int
+    cache_expires: datetime
+    surveys: tuple[Survey, ...]
+
+
+@frozen
+class Invite:
+    """An invite of one member to one quota ("Invite object").
+
+    The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
+    ones from Get Quotas. `member_amount` is None if the service leaves it out. `url` identifies the member, so
+    the repr hides it.
+    """
+
+    survey_id: int
+    wave_id: int
+    quota_id: int
+    partner_amount: float
+    url: str = field(repr=hidden)
+    loi: int
+    ir: int
+    member_amount: float | None = None
+
+
+@frozen
+class RecontactMembers:
+    """One page of the members to invite again for a recontact quota ("Recontact members response").
+
+    `max_results` may repeat the requested number, so count `member_codes` instead. The repr hides the codes.
+    """
+
+    max_results: int
+    has_additional_members: bool
+    member_codes: tuple[str, ...] = field(repr=_count)
+
+
+REFERENCE_DATA_KEY: Final = "Reference Data API Auth Key"
+
+
+@frozen(repr=False)
+class Setting:
+    """One partner setting ("Setting object"). `value` is None if it is not set.
+
+    The value of the Reference Data API Auth Key is a secret, so the repr hides it.
+    """
+
+    name: str
+    description: str = ""
+    value: str | None = None
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value is the key of the reference data interface, which must not be shown."""
+        return folded(self.name) == folded(REFERENCE_DATA_KEY)
+
+    def __repr__(self) -> str:
+        value = "<hidden>" if self.is_secret and self.value else repr(self.value)
+        return f"Setting(name={self.name!r}, description={self.description!r}, value={value})"
+
+
+def folded(name: str) -> str:
+    """Return a setting's name in lower case and without blanks; case and blanks vary between services."""
+    return "".join(name.split()).casefold()
+
+
+class ResultCode:
+    """Result codes of the service, by name.
+
+    The codes are plain ints and not an enum, because the list is open: names change and codes are added.
+    Compare numbers, not names, and accept unknown numbers. The contract documents 1, 3, 9 and 10; the others
+    were seen in use.
+    """
+
+    # The spelling of each name is the service's own, mistakes included.
+    SUCCESS: Final = 1
+    PANEL_DOES_NOT_EXIST: Final = 3
+    PANEL_NOT_ES_ENABLED: Final = 4
+    SURVEY_DOES_NOT_EXIST: Final = 5
+    SURVEY_NOT_FOR_RECONTACT: Final = 6
+    QUOTA_NOT_ES_ENABLED: Final = 8
+    QUOTA_NOT_LIVE: Final = 9
+    NO_QUOTA_ID: Final = 10
+    NO_MEMBER_FOUND: Final = 12
+    MEMBER_NOT_ROUTABLE: Final = 13
+    MEMBER_BLOCKED: Final = 14
+    SURVEY_NOT_ENABLED_FOR_IP_ES: Final = 15
+    MEMBER_DOES_NOT_MATCH_QUOTA: Final = 16
+    NO_RECONTACT_GID: Final = 17
+    NO_PANEL_GUID: Final = 18
+    NO_MEMBER_CODE: Final = 19
+    PANEL_INVALID_ES_REQUEST: Final = 20
+    NON_QUOTA_DEMOGRAPHIC_REJECTION: Final = 21
+    MEMBER_NOT_ACTIVE: Final = 22
+    SURVEY_STUDY_TYPE_EXCLUDED: Final = 23
+    SURVEY_CUSTOMER_EXCLUDED: Final = 24
+    SURVEY_EXCLUDED: Final = 25
+    ACCOUNT_GROUP_SURVEY_TAKEN: Final = 26
+    INTERVALLIC_QUOTA_NOTAVAILBLE: Final = 27
+    QUOTA_FULL: Final = 28
+    IP_EXTERNAL_RESPONDENTTYPE_FULL: Final = 29
+    EXCLUDED_SURVEY_TAKEN: Final = 30
+    DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Final = 31
+    SURVEY_LOI_MISMATCH: Final = 32
+    IP_PROVIDER_COST_NOMATCH: Final = 33
+    SURVEY_VERIFICATION_LEVEL_FAILED: Final = 34
+    PREVIOUSLY_TERMINATED_SCREENER: Final = 35
+    TECHNICAL_ERROR: Final = 36
+    UNABLE_TO_GET_GID: Final = 37
+    SURVEY_TAKEN: Final = 38
+    MAX_DAILY_EXCEEDED: Final = 39
+    MAX_WEEKLY_EXCEEDED: Final = 40
+    SUB_QUOTA_FULL: Final = 41
+    SURVEY_NOT_AVAILABLE_FOR_PARTNER: Final = 42
+    MEMBER_GID_NOT_AVAILABLE: Final = 43
+    STARTS_THRESHOLD_ACHIEVED: Final = 45
+    SURVEY_COMPLETES_CAP_ACHIEVED: Final = 46
+    SURVEY_IPPARTNER_COMPLETES_ALLOCATION_ACHIEVED: Final = 47
+
+    @classmethod
+    def name_of(cls, code: int) -> str | None:
+        """Return the name of a code, or None if this version does not know the code."""
+        return _CODE_NAMES.get(code)
+
+
+_CODE_NAMES: Final = {code: name for name, code in vars(ResultCode).items() if isinstance(code, int)}

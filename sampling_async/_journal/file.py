@@ -1,0 +1,472 @@
+"""The file of a journal, as one run uses it: lock, check, write, copy, repair and close.
+
+Nothing here uses an event loop. Methods may be called in any thread. A lock gives the file to one call at a
+time, even if the task that made the call was cancelled. Rows are noted without waiting and written together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import threading
+from collections import deque
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from weakref import ref
+
+from sampling_async._contract.errors import JournalError
+from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
+from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, Note, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterable, Iterator
+
+    from sampling_async._journal.rows import Latest, Request
+
+_WAY_OUT: Final = (
+    "Restore a backup, or go on with what can be read of it: Journal(path, accept_damage=True). What was sent "
+    "and cannot be read would be sent again"
+)
+_REASONS: Final = {
+    sqlite3.SQLITE_BUSY: "is in use by another run",
+    sqlite3.SQLITE_LOCKED: "is in use by another run",
+    sqlite3.SQLITE_NOTADB: "cannot be used: it is not a database",
+    sqlite3.SQLITE_FULL: "cannot be used: the disk is full",
+    sqlite3.SQLITE_READONLY: "cannot be used: it cannot be written",
+    sqlite3.SQLITE_CANTOPEN: "cannot be used: it cannot be opened",
+    sqlite3.SQLITE_CORRUPT: "has been damaged since it was opened",
+}
+# Errors that say nothing about damage of the file: it is in use, the disk is full, memory is short and so on.
+_NO_DAMAGE: Final = {*_REASONS, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM} - {
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+}
+_OF_LINES: Final = re.compile(rb"\n\[(\d{1,19}),")
+_OF_LIST: Final = re.compile(rb"\d{1,19}")
+_AT_ONCE: Final = 1_000
+_LARGEST: Final = 2**63 - 1
+_SMALLEST_ROW: Final = 64
+"""Bytes. The size of a damaged file divided by this is an upper estimate of the number of its rows."""
+
+
+class JournalFile:
+    """One use of a journal's file, from `open` to `leave`.
+
+    Args:
+        path: The file.
+        owner: The service's address and the panel that the journal must belong to; None to read or copy any
+            journal.
+        accept_damage: Whether to continue with the readable part of a damaged file.
+
+    Attributes:
+        path: The file, as it was given.
+        noted: The number of rows noted.
+        written: The number of rows written to disk.
+        is_gone: True in the child of a fork: the file belongs to the parent.
+    """
+
+    def __init__(self, path: Path, owner: tuple[str, str] | None, *, accept_damage: bool = False) -> None:
+        self.path = path
+        self.noted = self.written = 0
+        self.is_gone = False
+        self._real = Path(os.path.realpath(path))
+        self._owner = owner
+        self._accepts_damage = accept_damage
+        self._lock = JournalLock(self._real)
+        self._notes: deque[Note] = deque()
+        self._rows: Rows | None = None
+        self._alone = threading.Lock()
+        self._is_wanted = True
+        _files[id(self)] = ref(self)
+
+    def __del__(self) -> None:
+        """Close a file that was not left, because its event loop ended too early."""
+        with suppress(Exception):
+            _files.pop(id(self), None)
+            self._let_go()
+
+    @property
+    def chunks(self) -> int:
+        """The highest chunk number in the file."""
+        return self._opened().chunks
+
+    # --- Opening
+
+    def open(self) -> None:
+        """Lock the file, check it, and prepare for writing.
+
+        Raises:
+            JournalError: See `JournalRun.open`.
+        """
+        # Before `_alone` is taken: two files that wait for each other would otherwise never go on.
+        self._wait_for_abandoned()
+        with self._alone, _typed(self.path):
+            try:
+                if self._is_wanted:
+                    self._lock.take()
+                    self._open()
+            except BaseException:
+                self._let_go()
+                raise
+        # `abandon` may have run while this thread had `_alone`. It could not close the file then.
+        if not self._is_wanted:
+            with self._alone:
+                self._let_go()
+
+    def _wait_for_abandoned(self) -> None:
+        """Wait for threads of this process that are about to close the same file."""
+        for other in _living():
+            if other._real == self._real and not other._is_wanted:  # noqa: SLF001  of the same class
+                with other._alone, suppress(sqlite3.Error, OSError):  # noqa: SLF001
+                    other._let_go()  # noqa: SLF001
+
+    def abandon(self) -> None:
+        """Close the file, or let the thread that is opening it do so. This does not wait."""
+        self._is_wanted = False
+        # If the lock is taken, `open` finds `_is_wanted` False after it has released the lock.
+        if self._alone.acquire(blocking=False):
+            self._let_go()
+            self._alone.release()
+
+    def _open(self) -> None:
+        header = None
+        try:
+            header = self._lock.header()
+            self._rows = self._checked(header)
+            self._lock.write(self._rows.header)
+        except Damage as exc:
+            damage = str(exc)
+        else:
+            return
+        if not self._accepts_damage:
+            raise JournalError(f"is damaged: {damage}. {_WAY_OUT}", path=self.path)
+        self._mend(header)
+
+    def _checked(self, header: Header | None) -> Rows:
+        """Return the rows after a check of all of them.
+
+        Raises:
+            Damage: Something was changed or is missing.
+        """
+        self._must_be_whole(header)
+        rows = Rows(self._real)
+        try:
+            if rows.has_none():
+                self._begin(rows, header)
+            else:
+                rows.load(self._identified(rows, header), lambda: self._is_wanted)
+        except sqlite3.DatabaseError as exc:
+            rows.close()
+            if not header or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _NO_DAMAGE:
+                raise
+            name = getattr(exc, "sqlite_errorname", "an error")
+        except BaseException:
+            rows.close()
+            raise
+        else:
+            return rows
+        raise Damage(f"SQLite cannot read it ({name})")
+
+    def _must_be_whole(self, header: Header | None) -> None:
+        """Check that no part of the journal is missing. Create the file if there was no journal.
+
+        SQLite would not complain about a missing or empty file: it would begin a new database.
+
+        Raises:
+            Damage: The file or a part of it is missing.
+            JournalError: The file has several names. SQLite keeps the newest rows beside one name, and does not
+                find them by the other.
+        """
+        size = self._real.stat().st_size if self._real.exists() else None
+        beside = _beside(self._real, "-wal")
+        if not size and header is not None and header.rows:
+            state = "missing" if size is None else "empty"
+            raise Damage(f"the file is {state}, and {header.rows} rows had been written")
+        if not size and beside.exists() and beside.stat().st_size:
+            raise Damage(f"the file is missing or empty, and {beside.name}, which belongs to it, is there")
+        if size is None:
+            if self._owner is None:
+                raise JournalError("is not there", path=self.path)
+            _make(self._real)
+        elif self._real.is_file() and self._real.stat().st_nlink > 1:
+            raise JournalError("has another name (a hard link); remove one of them", path=self.path)
+
+    def _begin(self, rows: Rows, header: Header | None) -> None:
+        """Make a journal of an empty database."""
+        if header is not None and header.rows:
+            raise Damage(f"nothing is in it, and {header.rows} rows had been written")
+        if self._owner is None:
+            raise JournalError("is empty", path=self.path)
+        seed = os.urandom(DIGEST)
+        # The lock file first. After a crash in between, the next run finds an empty database and begins again.
+        # In the other order it would find a journal without its lock file, which is damage.
+        self._lock.write(Header(0, seed), durably=True)
+        rows.make(self._owner, seed)
+
+    def _identified(self, rows: Rows, header: Header | None) -> Header:
+        """Refuse other databases, other versions and other owners. Return the header, which must exist.
+
+        Raises:
+            Damage: A mark of the journal was changed, or the header is missing.
+            JournalError: The file is not a journal of this version, service and panel.
+        """
+        had_rows = header is not None and bool(header.rows)
+        if rows.is_foreign():
+            if had_rows:
+                raise Damage("its mark is not as it was written")
+            raise JournalError("is a database of something else; give a path of its own", path=self.path)
+        form = rows.form()
+        if form != FORM:
+            if had_rows:
+                raise Damage("the number of its form is not as it was written")
+            raise JournalError(f"was written in form {form}, and this version reads {FORM}", path=self.path)
+        self._refuse_others(rows)
+        if header is None:
+            raise Damage(f"{self._lock.path.name}, the file beside it, is missing")
+        return header
+
+    def _refuse_others(self, rows: Rows) -> None:
+        if self._owner is not None and rows.owner() != self._owner:
+            raise JournalError(
+                "was written for another service or panel; give each a journal of its own", path=self.path
+            )
+
+    # --- Repair
+
+    def _mend(self, header: Header | None) -> None:
+        """Write the readable rows into a new file, which replaces the damaged one."""
+        assert self._owner is not None
+        mended, seed = _beside(self._real, "-mended"), os.urandom(DIGEST)
+        _remove(mended)
+        _make(mended)
+        rows = Rows(mended)
+        try:
+            rows.make(self._owner, seed)
+            self._salvage(rows, 0 if header is None else header.rows)
+        finally:
+            rows.close()
+        # Keep a copy of the damaged file. SQLite's newest rows are in the file that ends in `-wal`.
+        for end in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(_beside(self._real, end), _beside(self._real, f"-damaged{end}"))
+                _beside(self._real, f"-damaged{end}").chmod(0o600)
+        # The `-wal` file must go before the new file comes, or SQLite would apply it to the new file.
+        _beside(self._real, "-wal").unlink(missing_ok=True)
+        mended.replace(self._real)
+        self._lock.write(rows.header, durably=True)
+        self._rows = self._checked(rows.header)
+
+    def _salvage(self, mended: Rows, expected: int) -> None:
+        """Copy the readable rows of the damaged file into another one."""
+        if not self._real.exists() or not self._real.stat().st_size:
+            return
+        expected = max(expected, self._real.stat().st_size // _SMALLEST_ROW)
+        doubtful: list[Note] = []
+        with suppress(sqlite3.DatabaseError):
+            damaged = Rows(self._real)
+            try:
+                with suppress(sqlite3.DatabaseError, Damage):
+                    self._refuse_others(damaged)
+                notes = _sound(damaged.salvaged(expected), doubtful)
+                while some := tuple(islice(notes, _AT_ONCE)):
+                    mended.append(some)
+            finally:
+                damaged.close()
+        mended.append(_unknown(doubtful, mended))
+
+    # --- In use
+
+    def note(self, kind: bytes, chunk: int, member_code: bytes, content: bytes) -> None:
+        """Note a row. It is written with the next `write`."""
+        self._notes.append(Note(kind, chunk, member_code, content))
+        self.noted += 1
+
+    def write(self) -> None:
+        """Write all noted rows. They are on disk when this returns."""
+        with self._alone, _typed(self.path):
+            self._write()
+
+    def _write(self) -> None:
+        rows, notes = self._opened(), tuple(self._notes)
+        if not notes:
+            return
+        rows.append(notes)
+        # Removed one by one and after the write: the event loop's thread may have noted more rows meanwhile.
+        for _ in notes:
+            self._notes.popleft()
+        self.written += len(notes)
+        self._lock.write(rows.header)
+
+    def recall(self, member_code: bytes, quota_ids: Collection[int]) -> dict[int, Latest]:
+        """Write the noted rows, then return the result of `Rows.recall`."""
+        with self._alone, _typed(self.path):
+            self._write()
+            return self._opened().recall(member_code, quota_ids)
+
+    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
+        """Return the result of `Rows.requests`."""
+        with self._alone, _typed(self.path):
+            return self._opened().requests(after, member_code)
+
+    def back_up(self, path: Path) -> None:
+        """Copy the journal, with the file beside it, to another path."""
+        with self._alone:
+            with _typed(self.path):
+                rows = self._opened()
+            with _typed(path):
+                _copy(rows, Path(os.path.realpath(path)))
+
+    def _opened(self) -> Rows:
+        if self._rows is None:
+            raise JournalError("is not open", path=self.path)
+        return self._rows
+
+    # --- Closing
+
+    def leave(self) -> None:
+        """Write the noted rows and close the file, even if writing fails. A second call has no effect."""
+        with self._alone, _typed(self.path):
+            try:
+                if self._rows is not None:
+                    self._write()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        rows, self._rows = self._rows, None
+        try:
+            if rows is not None:
+                rows.close()
+                self._lock.write(rows.header, durably=True)
+        finally:
+            # Last: after this, another run may open the file.
+            self._lock.release()
+
+    def forget(self) -> None:
+        """In the child of a fork: leave the file and the lock to the parent."""
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.forget()
+        self._lock.forget()
+        # A new lock: a thread that held the old one exists in the parent only, and would never release it here.
+        self._alone = threading.Lock()
+        self.is_gone = True
+
+
+_files: Final[dict[int, ref[JournalFile]]] = {}
+
+
+def _living() -> list[JournalFile]:
+    return [file for file in (each() for each in list(_files.values())) if file is not None]
+
+
+def _forget_all() -> None:
+    for file in _living():
+        file.forget()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no forks
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+@contextmanager
+def _typed(path: Path) -> Generator[None]:
+    """Turn errors of SQLite and the system into JournalError. The messages quote nothing from the file."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        name = getattr(exc, "sqlite_errorname", type(exc).__name__)
+        reason = _REASONS.get(code, f"cannot be used: SQLite says {name}")
+    except OSError as exc:
+        reason = f"cannot be used: {exc.strerror}"
+    except Damage as exc:  # of a file that was just repaired
+        reason = f"is damaged: {exc}"
+    else:
+        return
+    raise JournalError(reason, path=path) from None
+
+
+def _beside(path: Path, end: str) -> Path:
+    return path.with_name(path.name + end)
+
+
+def _make(path: Path) -> None:
+    """Create an empty file that only its owner can read and write."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _remove(path: Path) -> None:
+    """Remove a database and the files of SQLite beside it."""
+    for end in ("", "-wal", "-shm", "-journal"):
+        _beside(path, end).unlink(missing_ok=True)
+
+
+def _copy(rows: Rows, path: Path) -> None:
+    """Copy the rows to a path that is free or holds an earlier copy."""
+    lock, part = JournalLock(path), _beside(path, "-part")
+    lock.take()
+    try:
+        with suppress(Damage):
+            if lock.header() is None and path.exists():
+                raise JournalError("is there already, and is no journal of this form", path=path)
+        # The copy is made under another name, so an earlier copy stays until the new one is complete.
+        _remove(part)
+        _make(part)
+        rows.copy(part)
+        # An earlier copy that was used may have left a `-wal` file, which SQLite would apply to the new copy.
+        _beside(path, "-wal").unlink(missing_ok=True)
+        part.replace(path)
+        sync_folder(path.parent)
+        lock.write(rows.header, durably=True)
+    finally:
+        lock.release()
+
+
+def _sound(found: Iterable[tuple[Note, bool]], doubtful: list[Note]) -> Iterator[Note]:
+    """Yield the rows that were certainly not changed, and add all others to `doubtful`."""
+    chunks: set[int] = set()
+    for note, is_sound in found:
+        if not is_sound:
+            doubtful.append(note)
+            continue
+        # The `SENT` row of this chunk is damaged. The outcomes name the same quota IDs, so it is made again.
+        if note.kind == ANSWERED and note.chunk not in chunks:
+            yield note._replace(kind=SENT, content=_listed(_ids_of(note)))
+        yield note
+        chunks.add(note.chunk)
+
+
+def _unknown(doubtful: Iterable[Note], mended: Rows) -> Iterator[Note]:
+    """Yield `SENT` rows for the quota IDs in doubtful rows, unless a sound row has their outcomes.
+
+    Without outcomes, these quota IDs are then `unknown`.
+    """
+    chunk = mended.chunks
+    for note in doubtful:
+        quota_ids = _ids_of(note)
+        known = mended.recall(note.member_code, quota_ids)
+        left = {each for each in quota_ids if each not in known or not _is_answer(known[each].line)}
+        if left:
+            chunk += 1
+            yield Note(SENT, chunk, note.member_code, _listed(left))
+
+
+def _ids_of(note: Note) -> set[int]:
+    """Return the quota IDs in a row, as far as they can be read."""
+    numbers = (_OF_LINES if note.content[:1] == b"\n" else _OF_LIST).findall(note.content)
+    return {number for number in map(int, numbers) if 0 < number <= _LARGEST}
+
+
+def _listed(quota_ids: Iterable[int]) -> bytes:
+    return json.dumps(sorted(quota_ids)).encode("ascii")
+
+
+def _is_answer(line: bytes | None) -> bool:
+    """Return whether a line records an outcome from the service: `invited` or `rejected`."""
+    return line is not None and json.loads(line)[1] in {"invited", "rejected"}

@@ -1,0 +1,235 @@
+"""The journal of a fan-out on disk: it records each chunk before it is sent, and its outcomes afterwards.
+
+If the process is killed, start it again with the same input and the same journal. Recorded outcomes are
+returned from the journal, quota IDs in flight at that time are `unknown`, and only IDs that were certainly not
+sent are sent. This module is the user's view of a journal. `JournalRun` is the view of a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar, get_args
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._journal.lines import outcomes_of, status_of
+from sampling_async._journal.run import JournalRun, journal_file
+from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.outcomes import OutcomeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from sampling_async._journal.file import JournalFile
+    from sampling_async._journal.rows import Request
+    from sampling_async._protocol.outcomes import InviteOutcome
+
+T = TypeVar("T")
+
+
+class Journal:
+    """The record of a fan-out on disk: `client.fan_out(requests, journal=Journal(path))`.
+
+    Each pair of member and quota is sent once, over all runs with one journal and all requests of a run. The
+    file holds member codes and invite links (never the key), and only its owner can read it. A small file
+    beside it, with a name that ends in `-lock`, belongs to it: it records how much the journal holds, so that a
+    missing part is noticed. `backup` copies both files.
+
+    `outcomes` and `counts` read the journal without a run. They lock it like a run: meanwhile no run can use
+    it, and while a run uses it, they fail. In that case, make a copy with `backup` and read the copy.
+
+    Args:
+        path: The file. It is created if it does not exist. Only one run can use it at a time.
+        resend_unknown: Whether to send quota IDs again that are `unknown`, because they may have been processed
+            and the response was lost. A second invite may be made.
+        accept_damage: Whether to continue with the readable part of a damaged journal. IDs that were sent and
+            whose outcome cannot be read are `unknown`. IDs that are missing without a trace are sent again. The
+            damaged file is kept, with a name that ends in `-damaged`.
+
+    Raises:
+        InvalidRequestError: The path is not a valid path.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, resend_unknown: bool = False, accept_damage: bool = False
+    ) -> None:
+        self._run = JournalRun(_path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage)
+
+    def __repr__(self) -> str:
+        return f"Journal({str(self.path)!r}, resend_unknown={self._run.resend_unknown})"
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._run.path
+
+    def outcomes(self, member_code: str | None = None) -> AsyncIterator[InviteOutcome]:
+        """Yield the latest outcome of each pair of member and quota, once, in the order of the requests.
+
+            async for outcome in journal.outcomes(): ...
+
+        IDs that were in flight when a run ended are `unknown`. All outcomes are `replayed`. The file is read in
+        a thread, about a thousand outcomes at a time, so memory does not grow with its size. It is closed at
+        the end, or when you drop the iterator.
+
+        Args:
+            member_code: Yield the outcomes of this member only.
+
+        Raises:
+            JournalError: While iterating: the journal does not exist, is damaged, or is in use.
+        """
+        return _Outcomes(_Reader(self.path, member_code))
+
+    async def counts(self) -> dict[OutcomeStatus, int]:
+        """Return the number of pairs of member and quota for each status, by their latest outcomes.
+
+        Raises:
+            JournalError: The journal does not exist, is damaged, or is in use.
+        """
+        reader = _Reader(self.path)
+        counts: dict[OutcomeStatus, int] = dict.fromkeys(get_args(OutcomeStatus), 0)
+        while (some := await reader.read(_counted)) is not None:
+            for status, count in some.items():
+                counts[status] += count
+        return counts
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy the journal, even while a run uses it. The copy is a complete journal itself.
+
+        Args:
+            path: The path of the copy. It must be free, or hold an earlier copy, which is replaced when the new
+                copy is complete.
+
+        Raises:
+            InvalidRequestError: The path is not a valid path.
+            JournalError: The journal does not exist, is damaged, or is in use by another process; or the copy
+                cannot be written.
+        """
+        target = _path_of(path)
+        if self._run.file is not None:
+            await in_thread(self._run.file.back_up, target)
+            return
+        file = journal_file(self.path, None)
+
+        def back_up() -> None:
+            file.open()
+            try:
+                file.back_up(target)
+            finally:
+                file.leave()
+
+        try:
+            await in_thread(back_up)
+        except BaseException:
+            # After a cancellation the thread goes on. It closes the file when it finds it abandoned.
+            file.abandon()
+            raise
+
+
+def run_of(journal: Journal) -> JournalRun:
+    """Return the object that a fan-out works with."""
+    return journal._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  not for users
+
+
+class _Reader:
+    """A reader of a journal without a run, part by part.
+
+    Args:
+        path: The file.
+        member_code: Read the outcomes of this member only, if given.
+    """
+
+    def __init__(self, path: Path, member_code: str | None = None) -> None:
+        self._file: JournalFile | None = journal_file(path, None)
+        self._is_open = False
+        self._member_code = member_code
+        self._row = 0
+
+    async def read(self, make: Callable[[list[Request], Path], T]) -> T | None:
+        """Call `make` with the next requests, in a thread, and return its result; None after the last request.
+
+        After a cancellation this can be called again, and nothing is lost. The file is closed at the end, or
+        when the reader is dropped.
+        """
+        file = self._file
+        if file is None:
+            return None
+        try:
+            if not self._is_open:
+                await in_thread(file.open)
+                self._is_open = True
+            found: tuple[int, T] | None = await in_thread(self._made, file, make)
+        except BaseException as exc:
+            # After a cancellation an open file is kept, and the next call reads the same requests again.
+            if not self._is_open or isinstance(exc, Exception):
+                self._file = None
+                file.abandon()
+            raise
+        if found is None:
+            self._file = None
+            await in_thread(file.leave)
+            return None
+        # Only now: a cancelled call must not skip its requests.
+        self._row = found[0]
+        return found[1]
+
+    def _made(self, file: JournalFile, make: Callable[[list[Request], Path], T]) -> tuple[int, T] | None:
+        requests = file.requests(self._row, None if self._member_code is None else self._member_code.encode())
+        return (requests[-1].row, make(requests, file.path)) if requests else None
+
+
+class _Outcomes:
+    """See `Journal.outcomes`. A generator would keep the file open until the event loop closed it."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self._some: Iterator[InviteOutcome] = iter(())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InviteOutcome:
+        while True:
+            for outcome in self._some:
+                return outcome
+            some = await self._reader.read(_read)
+            if some is None:
+                raise StopAsyncIteration
+            self._some = iter(some)
+
+
+def _read(requests: Iterable[Request], path: Path) -> list[InviteOutcome]:
+    return [
+        outcome
+        for request in requests
+        for outcome in outcomes_of(request.member_code.decode(), request.lines, path, replayed=True)
+    ]
+
+
+def _counted(requests: Iterable[Request], _path: Path) -> Counter[OutcomeStatus]:
+    return Counter(status_of(line) for request in requests for line in request.lines.values())
+
+
+def _path_of(path: str | os.PathLike[str]) -> Path:
+    """Return a path after a check.
+
+    Raises:
+        InvalidRequestError: No file can have this path.
+    """
+    if isinstance(path, str | os.PathLike):
+        given = os.fspath(path)
+        if isinstance(given, str) and given and "\0" not in given and _can_be_encoded(given):
+            return Path(given)
+    raise InvalidRequestError(
+        "a journal's path is a str or PathLike of one, not empty and without NUL, not "
+        f"{type(path).__name__ if not isinstance(path, str) else 'this text'}"
+    )
+
+
+def _can_be_encoded(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True

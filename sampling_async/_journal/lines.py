@@ -1,0 +1,112 @@
+"""Convert outcomes to lines of a journal's row, and back."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async._contract.errors import JournalError, SamplingError
+from sampling_async._contract.records import Invite
+from sampling_async._json.codec import plain_json
+from sampling_async._protocol.outcomes import InviteOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from sampling_async._protocol.outcomes import OutcomeStatus
+
+_LINES: Final = 100
+
+
+def line_of(outcome: InviteOutcome) -> bytes:
+    """Return a line feed and the outcome as a JSON list, which begins with its quota ID and its status."""
+    invite, error = outcome.invite, outcome.error
+    values = [
+        outcome.quota_id,
+        outcome.status,
+        None if invite is None else _values_of(invite),
+        outcome.result_code,
+        outcome.result,
+    ]
+    if error is None and outcome.anomaly is None:
+        return b"\n" + plain_json([*values, None, None])
+    told = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
+    # The texts may hold any characters that came over the network. `json.dumps` escapes them in ASCII.
+    return b"\n" + json.dumps([*values, told, outcome.anomaly], separators=(",", ":")).encode("ascii")
+
+
+def status_of(line: bytes | None) -> OutcomeStatus:
+    """Return the status in a line without decoding the whole line; `unknown` for a line of None."""
+    # The status is the first text in the line: `[5,"invited",...` is split at the first two quotation marks.
+    status: Any = "unknown" if line is None else line.split(b'"', 2)[1].decode("ascii")
+    found: OutcomeStatus = status
+    return found
+
+
+def outcomes_of(
+    member_code: str, lines: Mapping[int, bytes | None], path: Path, *, replayed: bool
+) -> Iterator[InviteOutcome]:
+    """Yield the outcomes in the lines of quotas. A line of None means that no outcome was recorded.
+
+    Args:
+        member_code: The member.
+        lines: The line of each quota.
+        path: The journal, for errors.
+        replayed: Whether the outcomes are from an earlier run.
+
+    Raises:
+        JournalError: A line cannot be read.
+    """
+    for quota_id, line in lines.items():
+        if line is None:
+            yield _in_flight(member_code, quota_id, replayed=replayed)
+    answered = filter(None, lines.values())
+    # In groups of lines, so that few decoded lists are in memory at a time.
+    while some := list(islice(answered, _LINES)):
+        yield from _read(member_code, some, path, replayed=replayed)
+
+
+def _read(member_code: str, lines: Iterable[bytes], path: Path, *, replayed: bool) -> list[InviteOutcome]:
+    try:
+        return [_outcome(member_code, each, replayed) for each in json.loads(b"[%b]" % b",".join(lines))]
+    except (ValueError, TypeError):
+        pass
+    # Raised outside of the handler: inside, the decoding error would be its context, and it holds the line.
+    raise JournalError("has been damaged since it was opened: an answer cannot be read", path=path)
+
+
+def _values_of(invite: Invite) -> list[Any]:
+    return [
+        invite.survey_id,
+        invite.wave_id,
+        invite.quota_id,
+        invite.partner_amount,
+        invite.url,
+        invite.loi,
+        invite.ir,
+        invite.member_amount,
+    ]
+
+
+def _outcome(member_code: str, values: list[Any], replayed: bool) -> InviteOutcome:  # noqa: FBT001
+    """Return the outcome for the decoded values of a line."""
+    quota_id, status, invite, code, result, told, anomaly = values
+    return InviteOutcome(
+        member_code,
+        quota_id,
+        status,
+        None if invite is None else Invite(*invite),
+        code,
+        result,
+        None if told is None else SamplingError(told[0], endpoint="bulk_invite", delivery=told[1]),
+        anomaly,
+        replayed,
+    )
+
+
+def _in_flight(member_code: str, quota_id: int, *, replayed: bool) -> InviteOutcome:
+    text = "sent by a run that ended before an answer was written down" if replayed else "sent, and under way"
+    error = SamplingError(text, endpoint="bulk_invite", delivery="unknown")
+    return InviteOutcome(member_code, quota_id, "unknown", error=error, replayed=replayed)

@@ -1,0 +1,172 @@
+"""The lock file beside a journal: it gives the journal to one run, and records how many rows the journal has.
+
+Locks on the database itself are not enough. By POSIX such a lock ends when any descriptor of the file is
+closed, for example by a backup that reads it. This lock belongs to one open descriptor, so it also works
+between two runs of one process. The recorded number shows what a database cannot show itself: that rows are
+missing at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sampling_async._contract.errors import JournalError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LINE: Final = "sampling_async journal form 2 rows %020d digest %s check "
+_CHECK_BYTES: Final = 8
+# The text, the check in hexadecimal (two digits for each byte), and the line feed.
+_LENGTH: Final = len(_LINE % (0, "0" * 32)) + 2 * _CHECK_BYTES + 1
+# Windows lets no other process read locked bytes. So a byte far behind the text is locked.
+_LOCKED_BYTE: Final = 2**30
+
+
+class Damage(Exception):  # noqa: N818  callers turn it into a JournalError
+    """A journal was changed or is incomplete. The text says what is wrong and quotes nothing from it."""
+
+
+class Header(NamedTuple):
+    """The number of rows written, and the digest of the last row."""
+
+    rows: int
+    digest: bytes
+
+
+class JournalLock:
+    """The lock of one journal, and its header.
+
+    Args:
+        journal: The journal's file, which this class does not touch.
+
+    Attributes:
+        path: The lock file.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.path = journal.with_name(f"{journal.name}-lock")
+        self._journal = journal
+        self._file = -1
+
+    def take(self) -> None:
+        """Take the lock.
+
+        Raises:
+            JournalError: Another run has it.
+            OSError: The file cannot be used.
+        """
+        while True:
+            self._file = os.open(self.path, os.O_CREAT | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
+            try:
+                _lock(self._file)
+                if self._is_in_place():
+                    return
+            except BlockingIOError:
+                self._close()
+            except BaseException:
+                self._close()
+                raise
+            else:
+                # The run that held the lock removed the file after we opened it. Open or create the new one.
+                self._close()
+                continue
+            raise JournalError("is in use by another run", path=self._journal)
+
+    def _is_in_place(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        return False
+
+    def header(self) -> Header | None:
+        """Return the recorded header; None if the file is empty.
+
+        Raises:
+            Damage: The file was changed.
+        """
+        line = self._line()
+        if not line:
+            return None
+        words = line.split()
+        with suppress(ValueError, IndexError):
+            header = Header(int(words[5]), bytes.fromhex(words[7].decode("ascii")))
+            if line == _line(header):
+                return header
+        raise Damage(f"{self.path.name}, the file beside it, is not as it was written")
+
+    def _line(self) -> bytes:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        return os.read(self._file, _LENGTH + 1)
+
+    def write(self, header: Header, *, durably: bool = False) -> None:
+        """Write how many rows the journal has now.
+
+        Args:
+            header: The number of rows, and the last digest.
+            durably: Whether to wait until it is on disk. This is not needed for each row: after a loss of power
+                an old header does no harm, because a journal may have more rows than its header says.
+        """
+        line = _line(header)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.write(self._file, line)
+        if durably:
+            os.ftruncate(self._file, len(line))
+            os.fsync(self._file)
+            sync_folder(self.path.parent)
+
+    def release(self) -> None:
+        """Release the lock, and remove the file if it is empty."""
+        if self._file < 0:
+            return
+        with suppress(OSError):
+            if not os.fstat(self._file).st_size:
+                self.path.unlink()
+        self._close()
+
+    def forget(self) -> None:
+        """In the child of a fork: close the descriptor. The parent keeps the lock."""
+        self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def _line(header: Header) -> bytes:
+    line = (_LINE % (header.rows, header.digest.hex())).encode("ascii")
+    return line + blake2b(line, digest_size=_CHECK_BYTES).hexdigest().encode("ascii") + b"\n"
+
+
+def _lock(file: int) -> None:
+    """Lock a file by its descriptor, without waiting.
+
+    Raises:
+        BlockingIOError: Another descriptor has the lock.
+    """
+    if sys.platform == "win32":  # pragma: no cover
+        import msvcrt  # noqa: PLC0415
+
+        os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except OSError as exc:
+            raise BlockingIOError from exc
+    else:
+        import fcntl  # noqa: PLC0415
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the file names of a folder to disk, if the system can, so that they survive a loss of power."""
+    with suppress(OSError):  # Windows cannot open a folder
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -1,0 +1,404 @@
+"""The rows of a journal: an SQLite table that only grows, with each row chained to the one before.
+
+Each row holds a digest of its own content and of the digest before. So a row that was changed or removed is
+noticed. An index finds the quotas of a member. It is made from the rows when a journal is opened, and thrown
+away at the end: it cannot be damaged, and it contains no member codes.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sampling_async._contract.errors import JournalError
+from sampling_async._journal.lock import Damage, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from pathlib import Path
+
+APPLICATION: Final = 0x5A3971  # SQLite's mark for the application that a database belongs to
+FORM: Final = 2
+SENT: Final = b"sent"
+ANSWERED: Final = b"answered"
+DIGEST: Final = 16
+
+_TABLES: Final = f"""
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORM};
+CREATE TABLE owner (base_url TEXT NOT NULL, panel_guid TEXT NOT NULL, seed BLOB NOT NULL);
+CREATE TABLE rows (
+    row INTEGER PRIMARY KEY, kind TEXT NOT NULL, chunk INTEGER NOT NULL, member_code BLOB NOT NULL,
+    content BLOB NOT NULL, digest BLOB NOT NULL
+);
+"""
+_ROWS: Final = "SELECT row, kind, chunk, member_code, content, digest FROM rows WHERE row >= ? ORDER BY row"
+_INSERT: Final = "INSERT INTO rows VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?)"
+_TYPES: Final = [int, bytes, int, bytes, bytes, bytes]
+_INDEX: Final = """
+PRAGMA journal_mode = MEMORY;
+PRAGMA synchronous = OFF;
+PRAGMA cache_size = -16000;
+CREATE TABLE member (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE pair (
+    member INTEGER NOT NULL, quota_id INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (member, quota_id)
+) WITHOUT ROWID;
+CREATE TABLE answer (chunk INTEGER PRIMARY KEY, row INTEGER NOT NULL);
+"""
+_FIND: Final = """
+SELECT quota_id, chunk, row FROM pair LEFT JOIN answer USING (chunk)
+WHERE member = (SELECT id FROM member WHERE digest = ?) AND quota_id IN (SELECT value FROM json_each(?))
+"""
+_SENT: Final = """
+SELECT row, chunk, member_code, content FROM rows
+WHERE row > ? AND kind = 'sent' AND (? IS NULL OR member_code = ?) ORDER BY row
+"""
+_STILL: Final = """
+SELECT quota_id FROM pair
+WHERE member = (SELECT id FROM member WHERE digest = ?) AND chunk = ?
+AND quota_id IN (SELECT each.value FROM json_each(?) AS each)
+"""
+_TOGETHER: Final = 1000
+"""With this many quotas, `requests` returns and leaves the next request to the next call."""
+
+_FEW: Final = 5  # for fewer lines, a search for each is faster than splitting the whole row
+
+
+class Note(NamedTuple):
+    """The content of a row that is to be written.
+
+    Attributes:
+        kind: `SENT` or `ANSWERED`.
+        chunk: The number of the chunk.
+        member_code: The member, in UTF-8.
+        content: For `SENT`, the quota IDs as a JSON list. For `ANSWERED`, a line for each outcome: a line feed
+            and a JSON list that begins with the quota ID.
+    """
+
+    kind: bytes
+    chunk: int
+    member_code: bytes
+    content: bytes
+
+
+class Latest(NamedTuple):
+    """The latest entry of a pair of member and quota.
+
+    Attributes:
+        chunk: The chunk in which the quota was sent last.
+        line: The line with its outcome in that chunk; None if no outcome was recorded.
+    """
+
+    chunk: int
+    line: bytes | None
+
+
+class Request(NamedTuple):
+    """The outcomes of a chunk, for those quotas that were not sent again later.
+
+    Attributes:
+        row: The `SENT` row of the chunk.
+        member_code: The member, in UTF-8.
+        lines: The line of each of these quotas; None if no outcome was recorded.
+    """
+
+    row: int
+    member_code: bytes
+    lines: dict[int, bytes | None]
+
+
+class Rows:
+    """The rows in one file.
+
+    Args:
+        path: The file, which must exist.
+
+    Attributes:
+        header: The number of rows, and the last digest.
+        chunks: The highest chunk number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.header = Header(0, b"")
+        self.chunks = 0
+        self._path = path
+        self._database = _connected(str(path))
+        # An empty name makes a temporary database: in memory, or in a nameless file if it grows too large.
+        self._index = _connected("")
+        self._index.executescript(_INDEX)
+        self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+
+    def forget(self) -> None:
+        """In the child of a fork: never close the databases: that would write to the parent's files."""
+        import ctypes  # noqa: PLC0415
+
+        # One reference too many, so that Python never frees the objects, which would close the databases.
+
+        for database in (self._database, self._index):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+
+    def close(self) -> None:
+        """Close both databases."""
+        self._index.close()
+        self._database.close()
+
+    # --- The owner
+
+    def has_none(self) -> bool:
+        """Return whether this is an empty database."""
+        return not self._one("SELECT count(*) FROM sqlite_master")[0]
+
+    def is_foreign(self) -> bool:
+        """Return whether this database belongs to another application."""
+        return bool(self._one("PRAGMA application_id")[0] != APPLICATION)
+
+    def form(self) -> int:
+        """Return the version of the format of the rows."""
+        form: int = self._one("PRAGMA user_version")[0]
+        return form
+
+    def make(self, owner: tuple[str, str], seed: bytes) -> None:
+        """Create the tables."""
+        with _transaction(self._database):
+            for statement in filter(str.strip, _TABLES.split(";")):
+                self._database.execute(statement)
+            self._database.execute("INSERT INTO owner VALUES (?, ?, ?)", (*owner, seed))
+        self.header = Header(0, seed)
+        self._be_ready()
+
+    def owner(self) -> tuple[str, str]:
+        """Return the owner of the rows: the service's address and the panel."""
+        base_url, panel_guid, _ = self._owner()
+        return base_url.decode("utf-8", "replace"), panel_guid.decode("utf-8", "replace")
+
+    def _owner(self) -> tuple[bytes, bytes, bytes]:
+        found = self._database.execute("SELECT base_url, panel_guid, seed FROM owner").fetchone()
+        if found is None or set(map(type, found)) != {bytes}:
+            raise Damage("whose it is cannot be read")
+        owner: tuple[bytes, bytes, bytes] = found
+        return owner
+
+    def _one(self, statement: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._database.execute(statement).fetchone()
+        return found
+
+    def _be_ready(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+
+    # --- Reading
+
+    def load(self, header: Header, is_wanted: Callable[[], bool]) -> None:
+        """Check every row, and build the index.
+
+        Args:
+            header: The number of rows and the digest in the lock file. There may be more rows by now.
+            is_wanted: Called for each row. If it returns False, this ends early.
+
+        Raises:
+            Damage: Rows were changed or are missing.
+            JournalError: The rows are not wanted any more.
+        """
+        self._be_ready()
+        if self._one("PRAGMA quick_check(1)")[0] != b"ok":
+            raise Damage("SQLite finds its pages in disorder")
+        self.header = at_header = Header(0, self._owner()[2])
+        with _transaction(self._index):
+            for note in self._verified():
+                self._add(self.header.rows, note)
+                # The digest at the row that the lock file names must be the digest in the lock file.
+                if self.header.rows == header.rows:
+                    at_header = self.header
+                if not is_wanted():
+                    raise JournalError("is not wanted any more", path=self._path)
+        if self.header.rows < header.rows:
+            raise Damage(f"of {header.rows} rows the last {header.rows - self.header.rows} are missing")
+        if at_header != header:
+            raise Damage("it is not the one that the file beside it was written for")
+
+    def _verified(self) -> Iterator[Note]:
+        """Yield the rows, check each of them, and advance `header`.
+
+        Raises:
+            Damage: A row was changed or is missing.
+        """
+        for found in self._found(1):
+            row = self.header.rows + 1
+            if found[0] != row:
+                raise Damage(f"row {row} is missing")
+            digest = _chained(self.header.digest, found)
+            if not digest or digest != found[5]:
+                raise Damage(f"row {row} is not as it was written")
+            self.header = Header(row, found[5])
+            yield Note(*found[1:5])
+
+    def _found(self, row: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows from number `row` on, unchecked.
+
+        Raises:
+            Damage: A row cannot be read.
+        """
+        rows = self._database.execute(_ROWS, (row,))
+        while True:
+            try:
+                found = next(rows, None)
+            except sqlite3.DatabaseError:
+                found = ()
+            if found is None:
+                return
+            if not found:
+                raise Damage(f"row {row} cannot be read")
+            row = found[0] + 1
+            yield found
+
+    def salvaged(self, expected: int) -> Iterator[tuple[Note, bool]]:
+        """Yield all rows that can be read, each with whether it was certainly not changed.
+
+        Args:
+            expected: The number of rows that there were. Behind it, the first unreadable row is the end.
+        """
+        # The digest before an unreadable row is lost. So the first row behind it is doubtful, and the second
+        # one can be checked again.
+        row, digest = 1, self._seed()
+        while True:
+            try:
+                for found in self._found(row):
+                    chained = digest and found[0] == row and _chained(digest, found)
+                    sound = bool(chained) and chained == found[5]
+                    row, digest = found[0] + 1, found[5] if type(found[5]) is bytes else None
+                    if list(map(type, found)) == _TYPES:
+                        yield Note(*found[1:5]), sound
+            except (sqlite3.DatabaseError, Damage):
+                row, digest = row + 1, None
+                if row <= expected:
+                    continue
+            return
+
+    def _seed(self) -> bytes | None:
+        try:
+            return self._owner()[2]
+        except (sqlite3.DatabaseError, Damage):
+            return None
+
+    def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, Latest]:
+        """Return the latest entry of each of these quotas of a member, if it was ever sent."""
+        key = blake2b(member_code, digest_size=DIGEST).digest()
+        known: dict[int, Latest] = {}
+        by_row: dict[tuple[int, int], list[int]] = {}
+        for quota_id, chunk, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
+            known[quota_id] = Latest(chunk, None)
+            if row is not None:
+                by_row.setdefault((chunk, row), []).append(quota_id)
+        for (chunk, row), ids in by_row.items():
+            known.update((quota_id, Latest(chunk, line)) for quota_id, line in _lines(self._content(row), ids))
+        return known
+
+    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
+        """Return the outcomes of the next chunks after a row, in their order; an empty list after the last.
+
+        Args:
+            after: The row of the last request that was returned, or 0.
+            member_code: Return the chunks of this member only, if given.
+        """
+        found: list[Request] = []
+        quotas = 0
+        for row, chunk, member, content in self._database.execute(_SENT, (after, member_code, member_code)):
+            key = blake2b(member, digest_size=DIGEST).digest()
+            still = {each for (each,) in self._index.execute(_STILL, (key, chunk, content.decode("ascii")))}
+            lines: dict[int, bytes | None] = {each: None for each in json.loads(content) if each in still}
+            answer = self._index.execute("SELECT row FROM answer WHERE chunk = ?", (chunk,)).fetchone()
+            if lines and answer is not None:
+                lines.update(_lines(self._content(answer[0]), [*lines]))
+            found.append(Request(row, member, lines))
+            quotas += len(lines)
+            if quotas >= _TOGETHER:
+                break
+        return found
+
+    def _content(self, row: int) -> bytes:
+        found = self._database.execute("SELECT content FROM rows WHERE row = ?", (row,)).fetchone()
+        if found is None or type(found[0]) is not bytes:
+            raise JournalError(f"has been damaged since it was opened: row {row} is missing", path=self._path)
+        content: bytes = found[0]
+        return content
+
+    # --- Writing
+
+    def append(self, notes: Iterable[Note]) -> None:
+        """Add rows. They are on disk when this returns."""
+        header = self.header
+        # The inner transaction, of the index, is committed first. If the database then fails, the index has
+        # entries without rows. In the other order it could miss entries, and their quotas would be sent again.
+        with _transaction(self._database), _transaction(self._index):
+            for note in notes:
+                row = header.rows + 1
+                header = Header(row, _chained(header.digest, (row, *note)))
+                self._database.execute(_INSERT, (row, *note, header.digest))
+                self._add(row, note)
+        self.header = header
+
+    def _add(self, row: int, note: Note) -> None:
+        """Add a row to the index."""
+        if note.kind == ANSWERED:
+            self._index.execute("INSERT OR REPLACE INTO answer VALUES (?, ?)", (note.chunk, row))
+            return
+        key = (blake2b(note.member_code, digest_size=DIGEST).digest(),)
+        self._index.execute("INSERT OR IGNORE INTO member (digest) VALUES (?)", key)
+        member = self._index.execute("SELECT id FROM member WHERE digest = ?", key).fetchone()[0]
+        self._index.execute(
+            "INSERT OR REPLACE INTO pair SELECT ?, value, ? FROM json_each(?)",
+            (member, note.chunk, note.content.decode("ascii")),
+        )
+        self.chunks = max(self.chunks, note.chunk)
+
+    def copy(self, path: Path) -> None:
+        """Copy all rows into an existing, empty file."""
+        target = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._database.backup(target)
+        finally:
+            target.close()
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    # Damaged text may not be UTF-8. Decoding it would raise an error of SQLite that quotes it.
+    database.text_factory = bytes
+    return database
+
+
+def _chained(digest: bytes, row: tuple[Any, ...]) -> bytes:
+    """Return the digest of a row that follows a row with `digest`; empty if a value has the wrong type."""
+    number, kind, chunk, member_code, content = row[:5]
+    if list(map(type, row[:5])) != _TYPES[:5]:
+        return b""
+    head = b"%b %d %b %d %d " % (digest, number, kind, chunk, len(member_code))
+    return blake2b(b"".join((head, member_code, content)), digest_size=DIGEST).digest()
+
+
+def _lines(content: bytes, quota_ids: list[int]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the line of each of these quotas; None if there is none."""
+    if len(quota_ids) < _FEW:
+        for quota_id in quota_ids:
+            start = content.find(b"\n[%d," % quota_id)
+            yield quota_id, content[start + 1 :].split(b"\n", 1)[0] if start >= 0 else None
+        return
+    by_id = {line[1 : line.find(b",")]: line for line in content.split(b"\n")}
+    for quota_id in quota_ids:
+        yield quota_id, by_id.get(b"%d" % quota_id)
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Generator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        # After some errors SQLite has rolled back by itself, and another ROLLBACK would be an error.
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise

@@ -1,0 +1,232 @@
+"""The use of a journal by a run: look up outcomes, write rows, and know which chunks are in flight.
+
+Rows of several requests are committed together, in a thread. A commit is on disk when it returns. The file is
+the work of `JournalFile`. This module knows the chunks of this run that are in flight.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+
+from sampling_async._contract.errors import JournalError
+from sampling_async._journal.lines import line_of, outcomes_of
+from sampling_async._json.codec import plain_json
+from sampling_async._pacing.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from sampling_async._journal.file import JournalFile
+    from sampling_async._protocol.chunk import Chunk
+    from sampling_async._protocol.outcomes import InviteOutcome
+
+_AT_ONCE: Final = 10_000  # quota IDs that are checked before the event loop gets a turn
+
+
+class JournalRun:
+    """A journal as used by runs, one run after the other.
+
+    Args:
+        path: The file. It is created if it does not exist.
+        resend_unknown: Whether to send `unknown` quota IDs again.
+        accept_damage: Whether to continue with the readable part of a damaged journal.
+
+    Attributes:
+        path: As given.
+        resend_unknown: As given.
+    """
+
+    def __init__(self, path: Path, *, resend_unknown: bool = False, accept_damage: bool = False) -> None:
+        self.path = path
+        self.resend_unknown = resend_unknown
+        self._accept_damage = accept_damage
+        self._owner = ("", "")
+        self._file: JournalFile | None = None
+        self._lock = anyio.Lock()
+        self._chunks = 0
+        self._chunks_before: int | None = None
+        self._in_flight: dict[str, dict[int, Chunk]] = {}
+        self._settled = anyio.Event()
+
+    def claim(self, base_url: str, panel_guid: str) -> None:
+        """Set the service and the panel that the journal must belong to."""
+        self._owner = (base_url, panel_guid.lower())
+
+    # --- The file
+
+    async def open(self, *, goes_on: bool = False) -> None:
+        """Open the file for a run, and check all of it.
+
+        After a cancellation this returns at once, and the thread closes the file as soon as it notices.
+
+        Args:
+            goes_on: Whether this is still the same run that had it open last, if there was one.
+
+        Raises:
+            JournalError: The file cannot be opened, is not a journal, is damaged, belongs to another service or
+                panel, or is in use.
+        """
+        if self.file is not None:
+            raise JournalError("is in use by another fan-out; give each its own", path=self.path)
+        self._in_flight.clear()
+        self._settled = anyio.Event()
+        self._lock = anyio.Lock()
+        file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
+        try:
+            await in_thread(file.open)
+            self._chunks = file.chunks
+            # Chunks up to this number are from earlier runs, so their outcomes are `replayed`.
+            if self._chunks_before is None or not goes_on:
+                self._chunks_before = file.chunks
+        except BaseException:
+            self._file = None
+            file.abandon()
+            raise
+
+    async def close(self) -> None:
+        """Write the noted rows and close the file. A cancellation does not interrupt this; it is raised later.
+
+        Raises:
+            JournalError: The rows could not be written. The file is closed anyway.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            await _to_its_end(file.leave)
+
+    @property
+    def file(self) -> JournalFile | None:
+        """The file, if a run of this process has it open, otherwise None."""
+        return None if self._file is None or self._file.is_gone else self._file
+
+    def _opened(self) -> JournalFile:
+        if self._file is None:
+            raise JournalError("is not open", path=self.path)
+        return self._file
+
+    # --- Recorded outcomes
+
+    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
+        """Wait until no chunk of this run is in flight about these quotas of a member."""
+        asked = iter(quota_ids)
+        while some := tuple(islice(asked, _AT_ONCE)):
+            waiting = list(self._in_flight.get(member_code, {}).keys() & set(some))
+            # After each settled chunk, look only at the last quota, and drop it when it is not in flight.
+            while waiting:
+                if waiting[-1] in self._in_flight.get(member_code, {}):
+                    await self._settled.wait()
+                else:
+                    waiting.pop()
+            await anyio.lowlevel.checkpoint()
+
+    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> dict[int, InviteOutcome]:
+        """Return the recorded outcomes of these quotas of a member, without those that were never sent.
+
+        This does not wait for chunks in flight: their quotas are `unknown`. The time grows with the number of
+        quotas, so give at most a thousand at once.
+        """
+        # Shielded: after a cancellation, `left_over` still needs these outcomes.
+        known: list[InviteOutcome] = []
+        file, before = self._opened(), self._chunks_before or 0
+        with anyio.CancelScope(shield=True):
+            known = await in_thread(_recalled, file, member_code, tuple(quota_ids), before)
+        return {outcome.quota_id: outcome for outcome in known}
+
+    def asks_again(self, outcome: InviteOutcome) -> bool:
+        """Return whether to send a quota ID again that has this outcome."""
+        return self.resend_unknown and outcome.status == "unknown"
+
+    # --- Chunks in flight
+
+    def take_up(self, chunk: Chunk) -> None:
+        """Note that a chunk is in flight. A later request about the same quotas waits for its outcomes."""
+        self._in_flight.setdefault(chunk.member_code, {}).update(dict.fromkeys(chunk.places, chunk))
+
+    def settle(self, chunk: Chunk) -> None:
+        """Note that a chunk is no longer in flight. If it was not in flight, this has no effect."""
+        under_way = self._in_flight.get(chunk.member_code, {})
+        for quota_id in chunk.places:
+            if under_way.get(quota_id) is chunk:
+                del under_way[quota_id]
+        if not under_way:
+            self._in_flight.pop(chunk.member_code, None)
+        # Wake the waiting tasks, and prepare a new event for those that have to wait again.
+        self._settled.set()
+        self._settled = anyio.Event()
+
+    # --- Writing
+
+    def note_sent(self, chunk: Chunk) -> int:
+        """Note that a chunk will be sent. Send it only after `written()` has returned. Return its number."""
+        from sampling_async._journal.rows import SENT  # noqa: PLC0415
+
+        file = self._opened()
+        self._chunks += 1
+        file.note(SENT, self._chunks, chunk.member_code.encode(), plain_json(list(chunk.places)))
+        return self._chunks
+
+    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
+        """Note the outcomes of a chunk."""
+        from sampling_async._journal.rows import ANSWERED  # noqa: PLC0415
+
+        outcomes = list(outcomes)
+        if outcomes:
+            lines = b"".join(map(line_of, outcomes))
+            self._opened().note(ANSWERED, number, outcomes[0].member_code.encode(), lines)
+
+    async def written(self) -> None:
+        """Wait until all rows noted before are on disk. The first task that gets the lock writes for all.
+
+        Rows that no task waits for are written with the next rows, at the latest when the journal is closed.
+        """
+        # Example: tasks A, B and C note a row each. A writes all three. B and C then get the lock, find
+        # `file.written` high enough, and return at once.
+        file = self._opened()
+        noted = file.noted
+        async with self._lock:
+            if file.written < noted:
+                await in_thread(file.write)
+
+
+def journal_file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bool = False) -> JournalFile:
+    """Return a new `JournalFile`, see there."""
+    from sampling_async._journal.file import JournalFile  # noqa: PLC0415  with sqlite3, for runs that have one
+
+    return JournalFile(path, owner, accept_damage=accept_damage)
+
+
+async def _to_its_end(function: Callable[[], None]) -> None:
+    """Call a function in a thread and wait for its end, even if this task is cancelled meanwhile.
+
+    A shield of anyio does not stop asyncio's own cancellations, and there may be several of them. After each
+    one the function is called again. It must be one whose second call only waits for the first.
+    """
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while True:
+            try:
+                await in_thread(function)
+            except anyio.get_cancelled_exc_class() as exc:
+                cancelled = exc
+            else:
+                break
+    if cancelled is not None:
+        raise cancelled
+
+
+def _recalled(
+    file: JournalFile, member_code: str, quota_ids: tuple[int, ...], before: int
+) -> list[InviteOutcome]:
+    """Return the outcomes in the journal. Chunks up to `before` are from earlier runs: `replayed`."""
+    # The index is a bool: `parts[False]` has the lines of this run, `parts[True]` those of earlier runs.
+    parts: tuple[dict[int, bytes | None], ...] = ({}, {})
+    for quota_id, latest in file.recall(member_code.encode(), quota_ids).items():
+        parts[latest.chunk <= before][quota_id] = latest.line
+    of_this, replayed = (
+        outcomes_of(member_code, lines, file.path, replayed=bool(which)) for which, lines in enumerate(parts)
+    )
+    return [outcome for outcome in (*replayed, *of_this) if outcome.status != "not_sent"]

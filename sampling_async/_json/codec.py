@@ -1,0 +1,167 @@
+"""Convert the contract's JSON to records and back.
+
+Reading
+    - Names are PascalCase with the acronyms ID, IDs, LOI, IR and URL. `SurveyId`, `WaveId` and `QuotaId` are
+      read as `SurveyID`, `WaveID` and `QuotaID`. Unknown fields are ignored.
+    - Scalars are strict: no text for a number, no number for text, no null for either, 64 bits for a whole
+      number. There are two exceptions, which lose nothing: `7.0` is a whole number, and `1` is a double.
+    - Missing or null: SurveyName, MemberAmount -> None; IsRoutable -> False; SurveyWaveExclusions, AnswerIDs,
+      AnswerValues, ParticipationStatusIDs -> (); a setting's Description and Value -> "" and None. MemberCodes
+      may be null -> (). All other fields are required.
+    - AnswerValues: a list of strings (or whole numbers), a string, or null. Commas separate values in all of
+      them. Blanks around a value and empty values are dropped.
+    - dateTime: ISO 8601 with `T` or a blank, 0 to 7 fractional digits (datetime holds 6, the last is cut), with
+      a zone (aware) or without (naive), or `/Date(milliseconds+zone)/` (aware).
+    - UTF-8 with or without a BOM, UTF-16 and UTF-32 with one. NaN, Infinity and lone surrogates are refused.
+
+Writing
+    - The contract's names, lists for tuples, ISO 8601 with `Z` for UTC. SurveyName and MemberAmount are left
+      out if they are None.
+
+There are two decoders. The fast decoder reads in C. If it gives up, the careful decoder reads the same body: it
+accepts the misspelled names above, and its errors name the place and the fault. Both make equal records. The
+careful decoder is imported on first use.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from sampling_async._contract.errors import DecodeError
+from sampling_async._json import fast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from weakref import WeakValueDictionary
+
+    from sampling_async._json.fast import Shared, WireItem
+
+T = TypeVar("T")
+
+# Bytes that may come before the first character of JSON: a UTF-8 BOM and blanks.
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+
+
+def from_json(cls: type[T], body: bytes | str) -> T:
+    """Read a record from the contract's JSON.
+
+    Args:
+        cls: The record to read: `Quotas`, `Invite`, `RecontactMembers`, `PartnerSettings` or a part of them.
+        body: The JSON as the service sent it, or as `to_json` wrote it.
+
+    Raises:
+        DecodeError: The body is not JSON, or breaks the contract; `path` names the place.
+    """
+    return read(cls, _encoded(body))
+
+
+def read(cls: type[T], body: bytes, at: str = "$", shared: Shared | None = None) -> T:
+    """Read a record that may be a part of a larger body; `at` is its path there.
+
+    Args:
+        cls: The record to read.
+        body: The JSON of the record alone.
+        at: Its path in the larger body, for errors.
+        shared: The same object for all parts of one inventory, see `new_shared`.
+
+    Raises:
+        DecodeError: As for `from_json`.
+    """
+    record = fast.read(cls, body, shared)
+    return structure(cls, parse(body, at), at) if record is None else record
+
+
+def read_many(cls: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
+    """Read a list of records with the fast decoder; None if it cannot read one of them."""
+    return fast.read_many(cls, body, shared)
+
+
+def warm_up() -> None:
+    """Import the fast decoder and fill its caches, so that the first response does not block the event loop."""
+    fast.warm_up()
+
+
+def new_shared(surveys: WeakValueDictionary[bytes, Any] | None = None) -> Shared:
+    """Return the `shared` argument for all parts of one inventory; `surveys` are those read before."""
+    return fast.Shared(surveys)
+
+
+def bulk_items(body: bytes) -> list[WireItem] | None:
+    """Read the items of a bulk response with the fast decoder; None if it cannot read one of them."""
+    return fast.read_bulk(body)
+
+
+def plain_json(value: object) -> bytes:
+    """Write numbers, texts, lists and dicts as JSON. This is fast, but takes no records."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.encode(value)
+
+
+def to_json(record: object) -> bytes:
+    """Write a record, or a list or tuple of records, as the contract's JSON (UTF-8)."""
+    return json.dumps(unstructure(record), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
+    """Parse JSON by its content, whatever the Content-Type says.
+
+    Args:
+        body: The JSON.
+        at: Its path, if it is a part of a larger body.
+        pairs: Return objects as lists of (name, value), repeated names included.
+
+    Raises:
+        DecodeError: The body is empty, HTML or not JSON, or has values that JSON does not allow or Python
+            cannot read (NaN, numbers of 5,000 digits).
+    """
+    text = _encoded(body)
+    head = text[:64].lstrip(_BLANK)
+    if not head and not text.strip(_BLANK):
+        raise DecodeError(at, "expected JSON, found an empty body")
+    if head[:1] == b"<":
+        raise DecodeError(at, "expected JSON, found HTML or XML (an answer of a proxy or a login page?)")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_it_is if pairs else None)
+    except json.JSONDecodeError as exc:
+        rule = f"expected JSON, found a syntax error at character {exc.pos}"
+    except UnicodeDecodeError as exc:
+        rule = f"expected UTF-8, found other bytes at byte {exc.start}"
+    except RecursionError:
+        rule = "expected JSON of ordinary depth, found too many nested levels"
+    except ValueError:  # NaN, Infinity, or more digits than `int` accepts
+        rule = "expected finite numbers of ordinary length"
+    # Raised outside of the handlers: the context of the error would hold the errors above, and they the body.
+    raise DecodeError(at, rule)
+
+
+def structure(cls: type[T], value: Any, at: str = "$") -> T:
+    """Build a record from parsed JSON; `at` is the path of `value` in the body.
+
+    Raises:
+        DecodeError: The value breaks the contract.
+    """
+    from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
+
+    return careful.structure(cls, value, at)
+
+
+def unstructure(record: object) -> Any:
+    """Turn a record, or a list or tuple of records, into a value for `json.dumps`."""
+    from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
+
+    return careful.unstructure(record)
+
+
+def _encoded(body: bytes | str) -> bytes:
+    # Half surrogates pass here, so that the decoders refuse them with a DecodeError.
+    return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+
+
+def _as_it_is(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return pairs
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise ValueError

@@ -1,0 +1,351 @@
+"""The fast decoder: msgspec reads JSON in C, directly into the slots of the records.
+
+msgspec fills attrs classes by the names of their fields only, and these are not the names of the wire. So each
+record has a draft: a subclass whose fields have the wire's names, as other names for the same slots. After the
+reading, values that differ between the wire and the record are converted in place. Then the draft becomes the
+record by a change of its `__class__`. This is done for all drafts of one kind together, so that these loops run
+in C too.
+
+The fast decoder returns None for all it cannot read, or would read otherwise than the careful decoder, which
+then reads the body. It never explains a failure. It does not check fields that no record has.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from datetime import datetime
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import chain, islice, repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+
+import attrs
+import msgspec
+
+from sampling_async._contract.records import Price, QuestionAndAnswers, Quotas, Setting, Survey
+from sampling_async._contract.settings import PartnerSettings
+from sampling_async._json.drafts import draft_of
+from sampling_async._json.rules import INT64_MAX, NULLS, Mismatch, answer_values, date_time, wire_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from weakref import WeakValueDictionary
+
+    from attrs import AttrsInstance
+
+T = TypeVar("T")
+
+_SHARED_BYTES: Final = 2**22  # of the texts of conditions that `Shared` remembers
+_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
+_Float: TypeAlias = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
+
+_Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
+
+logger: Final = logging.getLogger("sampling_async")
+
+
+class Shared:
+    """The conditions read so far, by their text on the wire, so that sub-quotas share equal ones.
+
+    Most conditions occur many times in an inventory, and frozen records can be shared. The memory is bounded,
+    whatever the size of the inventory.
+
+    Args:
+        surveys: Surveys of earlier inventories that are still in use, by the digests of their texts. Most
+            surveys of an inventory are in the next one too, and are the same objects then. Default: earlier
+            surveys are not reused.
+    """
+
+    __slots__ = ("_bytes", "conditions", "surveys")
+
+    def __init__(self, surveys: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+        self.surveys = surveys
+        self.conditions: dict[bytes, QuestionAndAnswers] = {}
+        self._bytes = 0
+
+    def unknown(self, texts: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Return the texts that have not been read so far, each once."""
+        if self._bytes > _SHARED_BYTES:
+            self.conditions.clear()
+            self._bytes = 0
+        unknown = tuple(set(texts).difference(self.conditions))
+        self._bytes += sum(map(len, unknown))
+        return unknown
+
+
+def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
+    """Read a record from JSON; return None if the careful decoder must read it.
+
+    Args:
+        record: The class of the record.
+        body: JSON in UTF-8.
+        shared: The same object for all parts of one inventory.
+    """
+    shared = shared or Shared()
+    if record is PartnerSettings:
+        settings = read_many(Setting, body, shared)
+        return None if settings is None else cast("T", PartnerSettings(settings))
+    draft = _decoded(record, body) if attrs.has(record) else None
+    return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
+
+
+def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
+    """Read a list of records from JSON; return None if the careful decoder must read it."""
+    if record is Survey and shared.surveys is not None:
+        return cast("Sequence[T] | None", _read_surveys(body, shared, shared.surveys))
+    drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
+    return drafts if drafts is not None and _become(record, drafts, shared) else None
+
+
+def _read_surveys(
+    body: bytes, shared: Shared, known: WeakValueDictionary[bytes, Survey]
+) -> Sequence[Survey] | None:
+    """Read a list of surveys; a survey whose text is known is the same object as before."""
+    # `Raw` finds the bounds of each survey without decoding it.
+    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body)
+    if raws is None:
+        return None
+    digests = [blake2b(raw).digest() for raw in raws]
+    surveys = list(map(known.get, digests))
+    unknown = [at for at, survey in enumerate(surveys) if survey is None]
+    drafts = [_decoded(Survey, bytes(raws[at])) for at in unknown]
+    if None in drafts or not _become(Survey, drafts, shared):
+        return None
+    for at, survey in zip(unknown, drafts, strict=True):
+        surveys[at] = known[digests[at]] = survey
+    return cast("list[Survey]", surveys)
+
+
+def warm_up() -> None:
+    """Make the decoders that the first responses need."""
+    for record in (
+        Quotas,
+        tuple[Survey, ...],
+        Survey,
+        tuple[msgspec.Raw, ...],
+        QuestionAndAnswers,
+        _WireReply,
+    ):
+        _decoder(record)
+
+
+class WireInvite(msgspec.Struct, gc=False):
+    """An invite in the names of the wire.
+
+    A bulk response has up to a hundred. For so many, structs and a hand-written loop are faster than drafts.
+    """
+
+    SurveyID: _Int
+    WaveID: _Int
+    QuotaID: _Int
+    PartnerAmount: _Float
+    URL: str
+    LOI: _Int
+    IR: _Int
+    MemberAmount: _Float | None = None
+
+
+class WireItem(msgspec.Struct, gc=False):
+    """An item of a bulk response in the names of the wire."""
+
+    QuotaID: _Int
+    ResultCode: _Int
+    Result: str | None = None
+    Invite: WireInvite | None = None
+
+
+class _WireReply(msgspec.Struct, gc=False):
+    Invites: list[WireItem]
+
+
+def read_bulk(body: bytes) -> list[WireItem] | None:
+    """Read the items of a bulk response; return None if the careful decoder must read it."""
+    answer: _WireReply | None = _decoded(_WireReply, body)
+    return None if answer is None else answer.Invites
+
+
+def _decoded(what: Any, body: bytes) -> Any:
+    if not is_usable() or not _is_utf8(body):
+        return None
+    try:
+        return _decoder(what).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _is_utf8(body: bytes) -> bool:
+    """Return whether a body is UTF-8 as a whole. msgspec does not check the texts that it skips."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+@cache
+def is_usable() -> bool:
+    """Return whether drafts work with the installed msgspec.
+
+    They depend on how msgspec creates and fills instances of attrs classes, which another version may change.
+    """
+    try:
+        price = _decoder(Price).decode(b'{"CurrencyID":2,"Amount":1.5}')
+        works = _become(Price, (price,), Shared()) and price == Price(1.5, 2)
+    except Exception:  # noqa: BLE001  whatever the reason, the careful decoder reads instead
+        works = False
+    if not works:
+        logger.warning("records are read slowly: msgspec %s does not fill drafts of attrs", msgspec.__version__)
+    return works
+
+
+# --- The types that msgspec reads --------------------------------------------------------------------------
+
+
+@cache
+def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_on_the_wire(what))
+
+
+def _on_the_wire(hint: Any) -> Any:
+    """Return the type that msgspec reads for a type of the records."""
+    if attrs.has(hint):
+        return _draft(hint)
+    if get_origin(hint) is tuple:
+        return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
+    if get_origin(hint) is types.UnionType:
+        return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
+    return {int: _Int, float: _Float, datetime: str}.get(hint, hint)
+
+
+@cache
+def _draft(record: type[AttrsInstance]) -> Any:
+    hints: dict[str, Any] = {}
+    slots: dict[str, Any] = {}
+    attributes = _attributes(record)
+    for attribute in attributes:
+        place, name = (record.__name__, attribute.name), wire_name(attribute.name)
+        hint = _OTHERWISE.get(place) or _on_the_wire(attribute.type)
+        hints[name] = hint | None if place in NULLS else hint
+        # The descriptor of the record's slot, under the wire's name: both names read and write the same slot.
+        slots[name] = getattr(record, attribute.name)
+    # msgspec takes the names of an attrs class from `__attrs_attrs__`, and their types from `__annotations__`.
+    draft = draft_of(record, __annotations__=hints, **slots)
+    draft.__attrs_attrs__ = tuple(each.evolve(name=wire_name(each.name)) for each in attributes)
+    return draft
+
+
+def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]:
+    attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(record))
+    return attributes
+
+
+_OTHERWISE: Final[dict[tuple[str, str], Any]] = {
+    ("QuestionAndAnswers", "answer_values"): tuple[str, ...] | str | None,
+    ("SubQuota", "questions_and_answers"): tuple[msgspec.Raw, ...],
+}
+"""Fields that are read with another type than the record's. A step of their own converts them."""
+
+
+# --- From drafts to records --------------------------------------------------------------------------------
+
+
+def _become(record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    """Turn drafts of one kind, and the drafts inside them, into records; return False if a value is invalid."""
+    steps: list[_Step] = _steps(cast("Any", record))
+    for step in steps:
+        if not step(drafts, shared):
+            return False
+    # `draft.__class__ = record` for each draft. The deque of length 0 consumes the map in C.
+    deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
+    return True
+
+
+@cache
+def _steps(record: type[AttrsInstance]) -> list[_Step]:
+    """Return the steps that convert drafts before they become a record; each step takes all drafts at once."""
+    steps: list[_Step] = []
+    for attribute in _attributes(record):
+        place, name = (record.__name__, attribute.name), attribute.name
+        held: Any = get_args(attribute.type)[0] if get_origin(attribute.type) is tuple else attribute.type
+        if place in NULLS:
+            steps.append(partial(_fill, name, NULLS[place]))
+        if place == ("QuestionAndAnswers", "answer_values"):
+            steps.append(_unpack)
+        elif place == ("SubQuota", "questions_and_answers"):
+            steps.append(_share)
+        elif attrs.has(held):
+            steps.append(partial(_become_all if held is not attribute.type else _become_each, name, held))
+        elif held is datetime:
+            steps.append(partial(_date, name))
+    return steps
+
+
+def _become_all(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    return _become(record, tuple(chain.from_iterable(map(attrgetter(name), drafts))), shared)
+
+
+def _become_each(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    return _become(record, tuple(map(attrgetter(name), drafts)), shared)
+
+
+def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
+    """Replace nulls by the values that they stand for."""
+    # The first test runs in C, and nearly always finds no null.
+    if None in map(attrgetter(name), drafts):
+        for draft in drafts:
+            if getattr(draft, name) is None:
+                setattr(draft, name, stands_for)
+    return True
+
+
+def _date(name: str, drafts: Sequence[Any], _: Shared) -> bool:
+    try:
+        for draft in drafts:
+            setattr(draft, name, date_time(getattr(draft, name)))
+    except Mismatch:
+        return False
+    return True
+
+
+def _share(drafts: Sequence[Any], shared: Shared) -> bool:
+    """Set the conditions of sub-quotas, and decode each text of a condition once."""
+    lists = list(map(attrgetter("questions_and_answers"), drafts))
+    texts = list(map(bytes, chain.from_iterable(lists)))
+    unknown = shared.unknown(texts)
+    try:
+        conditions = list(map(_decoder(QuestionAndAnswers).decode, unknown))
+    except msgspec.MsgspecError:
+        return False
+    _become(QuestionAndAnswers, conditions, shared)
+    shared.conditions.update(zip(unknown, conditions, strict=True))
+    # One iterator over the conditions of all drafts: each draft takes as many as its list had texts.
+    found = map(shared.conditions.__getitem__, texts)
+    for draft, raws in zip(drafts, lists, strict=True):
+        draft.questions_and_answers = tuple(islice(found, len(raws)))
+    return True
+
+
+def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
+    """Split answer values that are not a list of texts with one value each. Such values are rare."""
+    # One test for all drafts together, and nearly always there is nothing to do.
+    lists = list(map(attrgetter("answer_values"), drafts))
+    if set(map(type, lists)) <= {tuple} and _are_tidy(list(chain.from_iterable(lists))):
+        return True
+    for draft, values in zip(drafts, lists, strict=True):
+        if type(values) is not tuple or not _are_tidy(values):
+            draft.answer_values = answer_values(list(values) if type(values) is tuple else values)
+    return True
+
+
+def _are_tidy(values: Sequence[str]) -> bool:
+    """Return whether each text is one value, not empty and without blanks."""
+    joined = ",".join(values)
+    if joined.split() != [joined]:  # there is a blank, or no character at all
+        return not values
+    # A comma inside a value makes the count too large. An empty value makes two commas meet, or one stand at
+    # the beginning or the end.
+    return joined.count(",") == len(values) - 1 and ",," not in joined and joined[0] != "," != joined[-1]

@@ -1,0 +1,53 @@
+"""Delay full garbage collections while a large inventory is read.
+
+Reading an inventory makes some hundred thousand objects, all of them in use and without a cycle. When there are
+a quarter more objects than before, Python's collector visits all objects at once, which stops the event loop
+for a tenth of a second. A library must not switch the collector off, or change its thresholds: its host may
+depend on them. So only a full collection that is due during the reading is delayed, and all settings stay as
+they are. The number of delays is bounded, because the collection may have to free objects of the host.
+
+Measured with an inventory of 60 MB, read again and again: the longest stall of the event loop was 5 to 12 ms
+with this, and 94 to 430 ms without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Final
+
+# Delays in a row: enough for about ten inventories of 60 MB.
+_PUT_OFF_AT_MOST: Final = 50
+
+_has_pauses: Final = (
+    sys.implementation.name == "cpython"
+    and sys.version_info < (3, 14)  # 3.14 collects in small steps
+    and getattr(sys, "_is_gil_enabled", lambda: True)()  # without the GIL, freezing visits all objects as well
+)
+
+
+class _Collections:
+    """The number of full collections that were delayed since the last one."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._put_off = 0
+
+    def put_off(self) -> None:
+        """Delay the next full collection, if it is due."""
+        # If the host has frozen objects itself, `unfreeze` would undo that, so nothing is done.
+        if not _has_pauses or gc.get_count()[2] < gc.get_threshold()[2] or gc.get_freeze_count():
+            return
+        seen = gc.get_stats()[2]["collections"]
+        if seen != self._seen:
+            self._seen, self._put_off = seen, 0
+        if self._put_off < _PUT_OFF_AT_MOST:
+            self._put_off += 1
+            # Freezing joins the lists of young and old objects, which takes no time, and sets the counters of
+            # the generations to 0. Unfreezing puts all objects into the oldest generation.
+            gc.freeze()
+            gc.unfreeze()
+
+
+put_off_a_pause: Final = _Collections().put_off
+"""Delay a full collection that is due. Call it between the parts of an inventory that is read or compiled."""

@@ -1,0 +1,266 @@
+"""Read an inventory while it arrives: each survey is cut out and decoded as soon as its last byte is there.
+
+So a body of any size is neither kept nor decoded as a whole, which would block the event loop for seconds.
+
+The end of a survey is guessed first, because that is fast: by the text between the two surveys before, and by
+counting braces. A brace inside a text can make a guess wrong, but never a result. The cut-out piece must be one
+whole JSON object, and if it is not, the end is found token by token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.records import Quotas, Survey
+from sampling_async._json.codec import new_shared, parse, read, read_many
+
+if TYPE_CHECKING:
+    from weakref import WeakValueDictionary
+
+# The body up to the first survey. Plain values may come before the surveys, in any order. A body with anything
+# else there is read as a whole.
+_HEAD: Final = re.compile(
+    rb'[ \t\r\n]*+\{(?:[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:[ \t\r\n]*+(?:"[^"\\]*+"|[-+.\w]++)[ \t\r\n]*+,)*'
+    rb'[ \t\r\n]*+"Surveys"[ \t\r\n]*+:[ \t\r\n]*+\['
+)
+_HEAD_BYTES: Final = 4096
+# After a survey, or at the beginning of the list: an optional comma and the next character.
+_NEXT: Final = re.compile(rb"[ \t\r\n]*+(,?)[ \t\r\n]*+([^ \t\r\n,])")
+# A possible end of a survey: a closing brace before a comma or a closing bracket.
+_END: Final = re.compile(rb"\}(?=\s{0,99}[,\]])")
+# The text between two surveys, with the first name of the second one: `},{"SurveyID"`. A service writes all its
+# surveys alike, so this text marks the next end too.
+_ALIKE: Final = re.compile(rb'\}\s{0,99},\s{0,99}\{\s{0,99}"[^"\\]{1,99}"')
+# The next text or brace. Texts are skipped as a whole, so that braces inside them do not count.
+_TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
+_GUESSED_BYTES: Final = 2**18  # of a survey; without a guess in so many bytes, another method is tried
+
+
+class Inventory:
+    """The body of Get Quotas, fed in parts.
+
+    Args:
+        known: Surveys of earlier responses, see `Shared`. A survey that has not changed is not read again. The
+            others are added.
+    """
+
+    def __init__(self, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+        self._buffer = bytearray()
+        self._head: bytes | None = None
+        self._count = 0
+        self._survey: _Extent | None = None  # the survey whose end has not been found so far
+        self._alike = b""  # the text between the two latest surveys, see `_ALIKE`
+        self._tried = 0  # where the last try of `_cut_many` ended, successful or not
+        self._shared = new_shared(known)
+        self._is_exact = False
+        self._is_list_over = False
+
+    def feed(self, part: bytes) -> list[Survey]:
+        """Add a part of the body, and return the surveys that are complete now.
+
+        Raises:
+            DecodeError: A survey breaks the contract.
+        """
+        self._buffer += part
+        if self._head is None and len(self._buffer) - len(part) <= _HEAD_BYTES:
+            head = _HEAD.match(self._buffer)
+            if head is not None:
+                self._head = head[0]
+                del self._buffer[: len(self._head)]
+        return [] if self._head is None else self._whole_surveys()
+
+    def end(self) -> list[Survey]:
+        """Return the last surveys, at the end of the body.
+
+        Raises:
+            DecodeError: As for `feed`, or the body is cut.
+        """
+        if self._head is None:
+            return []
+        # A guess may be waiting for bytes that will not come now, so the last surveys are not guessed.
+        self._is_exact = True
+        if self._survey is not None:
+            self._survey.be_exact()
+        surveys = self._whole_surveys()
+        if not self._is_list_over:
+            raise DecodeError(self._path, "expected a survey or the end of the list, found the end of the body")
+        return surveys
+
+    @property
+    def unread(self) -> bytes | None:
+        """After the end: the body, if it has no surveys and must be read as a whole; else None."""
+        if self._head is None:
+            return bytes(self._buffer)
+        return self._head + b"]" + self._buffer if self._count == 0 else None
+
+    def frame(self) -> Quotas:
+        """Return the inventory without its surveys, after the end.
+
+        Raises:
+            DecodeError: The part around the surveys breaks the contract.
+        """
+        assert self._head is not None
+        # The head ends with the opening bracket of the list, so this is a whole body with an empty list.
+        body = self._head + b"]" + self._buffer
+        frame = read(Quotas, body)
+        fields: list[tuple[str, object]] = parse(body, pairs=True)
+        if [name for name, _ in fields].count("Surveys") > 1:
+            raise DecodeError("$.Surveys", "expected one list of surveys, found several")
+        return frame
+
+    @property
+    def _path(self) -> str:
+        return f"$.Surveys[{self._count}]"
+
+    def _whole_surveys(self) -> list[Survey]:
+        surveys: list[Survey] = []
+        start = 0  # of the bytes that have not been read
+        while not self._is_list_over:
+            if self._survey is None:
+                following = _NEXT.match(self._buffer, start)
+                if following is None:
+                    break
+                start = following.end(2)
+                if self._opens(following):
+                    start -= 1  # the brace that opens a survey stays in the buffer
+                continue
+            end = self._cut_many(self._survey, surveys) or self._cut(self._survey, surveys)
+            if end is None:
+                break
+            start, self._survey = end, None
+        del self._buffer[:start]
+        self._tried -= start
+        if self._survey is not None:
+            self._survey.shift(start)
+        return surveys
+
+    def _opens(self, following: re.Match[bytes]) -> bool:
+        """Handle the next character, after a survey or before the first one; return whether a survey starts."""
+        comma, first = following.groups()
+        if first == b"]" and not comma:
+            self._is_list_over = True
+            return False
+        if first != b"{" or bool(comma) is (self._count == 0):
+            raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
+        self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
+        return True
+
+    def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
+        """Read all surveys up to the last possible end in the buffer, in one call.
+
+        Returns:
+            The end of these surveys; None if there is no such end, or the guess is wrong.
+        """
+        if not extent.alike or extent.is_exact:
+            return None
+        buffer, start = self._buffer, extent.start
+        last = buffer.rfind(extent.alike, max(start, self._tried)) + 1
+        if last == 0:
+            return None
+        self._tried = last
+        # Unequal counts mean that the guess is wrong, or that a text contains a brace.
+        if buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
+            return None
+        # The view avoids a second copy. It must be released, because a viewed bytearray cannot change its size.
+        with memoryview(buffer) as view:
+            many = read_many(Survey, b"[%b]" % bytes(view[start:last]), self._shared)
+        if many is None:
+            return None
+        surveys.extend(many)
+        self._count += len(many)
+        return last
+
+    def _cut(self, extent: _Extent, surveys: list[Survey]) -> int | None:
+        """Read one survey and return its end; None if its end has not arrived."""
+        while (end := extent.find_end()) is not None:
+            with memoryview(self._buffer) as view:
+                piece = bytes(view[extent.start : end])
+            try:
+                surveys.append(read(Survey, piece, self._path, self._shared))
+            except DecodeError:
+                # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess was
+                # wrong, and the end is found token by token.
+                if extent.is_exact or _is_json(piece):
+                    raise
+                extent.be_exact()
+                continue
+            self._count += 1
+            alike = _ALIKE.match(self._buffer, end - 1)
+            if alike is not None:
+                self._alike = alike[0]
+            return end
+        return None
+
+
+class _Extent:
+    """The bounds of a survey in a buffer that grows.
+
+    Attributes:
+        start: The index of its first byte.
+        alike: The text to search for as its end, see `_ALIKE`; empty to search for any possible end.
+        is_exact: Whether the end is found token by token, and not guessed.
+    """
+
+    __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start")
+
+    def __init__(self, buffer: bytearray, start: int, alike: bytes, *, is_exact: bool) -> None:
+        self.start = start
+        self.alike = alike
+        self.is_exact = is_exact
+        self._buffer = buffer
+        self._depth = 0
+        self._scanned = start
+
+    def shift(self, by: int) -> None:
+        """Adjust the indexes after the removal of a number of bytes at the beginning of the buffer."""
+        self.start -= by
+        self._scanned -= by
+
+    def be_exact(self) -> None:
+        """Stop guessing, and start again from the first byte."""
+        self.is_exact, self._depth, self._scanned = True, 0, self.start
+
+    def find_end(self) -> int | None:
+        """Return the end of the survey, or None if it has not arrived."""
+        # A candidate is the end if the braces up to it are balanced. If none is found in a long survey, the
+        # search falls back: first from the known text to any possible end, then to tokens.
+        while not self.is_exact:
+            end = self._candidate()
+            if end >= 0:
+                self._depth += self._buffer.count(b"{", self._scanned, end)
+                self._depth -= self._buffer.count(b"}", self._scanned, end)
+                self._scanned = end
+                if self._depth == 0:
+                    return end
+            elif len(self._buffer) - self.start < _GUESSED_BYTES:
+                return None
+            elif self.alike:
+                self.alike = b""
+            else:
+                self.be_exact()
+        return self._exact_end()
+
+    def _candidate(self) -> int:
+        if self.alike:
+            return self._buffer.find(self.alike, self._scanned) + 1 or -1
+        match = _END.search(self._buffer, self._scanned)
+        return match.end() if match else -1
+
+    def _exact_end(self) -> int | None:
+        while token := _TOKEN.match(self._buffer, self._scanned):
+            self._scanned = token.end()
+            last = self._buffer[self._scanned - 1]
+            self._depth += (last == ord("{")) - (last == ord("}"))
+            if self._depth == 0:
+                return self._scanned
+        return None
+
+
+def _is_json(piece: bytes) -> bool:
+    try:
+        parse(piece)
+    except DecodeError:
+        return False
+    return True

@@ -1,0 +1,234 @@
+"""Run work in the background while a block is open. Depends on anyio and knows nothing of surveys.
+
+On asyncio the work runs in a separate task, and no cancel scope is open in the task of the block. So Python
+may leave the block in another task than the one that entered it. This happens to a block in an async generator
+that is not read to its end (PEP 789). Trio has no such separate tasks: there a cancel scope is open in the
+block, and a warning is given if the block is left in another task.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from sampling_async._pacing.cancellation import is_stray
+from sampling_async._pacing.loops import asyncio_loop
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+
+class Background(ABC):
+    """An async context manager with work that runs while its block is open.
+
+    It can be entered once. An exception of the work is kept for the consumer of the results and raised after
+    the last result, without an ExceptionGroup around it.
+
+    Attributes:
+        left: Whether the block has been left.
+        has_ended_the_loop: Whether the exception that ended the work came from a task that the work started. If
+            it is SystemExit or KeyboardInterrupt, asyncio has raised it out of the event loop already.
+    """
+
+    def __init__(self) -> None:
+        self.left = False
+        self.has_ended_the_loop = False
+        self._is_of_the_work_itself = False  # whether the work raised the exception, and none of its tasks
+        self._runner: _Task | _Nursery | None = None
+        self._failure: Exception | None = None
+        self._finished = False  # whether no more results will come, for any reason
+        self._came_to_its_end = False  # whether the work was not cut off
+        self._news: anyio.Event | None = None  # created only if the consumer has to wait
+
+    async def __aenter__(self) -> Self:
+        if self._runner is not None:
+            raise RuntimeError("a stream is entered once; make another one")
+        self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
+        try:
+            await self._runner.start()
+        except BaseException:
+            # A signal handler may raise after the work began. Python does not call `__aexit__` in this case.
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self._runner is not None:  # None if the block was not entered
+                await self._runner.end()
+        finally:
+            self.left = True
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Do the work of the block. It runs in a separate task."""
+
+    async def run(self) -> None:
+        """Do the work. At its end, whatever the reason, notify the consumer that no more results will come."""
+        try:
+            await self._work()
+        except BaseException as exc:  # noqa: BLE001  kept, or raised again
+            # A task group raises its own exceptions and those of its tasks as a group; the flag distinguishes
+            # them. asyncio has already raised SystemExit of a task out of the event loop, but not that of the
+            # work itself.
+            self.has_ended_the_loop = isinstance(exc, BaseExceptionGroup) and not self._is_of_the_work_itself
+            self._keep(_first_of(exc))
+        finally:
+            self.is_over()
+        self._came_to_its_end = True
+
+    def is_over(self, failure: BaseException | None = None) -> None:
+        """Learn that no more results will come, and perhaps the failure. It may be called several times."""
+        if isinstance(failure, Exception):
+            self._failure = self._failure or failure
+        self._finished = True
+        self._tell()
+
+    def _must_be_inside(self) -> None:
+        """Raise if the block is not open. Outside of it no work runs, and a wait for results would not end."""
+        if self._runner is None:
+            raise RuntimeError("enter the stream first: async with ... as stream")
+        if self.left and (self._has_more or not self._came_to_its_end):
+            raise RuntimeError("the stream's block has been left before its end")
+
+    @property
+    @abstractmethod
+    def _has_more(self) -> bool:
+        """Whether there are results that the consumer has not taken."""
+
+    async def _hear(self) -> None:
+        """Wait for a result, or for the end of the work."""
+        self._news = self._news or anyio.Event()
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        """Wake the consumer, because there is a result or the work has ended."""
+        if self._news is not None:
+            # Set before it is forgotten: a signal handler may raise in between, and an event that is forgotten
+            # and not set would leave the consumer waiting.
+            self._news.set()
+            self._news = None
+
+    def _keep(self, exc: BaseException) -> None:
+        """Keep the first failure for the consumer. It is raised after the last result.
+
+        Other exceptions, such as a cancellation of this task, are raised again. They end the work too early, so
+        the consumer gets a RuntimeError that names them.
+        """
+        if isinstance(exc, Exception):
+            self._failure = self._failure or exc
+            return
+        if is_stray(exc):
+            stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
+            self._failure = self._failure or stray
+            return
+        self._failure = self._failure or RuntimeError(f"the stream was ended by {type(exc).__name__}")
+        raise exc
+
+    def _end(self) -> None:
+        """Raise the failure, if there is one, once. Called after the last result."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+class _Task:
+    """Runs the work on asyncio, in a task outside of any task group."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        loop = asyncio_loop()
+        assert loop is not None
+        self._task = loop.create_task(self._run(), name="sampling_async")
+        # The consumer is notified even if the task ends before its first step.
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._background.is_over(None if task.cancelled() else task.exception())
+
+    async def _run(self) -> None:
+        with self._scope:
+            try:
+                await self._background.run()
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio has raised it out of the event loop already, and `asyncio.run` is now cancelling all
+                # tasks. If it were raised a second time, that would be cut off.
+                if not self._background.has_ended_the_loop:
+                    raise
+
+    async def end(self) -> None:
+        """Cancel the work and wait for its end. Cancellations during the wait are raised after it."""
+        import asyncio  # noqa: PLC0415  loaded by now
+
+        if self._task is None:  # a signal handler raised before the task was created
+            return
+        self._scope.cancel()
+        # The shield stops cancellations of anyio's scopes only. `Task.cancel` of asyncio still raises here, and
+        # may be called many times. Each time the wait goes on, so that the work never outlives the block.
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._task.done():
+                try:
+                    await asyncio.wait([self._task])
+                except asyncio.CancelledError as exc:
+                    cancelled = exc
+        if not self._task.cancelled():
+            # Marks an exception as seen, or asyncio logs it. Only SystemExit and the like are left here, and
+            # asyncio itself has raised them out of the event loop.
+            self._task.exception()
+        if cancelled is not None:
+            raise cancelled
+
+
+class _Nursery:
+    """Runs the work on trio, in a task group that is open in the task of the block."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._scope = anyio.CancelScope()
+        self._tasks: TaskGroup = anyio.create_task_group()
+        self._entered_by = anyio.get_current_task().id
+
+    async def start(self) -> None:
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        with self._scope:
+            await self._background.run()
+
+    async def end(self) -> None:
+        """Cancel the work and wait for its end."""
+        self._scope.cancel()
+        if anyio.get_current_task().id != self._entered_by:
+            warnings.warn(
+                "a stream of sampling_async was entered in one task and left in another: do not leave it open "
+                "in an async generator that may not be read to its end (PEP 789); read it where it is entered, "
+                "or close the generator with contextlib.aclosing",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        # The task group does not get the exception of the block, or it would raise it inside an ExceptionGroup.
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:  # of SystemExit and the like; failures are kept for the consumer
+            raise _first_of(group) from None
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

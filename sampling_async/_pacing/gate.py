@@ -1,0 +1,486 @@
+"""One limit for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
+
+A `Gate` is the limit. Attempts belong to kinds, one for each endpoint. A kind has its own limit below that of
+the gate, and its own holds: if one kind is refused or slow, the others go on. A `Lane` is the queue of one user
+of the gate. A `Permit` lets one attempt run: it is acquired before a task gets the work, and released when the
+attempt ends.
+
+Held permits are kept in sets, and counts are the sizes of these sets. A signal handler may raise between any
+two lines. A separate counter would then stay wrong until the client is closed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from sampling_async._pacing.limit import AdaptiveLimit
+from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from sampling_async._pacing.outage import Outage
+
+# Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
+_MOST_IN_A_ROW: Final = 9
+
+# Waiting tasks resume at random moments within this share of a hold after its end, and within a second.
+_SPREAD: Final = 0.1
+
+# Seconds within which reports of overload from two kinds have the same cause.
+_AT_ONCE: Final = 2.0
+
+
+class Lane:
+    """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
+
+    Args:
+        kind: The kind of work.
+        weight: The number of turns for each turn of a lane of weight 1. This is approximate: a lane that
+            requests one permit at a time gets only one of the permits that are released in the same moment.
+        patience: Seconds to wait during an outage.
+
+    Attributes:
+        since: When the lane first waited for the end of an outage; its patience counts from then.
+    """
+
+    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
+
+    def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
+        self.kind = kind
+        self.patience = patience
+        self.since = inf
+        self.stride = 1.0 / weight
+        self.turn = 0.0
+        self.in_line = False
+        self._waiting: deque[_Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        """Return whether a waiter is in the queue. Waiters that gave up do not count, and are removed."""
+        while self._waiting and self._waiting[0].gave_up:
+            self._waiting.popleft()
+        return bool(self._waiting)
+
+    def join(self, waiter: _Waiter) -> None:
+        """Add a waiter to the end of the queue."""
+        self._waiting.append(waiter)
+
+    def first(self) -> _Waiter:
+        """Return the waiter that has waited longest."""
+        return self._waiting[0]
+
+    def leave(self) -> _Waiter:
+        """Remove the waiter that has waited longest, and return it."""
+        return self._waiting.popleft()
+
+
+class _Waiter:
+    __slots__ = ("came", "gave_up", "permit", "turn_came")
+
+    def __init__(self, permit: Permit, came: int) -> None:
+        self.permit = permit
+        self.came = came  # a serial number: lower is earlier
+        self.turn_came: anyio.Event | None = None  # created only if the task has to wait
+        self.gave_up = False
+
+
+class Kind:
+    """The state of one kind of work at a gate.
+
+    Attributes:
+        adaptive: The limit of this kind.
+        pace: How soon after each other attempts of this kind may begin.
+        held: The permits of this kind that are held.
+        stale: The permits in `held` that were granted before the last outage ended. Their attempts may hang for
+            long, which says nothing about the service after the outage, so they do not count in the limit.
+        interactive: The lane of calls that a caller waits for.
+        lanes: A heap of the other lanes with waiters, ordered by turn.
+        held_until: When the latest hold ends.
+        spread: Seconds after a hold within which its waiters resume.
+        reported_at: When an attempt of this kind last reported overload.
+        lowered_at: When the limit was last lowered because other kinds reported overload.
+    """
+
+    __slots__ = (
+        "adaptive",
+        "held",
+        "held_until",
+        "interactive",
+        "lanes",
+        "lowered_at",
+        "pace",
+        "reported_at",
+        "spread",
+        "stale",
+    )
+
+    def __init__(self, name: str, maximum: int) -> None:
+        self.adaptive = AdaptiveLimit(maximum)
+        self.pace = Pace()
+        self.held: set[Permit] = set()
+        self.stale: set[Permit] = set()
+        self.interactive = Lane(name)
+        self.lanes: list[tuple[float, int, Lane]] = []
+        self.held_until = -inf
+        self.reported_at = -inf
+        self.lowered_at = -inf
+        self.spread = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the limit allows another attempt."""
+        return len(self.held) - len(self.stale) < self.adaptive.limit
+
+
+class Gate:
+    """A fair limit on the number of attempts that run at once. It adapts, and a hold shuts it for a while.
+
+    Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
+    of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
+    to the other lanes. These take turns by weight. Within a lane, the first to come is the first served.
+
+    Attributes:
+        maximum: The number of attempts that may run, all kinds together.
+        waiting: The number of tasks that wait for a permit.
+        clock: Returns seconds, from any start.
+    """
+
+    def __init__(
+        self,
+        maximum: int,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
+        outage: Outage | None = None,
+    ) -> None:
+        self.maximum = maximum
+        self._outage = outage
+        if outage is not None:
+            outage.on_change = self._note_outage
+        self.waiting = 0
+        self.clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._kinds: dict[str, Kind] = {}
+        self._all = Kind("", maximum)  # only its hold is used: the hold of all kinds
+        self._held: set[Permit] = set()  # of all kinds
+        self._in_a_row = 0  # permits granted to interactive lanes since the last one to another lane
+        self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
+        self._joined = count()
+        self._held_back: set[anyio.CancelScope] = set()
+        self._is_closed = False
+
+    @property
+    def running(self) -> int:
+        """The number of permits that are held."""
+        return len(self._held)
+
+    def kind(self, name: str) -> Kind:
+        """Return the state of a kind of work."""
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = Kind(name, self.maximum)
+        return kind
+
+    def held_for(self, kind: Kind | None = None) -> float:
+        """Return the seconds until the hold of a kind ends; without a kind, the longest of all holds."""
+        if kind is None:
+            return max(map(self.held_for, (self._all, *self._kinds.values())))
+        until = max(kind.held_until, self._all.held_until)
+        if until == -inf:
+            return 0.0
+        left = until - self.clock()
+        return left if left > NEXT_TO_NOTHING else 0.0
+
+    def hold(self, seconds: float, kind: str | None = None) -> None:
+        """Grant no permits of one kind, or of all kinds, for some seconds. The hold that ends last counts.
+
+        If two kinds are held at the same time, the cause is not in one endpoint, so all kinds are held. The
+        waiting tasks resume at random moments shortly after the hold, not all at once.
+        """
+        if self._is_closed:
+            return
+        now = self.clock()
+        until, spread = now + seconds, min(1.0, _SPREAD * seconds)
+        others = (each for name, each in self._kinds.items() if name != kind)
+        held = [self._all] if kind is None or any(each.held_until > now for each in others) else []
+        held += [self.kind(kind)] if kind is not None else []
+        for each in held:
+            if until > each.held_until:
+                each.held_until, each.spread = until, spread
+
+    def unhold(self) -> None:
+        """End all holds now."""
+        self._lift()
+        for scope in self._held_back:
+            scope.cancel()
+
+    def close(self, *, wakes: bool) -> None:
+        """End all holds and allow no new ones, so that the waiting tasks can end.
+
+        Args:
+            wakes: Whether this runs in the event loop of the waiting tasks. Only that loop may wake them.
+        """
+        self._is_closed = True
+        self._lift()
+        if self._outage is not None:
+            self._outage.close(wakes=wakes)
+        if wakes:
+            self.unhold()
+
+    def _lift(self) -> None:
+        for kind in (self._all, *self._kinds.values()):
+            kind.held_until = -inf
+
+    def refused(self, permit: Permit) -> None:
+        """Learn that the service refused an attempt because of load."""
+        kind = permit.kind
+        kind.pace.refused(self.clock(), is_news=permit.generation == kind.adaptive.generation)
+        # With a measured rate, the attempts came too fast. Their number at once was not the problem.
+        self.overloaded(permit, halves=not kind.pace.is_measured)
+
+    def overloaded(self, permit: Permit, *, halves: bool = True) -> None:
+        """Learn that an attempt overloaded the service. If two kinds report this, all kinds are lowered."""
+        kind, now = permit.kind, self.clock()
+        kind.reported_at = now
+        kind.adaptive.overloaded(permit.generation, halves=halves)
+        others = [each for each in self._kinds.values() if each is not kind]
+        if not any(now - other.reported_at < _AT_ONCE for other in others):
+            return
+        for other in others:
+            # Each kind is lowered once for one cause: not if it reported overload itself just now, and not if
+            # it was lowered just now. `lowered_at` is separate from `reported_at`: a kind that was lowered
+            # because of others has reported nothing, so it must not count as a second report.
+            if now - max(other.reported_at, other.lowered_at) >= _AT_ONCE:
+                other.lowered_at = now
+                other.adaptive.overloaded(other.adaptive.generation)
+
+    async def acquire(self, permit: Permit) -> None:
+        """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.
+
+        The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
+        permit's lane, return without the permit.
+        """
+        kind = permit.kind
+        try:
+            # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
+            while True:
+                if self._is_shut(kind):
+                    permit.release()
+                    if not await self._open_again(permit):
+                        return
+                elif not permit.is_held:
+                    waiter = self._queue(permit)
+                    # `_queue` grants the permit itself if one is free: then no event and no wait are needed.
+                    if not permit.is_held:
+                        await self._turn_of(waiter)
+                elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
+                    await self._nap(wait)
+                else:
+                    kind.pace.begin(self.clock())
+                    return
+        except BaseException:
+            permit.release()
+            raise
+
+    def _lanes(self) -> Iterator[Lane]:
+        for kind in self._kinds.values():
+            yield kind.interactive
+            yield from (lane for _, _, lane in kind.lanes)
+
+    def _is_shut(self, kind: Kind) -> bool:
+        return (self._outage is not None and self._outage.is_on) or self.held_for(kind) > 0
+
+    async def _open_again(self, permit: Permit) -> bool:
+        """Wait for the end of an outage or a hold; return False if the lane has no patience left."""
+        kind, lane = permit.kind, permit.lane
+        if self._outage is not None and self._outage.is_on:
+            lane.since = min(lane.since, self.clock())
+            return await self._outage.over(lane.patience, lane.since)
+        holds = kind if kind.held_until > self._all.held_until else self._all
+        await self._nap(self.held_for(kind) + self._random() * holds.spread)
+        return True
+
+    async def _nap(self, seconds: float) -> None:
+        """Sleep, but not longer than until `unhold` or `close`."""
+        with anyio.CancelScope() as scope:
+            self._held_back.add(scope)
+            try:
+                await self._sleep(seconds)
+            finally:
+                self._held_back.discard(scope)
+
+    def _note_outage(self) -> None:
+        """React to the beginning or the end of an outage.
+
+        At its beginning, all tasks in the queues wake up and wait for its end instead. At its end, each kind
+        starts again with one attempt at a time.
+        """
+        if self._outage is not None and self._outage.is_on:
+            # The waiters get no permit. They resume in `acquire`, which sees the outage and waits for its end.
+            for lane in self._lanes():
+                while lane:
+                    waiter = lane.leave()
+                    if waiter.turn_came is not None:
+                        waiter.turn_came.set()
+            return
+        for kind in self._kinds.values():
+            kind.stale = set(kind.held)
+            kind.adaptive.start_again()
+
+    def _queue(self, permit: Permit) -> _Waiter:
+        """Add a permit to its lane's queue. It may be granted at once."""
+        waiter = _Waiter(permit, next(self._joined))
+        permit.lane.join(waiter)
+        self._put_in_line(permit.lane)
+        self.serve()
+        return waiter
+
+    async def _turn_of(self, waiter: _Waiter) -> None:
+        waiter.turn_came = anyio.Event()
+        self.waiting += 1
+        try:
+            await waiter.turn_came.wait()
+        except BaseException:
+            waiter.gave_up = True
+            # `_call_up` may have granted the permit in the moment of the cancellation. Without this release it
+            # would be held by nobody, and one place less would be left for all others.
+            waiter.permit.release()
+            raise
+        finally:
+            self.waiting -= 1
+
+    def grant(self, permit: Permit) -> None:
+        """Mark a permit as held, and note the state of the gate at this moment."""
+        permit.generation = permit.kind.adaptive.generation
+        permit.among = len(self._held) + 1
+        permit.kind.held.add(permit)
+        self._held.add(permit)
+
+    def release(self, permit: Permit) -> None:
+        """Take a permit back, and grant it to the next waiter."""
+        permit.kind.held.discard(permit)
+        permit.kind.stale.discard(permit)
+        self._held.discard(permit)
+        self.serve()
+
+    def serve(self) -> None:
+        """Grant all free permits to the waiters whose turn it is."""
+        # Interactive lanes first, up to nine permits in a row; then another lane; then interactive lanes again,
+        # without that bound, if no other lane can use a permit.
+        while len(self._held) < self.maximum:
+            if not (self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive()):
+                return
+
+    def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
+        if self._in_a_row >= most_in_a_row:
+            return False
+        # Each kind has one interactive lane. The waiter that came first of all these lanes is next.
+        first: Lane | None = None
+        for kind in self._kinds.values():
+            lane = kind.interactive
+            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
+                first = lane
+        if first is None:
+            return False
+        self._in_a_row += 1
+        self._call_up(first)
+        return True
+
+    def _serve_lane(self) -> bool:
+        while True:
+            first: Kind | None = None
+            for kind in self._kinds.values():
+                if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
+                    first = kind
+            if first is None:
+                return False
+            # Each served lane moves back by its stride, 1 / weight. So with weights 2 and 1 the turns are
+            # 0, 0.5, 1, 1.5, 2 and 0, 1, 2: the first lane is served twice as often.
+            self._now, _, lane = heapq.heappop(first.lanes)
+            lane.in_line = False
+            if lane:  # its waiters may have given up since it was put in line
+                self._in_a_row = 0
+                self._call_up(lane)
+                lane.turn = self._now + lane.stride
+                self._put_in_line(lane)
+                return True
+
+    def _put_in_line(self, lane: Lane) -> None:
+        kind = self.kind(lane.kind)
+        if lane is not kind.interactive and not lane.in_line and lane:
+            lane.in_line = True
+            # A lane that was empty for some time has not saved up turns: it begins at the current turn.
+            lane.turn = max(lane.turn, self._now)
+            heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
+
+    def _call_up(self, lane: Lane) -> None:
+        waiter = lane.leave()
+        self.grant(waiter.permit)
+        if waiter.turn_came is not None:
+            waiter.turn_came.set()
+
+
+class Permit:
+    """The right to run one attempt. It is acquired for each attempt, and not held while a call backs off.
+
+    Args:
+        gate: The gate that grants it.
+        lane: The lane to queue in.
+        until: The deadline by the gate's clock; the permit is of no use after it.
+
+    Attributes:
+        kind: The state of the kind of work that it is for.
+        generation: The generation of that kind's limit when the permit was granted.
+        among: The number of permits held at that moment, this one included.
+    """
+
+    __slots__ = ("_gate", "_until", "among", "generation", "kind", "lane")
+
+    def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
+        self._gate = gate
+        self._until = until
+        self.lane = lane
+        self.kind = gate.kind(lane.kind)
+        self.generation = 0
+        self.among = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the permit was granted and not released."""
+        return self in self.kind.held
+
+    @property
+    def remaining(self) -> float:
+        """The seconds until the permit's deadline."""
+        return self._until if self._until == inf else self._until - self._gate.clock()
+
+    @property
+    def held_for(self) -> float:
+        """The seconds until the hold of the permit's kind ends."""
+        return self._gate.held_for(self.kind)
+
+    async def acquire(self) -> bool:
+        """Wait until the permit is granted; return False if the deadline passes first.
+
+        If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
+        """
+        remaining = self.remaining
+        if not self.is_held and remaining == inf:
+            await self._gate.acquire(self)
+        elif not self.is_held and self.held_for < remaining:
+            with anyio.move_on_after(remaining):
+                await self._gate.acquire(self)
+        return self.is_held and remaining > 0
+
+    def release(self) -> None:
+        """Release the permit, if it is held."""
+        if self.is_held:
+            self._gate.release(self)

@@ -1,0 +1,255 @@
+"""Run jobs concurrently, each under a permit. Depends on anyio and knows nothing of surveys.
+
+A `JobStream` draws jobs from a source, runs them in tasks and returns them when they are done. It holds at most
+`window` jobs that were drawn and not yet returned.
+
+The work may be cut off at any moment: a task may be cancelled before its first step, and a signal handler may
+raise between any two lines. So each job has an owner after every line, and no later line is needed to keep it
+from being lost. A job stays in `open` from the moment when it is drawn until its consumer releases it, and the
+job itself records its progress.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import aclosing
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from sampling_async._pacing.background import Background
+from sampling_async._pacing.loops import asyncio_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+    from sampling_async._pacing.gate import Permit
+
+Job = TypeVar("Job")
+Job_co = TypeVar("Job_co", covariant=True)
+
+# Jobs that `several` returns at once. With more of them, the garbage collector would visit many new objects.
+_BATCH: Final = 256
+
+
+class Source(Protocol[Job_co]):
+    """The source of the jobs of a `JobStream`."""
+
+    async def draw(self) -> Job_co | None:
+        """Return the next job, or None after the last. The source owns it until `handed_over`."""
+
+    def handed_over(self) -> None:
+        """Learn that the job drawn last has another owner now."""
+
+    async def aclose(self) -> None:
+        """Close the input."""
+
+
+class JobStream(Background, Generic[Job]):
+    """A stream of jobs that run concurrently under permits, returned as they are done.
+
+    Enter it with `async with JobStream(...) as stream`, then call `await stream.next()` until it returns None.
+    Leaving the block cancels the running jobs and waits for their end. After that, `open` holds the jobs that
+    were drawn and not released, done or not.
+
+    If `run` or the source raises an exception, no more jobs are drawn. The running jobs finish and are
+    returned, then `next` raises the exception itself, without an ExceptionGroup around it.
+
+    Args:
+        permit: Makes a permit. It is acquired before a task gets the job.
+        source: The source of the jobs. A separate task draws from it and closes it at the end.
+        run: Runs one job, and notes the result in the job. It owns the permit, which is released at the latest
+            when `run` returns. The permit is not held if its deadline passed first. `run` must let the event
+            loop go round, because its task may go on to the next job without doing so.
+        window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
+        needs_permit: Returns whether a job must wait for its permit.
+
+    Attributes:
+        open: The drawn jobs and their permits, in the order of drawing, until `release`.
+    """
+
+    def __init__(
+        self,
+        permit: Callable[[], Permit],
+        source: Source[Job],
+        run: Callable[[Job, Permit], Awaitable[object]],
+        *,
+        window: int,
+        needs_permit: Callable[[Job], bool] = lambda _: True,
+    ) -> None:
+        super().__init__()
+        self.open: dict[Job, Permit] = {}
+        self._permit = permit
+        self._source = source
+        self._run = run
+        self._needs_permit = needs_permit
+        self._done: deque[Job] = deque()
+        self._idle: list[_Idle[Job]] = []
+        self._coroutines: list[Coroutine[Any, Any, None]] = []  # of the tasks
+        self._drawing: anyio.CancelScope | None = None
+        self._drawn = False  # whether no more jobs will be drawn
+        self._window = window  # the places that are free
+        self._in_batches = False
+        self._room: anyio.Event | None = None  # created only if the window is full
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(exc_type, exc, traceback)
+        finally:
+            # A job that no task has begun may still hold its permit. For all others, `release` has no effect.
+            for permit in self.open.values():
+                permit.release()
+            # A task that was cancelled before its first step leaves its coroutine unstarted. Without `close`,
+            # Python warns that the coroutine was never awaited.
+            for coroutine in self._coroutines:
+                if getcoroutinestate(coroutine) == CORO_CREATED:
+                    coroutine.close()
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._done)
+
+    async def next(self) -> Job | None:
+        """Return a job that is done, or None after the last. It stays in `open` until `release`."""
+        self._must_be_inside()
+        while not self._done:
+            if self._finished:
+                self._end()
+                return None
+            await self._hear()
+        job = self._done.popleft()
+        self._leave_window()
+        return job
+
+    def release(self, job: Job) -> None:
+        """Forget a job, because its consumer no longer needs it."""
+        self.open.pop(job, None)
+
+    async def several(self) -> list[Job]:
+        """Return up to 256 jobs that are done, or none after the last.
+
+        This is for a consumer that keeps all results: the window no longer bounds the memory. The consumer
+        wakes up once for 256 jobs, which costs less than `next`. The jobs stay in `open` until `release`.
+        """
+        self._must_be_inside()
+        if not self._in_batches:
+            self._in_batches = True
+            # From now on a job leaves the window when it is done. These jobs were done before.
+            for _ in self._done:
+                self._leave_window()
+        while len(self._done) < _BATCH and not self._finished:
+            await self._hear()
+        jobs = [self._done.popleft() for _ in range(min(_BATCH, len(self._done)))]
+        if not jobs:
+            self._end()
+        return jobs
+
+    async def _work(self) -> None:
+        """Draw jobs and run them in tasks; return when all tasks have ended."""
+        async with anyio.create_task_group() as running:
+            with anyio.CancelScope() as self._drawing:
+                try:
+                    await self._hand_out(running)
+                except BaseException as exc:  # noqa: BLE001  raised by _end
+                    self._is_of_the_work_itself = isinstance(exc, SystemExit | KeyboardInterrupt)
+                    self._keep(exc)
+            # Set before the idle tasks wake up: they end if they get no job and `_drawn` is set.
+            self._drawn = True
+            for idle in self._idle:
+                idle.woken.set()
+
+    async def _hand_out(self, running: TaskGroup) -> None:
+        """Draw one job after the other, and give each to a task."""
+        # Trio starts the new tasks of one moment in random order. A checkpoint after each one keeps the order.
+        shuffled = asyncio_loop() is None
+        async with aclosing(self._source) as source:
+            while (job := await self._draw(source)) is not None:
+                # Stored first, then released by the source: in between both own the job, and it cannot be lost.
+                permit = self.open[job] = self._permit()
+                source.handed_over()
+                if self._needs_permit(job):
+                    await permit.acquire()
+                self._set_to_work(job, running)
+                if shuffled:
+                    await anyio.lowlevel.checkpoint()
+
+    async def _draw(self, source: Source[Job]) -> Job | None:
+        while self._window == 0:
+            self._room = self._room or anyio.Event()
+            await self._room.wait()
+        job = await source.draw()
+        self._window -= 1
+        return job
+
+    def _set_to_work(self, job: Job, running: TaskGroup) -> None:
+        if self._idle:  # waking a task costs less than starting a new one
+            # Removed from the list last: a signal handler may raise between these lines, and a task that is
+            # neither in the list nor woken would never end.
+            idle = self._idle[-1]
+            idle.job = job
+            idle.woken.set()
+            self._idle.pop()
+            return
+        coroutine = self._run_jobs(job)
+        self._coroutines.append(coroutine)
+        running.start_soon(lambda: coroutine)
+
+    async def _run_jobs(self, first: Job) -> None:
+        """Run a job, then each further job that this task gets, until there are no more."""
+        job: Job | None = first
+        while job is not None:
+            await self._run_one(job, self.open[job])
+            job = None if self._drawn else await self._wait_for_job()
+
+    async def _wait_for_job(self) -> Job | None:
+        idle: _Idle[Job] = _Idle()
+        self._idle.append(idle)
+        try:
+            await idle.woken.wait()
+        finally:
+            if idle in self._idle:  # the task was cancelled while it waited
+                self._idle.remove(idle)
+        return idle.job
+
+    def _leave_window(self) -> None:
+        self._window += 1
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    async def _run_one(self, job: Job, permit: Permit) -> None:
+        try:
+            await self._run(job, permit)
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._fail(exc)
+        else:
+            self._done.append(job)
+        finally:
+            permit.release()
+        if self._in_batches:
+            self._leave_window()
+        if not self._in_batches or len(self._done) >= _BATCH:
+            self._tell()
+
+    def _fail(self, exc: BaseException) -> None:
+        """Keep a failure for the consumer, and draw no more jobs."""
+        assert self._drawing is not None
+        self._drawing.cancel()
+        self._keep(exc)
+
+
+class _Idle(Generic[Job]):
+    """A task that waits for its next job."""
+
+    __slots__ = ("job", "woken")
+
+    def __init__(self) -> None:
+        self.woken = anyio.Event()
+        self.job: Job | None = None

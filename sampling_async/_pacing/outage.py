@@ -1,0 +1,222 @@
+"""Outages of the service: notice that one began and that it ended. Depends on anyio, knows nothing of surveys.
+
+During an outage all requests fail, and a request that reached the service just before may or may not have had
+its effect. So after several failures in a row only a probe is sent: one request with no effect, repeated until
+the service responds. There is no task for the probe. One of the waiting tasks sends it for all of them, and
+nothing is sent if no task waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from sampling_async._pacing.patience import OutagePolicy
+
+# The time limit of a probe. It is short, because a probe that hangs delays the next one.
+_QUESTION_SECONDS: Final = 2.0
+
+_MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its maximum long before
+
+# Each fourth probe has no such limit: the service may be back, but slower than before.
+_PATIENT_EACH: Final = 4
+
+logger: Final = logging.getLogger("sampling_async")
+
+
+class Outage:
+    """The state of the service: whether there is an outage, since when and why.
+
+    Args:
+        policy: How many failures make an outage, how often to send a probe, how long a fan-out waits.
+        asks: Sends a probe with a time limit in seconds. Returns None if the service responds, else the seconds
+            to wait before the next probe, as the service asked, or 0.
+        under_way: The number of attempts that may run at once.
+        clock: Returns seconds, from any start.
+        sleep: Waits a number of seconds.
+        random: Draws a number from 0 to 1.
+
+    Attributes:
+        is_on: Whether there is an outage.
+        began_at: When the latest outage was noticed.
+        answered_at: When the latest response came, of any kind that shows that the service is there.
+        cause: The latest failure, in words.
+        on_change: Called when an outage begins and when it ends.
+    """
+
+    def __init__(
+        self,
+        policy: OutagePolicy,
+        asks: Callable[[float], Awaitable[float | None]],
+        *,
+        under_way: int,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
+    ) -> None:
+        self.policy = policy
+        self.is_on = False
+        self.began_at = -inf
+        self.answered_at = -inf
+        self.cause = ""
+        self.on_change: Callable[[], None] = lambda: None
+        self._asks = asks
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._enough = policy.enough(under_way)
+        self._failures = 0  # in a row
+        self._ended_at = -inf
+        self._asked = 0  # the number of probes in this outage
+        self._next = -inf  # when the next probe is due
+        self._is_led = False  # whether a task is waiting to send the next probe, or sends it
+        self._nap: anyio.CancelScope | None = None
+        self._news: anyio.Event | None = None
+        self._is_closed = False
+
+    def answered(self, now: float) -> None:
+        """Learn that the service responds. This does not end an outage: only the response to a probe does."""
+        self._failures, self.answered_at = 0, now
+
+    def failed(self, cause: str, began_at: float, *, alone_for: float = 0.0) -> None:
+        """Learn that an attempt failed like attempts fail in an outage.
+
+        Args:
+            cause: The failure, in words.
+            began_at: When the attempt began.
+            alone_for: Seconds that the service asked to wait.
+        """
+        # An attempt that began before the latest outage ended says nothing about the service since then.
+        if self.is_on or self._is_closed or began_at < self._ended_at:
+            return
+        self._failures += 1
+        self.cause = cause
+        if self._failures < self._enough:
+            return
+        self.is_on, self.began_at, self._asked = True, self._clock(), 0
+        self._plan(alone_for)
+        logger.warning(
+            "the service is away, after %d failures in a row, the last one: %s; nothing is sent but Get "
+            "Settings, until that is answered",
+            self._failures,
+            cause,
+        )
+        self.on_change()
+
+    async def make_sure(self, is_stuck: Callable[[], bool]) -> None:
+        """Send a probe if attempts have failed, but too few for an outage, and no other attempt can begin.
+
+        When a service goes away, some attempts fail at once and others hang, perhaps for a minute. If the
+        hanging ones use up the limit, no attempt is left to fail, and the outage would be noticed late.
+
+        Args:
+            is_stuck: Returns whether no attempt can begin before another one has ended.
+        """
+        while not self._is_led and self._is_suspected() and is_stuck():
+            with self._leading():
+                await self._sleep(self.policy.first_pause)
+                if not (self._is_suspected() and is_stuck()):
+                    return
+                answer = await self._asks(_QUESTION_SECONDS)
+            if answer is None:
+                self._failures = 0
+                return
+            self.failed(self.cause, self._clock(), alone_for=answer)
+
+    def _is_suspected(self) -> bool:
+        return self._failures > 0 and not self.is_on
+
+    @contextmanager
+    def _leading(self) -> Generator[None]:
+        """Send probes for all waiting tasks inside this block. After the block, another task may take over."""
+        try:
+            # Set inside of `try`: a signal handler may raise right after it, and no task could take over then.
+            self._is_led = True
+            yield
+        finally:
+            self._is_led, self._nap = False, None
+            self._tell()
+
+    def away_for(self) -> float:
+        """Return the seconds since the outage began; 0 without an outage."""
+        return self._clock() - self.began_at if self.is_on else 0.0
+
+    async def over(self, patience: float, since: float) -> bool:
+        """Wait until the outage ends. Send the probes for all waiting tasks, if no other task does.
+
+        Args:
+            patience: The longest wait in seconds. With 0, do not wait, but send a probe if one is due.
+            since: The start of the wait; the beginning of the outage counts instead if it is later.
+
+        Returns:
+            Whether the outage has ended.
+        """
+        until = max(self.began_at, since) + patience
+        while self.is_on:
+            now = self._clock()
+            if now >= until and (self._is_led or now < self._next):
+                return False
+            if self._is_led:
+                self._news = self._news or anyio.Event()
+                await self._news.wait()
+            else:
+                await self._lead(min(until, self._next) - now)
+        return True
+
+    async def _lead(self, seconds: float) -> None:
+        """Wait some seconds, then send a probe if one is due."""
+        with self._leading():
+            if seconds > 0:
+                with anyio.CancelScope() as self._nap:
+                    await self._sleep(seconds)
+            if self.is_on and self._clock() >= self._next:
+                self._asked += 1
+                alone_for = await self._asks(inf if self._asked % _PATIENT_EACH == 0 else _QUESTION_SECONDS)
+                if self._is_closed:  # while the probe was under way
+                    return
+                if alone_for is None:
+                    self._end()
+                else:
+                    self._plan(alone_for)
+
+    def _plan(self, alone_for: float) -> None:
+        """Set the time of the next probe. The pause doubles each time up to a maximum, with a random part."""
+        # The default pauses are 0.25, 0.5, 1, then always 1.5 s, each drawn at random from its half up. Without
+        # the random part, all clients that lost the service at one moment would return at one moment.
+        doubled = self.policy.first_pause * 2.0 ** min(self._asked, _MOST_DOUBLINGS)
+        longest = min(self.policy.longest_pause, doubled)
+        pause = longest * (0.5 + 0.5 * self._random())
+        self._next = self._clock() + max(pause, alone_for)
+
+    def _end(self) -> None:
+        now = self._clock()
+        logger.info("the service answers again, after %.1f s", now - self.began_at)
+        self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
+        self.on_change()
+
+    def close(self, *, wakes: bool) -> None:
+        """End the outage for good, so that the waiting tasks go on and notice that the client is closed.
+
+        Args:
+            wakes: Whether this runs in the event loop of the waiting tasks. Only that loop may wake them.
+        """
+        self._is_closed, self.is_on = True, False
+        if not wakes:
+            return
+        if self._nap is not None:
+            self._nap.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            # Set before it is forgotten: a signal handler may raise in between, and an event that is forgotten
+            # and not set would leave its tasks waiting.
+            self._news.set()
+            self._news = None

@@ -1,0 +1,86 @@
+"""Run a function in a separate daemon thread, which does not delay the end of the process.
+
+Neither asyncio's default executor nor anyio's worker threads are suitable. The executor belongs to the host
+application, which may keep all its threads busy. Worker threads are joined at the end of the process: if an
+exception of a signal handler has ended the event loop, that join would never return.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from sampling_async._pacing.loops import asyncio_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+_CallSoon: TypeAlias = "Callable[[Callable[[], object]], object]"
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in a thread and return its result.
+
+    If this is cancelled, it ends at once. The function still runs to its end, and its result is dropped.
+    """
+    run = begun(function, *args)
+    await run.over.wait()
+    return run.result()
+
+
+def begun(function: Callable[..., T], *args: Any) -> Run[T]:
+    """Start a function in a thread and return at once."""
+    run = Run(function, args, anyio.Event())
+    threading.Thread(target=run.through, args=(_caller(),), name="sampling_async", daemon=True).start()
+    return run
+
+
+class Run(Generic[T]):
+    """One run of a function in a thread, with its result.
+
+    Attributes:
+        over: Set in the event loop that started the function, when the function has ended.
+    """
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], over: anyio.Event) -> None:
+        self.over = over
+        self._function = function
+        self._args = args
+        self._result: T
+        self._failure: BaseException | None = None
+
+    def through(self, call_soon: _CallSoon) -> None:
+        """Call the function in the current thread, then have `over` set in the thread of the event loop."""
+        try:
+            self._result = self._function(*self._args)
+        except BaseException as exc:  # noqa: BLE001  raised where it is waited for
+            self._failure = exc
+        with suppress(RuntimeError):  # the event loop has ended, so no task waits
+            call_soon(self.over.set)
+
+    def result(self) -> T:
+        """Return the function's result, or raise its exception. It can be called once."""
+        # A cycle of an exception, its traceback and a frame would keep all locals of the frame until the next
+        # garbage collection. So neither this object nor this frame keeps the exception.
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return self._result
+        try:
+            raise failure
+        finally:
+            del failure
+
+
+def _caller() -> _CallSoon:
+    """Return a thread-safe function that has a function called in the running event loop."""
+    loop = asyncio_loop()
+    if loop is not None:
+        return loop.call_soon_threadsafe
+    token: Any = anyio.lowlevel.current_token()
+    run_sync_soon: _CallSoon = getattr(token, "native_token", token).run_sync_soon
+    return run_sync_soon

@@ -1,0 +1,180 @@
+"""Refusals: turn a response into an error, and tell whether the request was processed."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, quote_plus
+
+from sampling_async._contract.errors import (
+    BadRequestError,
+    DecodeError,
+    Delivery,
+    ForbiddenError,
+    ServerError,
+    ServiceError,
+    UnexpectedStatusError,
+)
+from sampling_async._contract.exchange import OK, REFUSED_UNPROCESSED, UNAVAILABLE, Reply
+from sampling_async._contract.records import ResultCode
+from sampling_async._json.codec import parse, structure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
+
+
+_BAD_REQUEST: Final = 400
+_FORBIDDEN: Final = 403
+_INTERNAL_ERROR: Final = 500
+_PROVING_NOTHING: Final = frozenset({None, ResultCode.SUCCESS, ResultCode.TECHNICAL_ERROR})
+"""Result codes of a refusal that do not say whether the request was processed.
+
+These are no code, the code of success (which contradicts the status), and the code of a fault.
+"""
+
+_EXCERPT: Final = 200  # characters of the body in an error
+_EXCERPTED: Final = 2**16  # bytes of the body that are cleaned for it
+_UNMISTAKABLE: Final = 5  # characters of a private text that is replaced inside words too
+
+
+def refusal(
+    reply: Reply, *, private: tuple[str, ...] = (), unprocessed: AbstractSet[int] = REFUSED_UNPROCESSED
+) -> ServiceError | None:
+    """Return the error of a response, or None for a 200 (whose body may still be an error).
+
+    Args:
+        reply: The response.
+        private: Texts of the request that the error must not repeat from the body.
+        unprocessed: Statuses that are enough to prove that the request was not processed.
+    """
+    if reply.status == OK:
+        return None
+    return _service_error(reply, private, unprocessed, *_error_body(reply.body))
+
+
+def disguised_refusal(reply: Reply, *, private: tuple[str, ...] = ()) -> ServiceError | None:
+    """Return the error in the body of a 200, or None. For a body that does not hold the requested record."""
+    result, code = _error_body(reply.body)
+    return None if code is None else _service_error(reply, private, frozenset(), result, code)
+
+
+def _service_error(
+    reply: Reply, private: tuple[str, ...], unprocessed: AbstractSet[int], result: str | None, code: int | None
+) -> ServiceError:
+    error_class, says = _STATUS_ERRORS.get(reply.status, (None, ""))
+    if error_class is None:
+        error_class = ServerError if reply.status >= _INTERNAL_ERROR else UnexpectedStatusError
+    result = None if result is None else without(private, result)[:_EXCERPT]
+    # The error's text gets the result only if it looks like a name: a sentence may mention the member.
+    name = result if result and re.fullmatch(r"\w{1,64}", result) else ResultCode.name_of(code or 0)
+    known = "" if code is None else f" {code} {name or ''}".rstrip()
+    error = error_class(
+        f"the service answered {reply.status}{known}{says}",
+        delivery=_delivery(reply, result, code, unprocessed),
+        status=reply.status,
+        result=result,
+        result_code=code,
+        body_excerpt=without(private, reply.body[:_EXCERPTED].decode("utf-8", "replace"))[:_EXCERPT],
+    )
+    error.retry_after = retry_after(reply)
+    return error
+
+
+_FORBIDDEN_HINT: Final = (
+    ": the key was refused, or a proxy on the way dropped the header API_AUTH_KEY (nginx drops names with "
+    "underscores unless underscores_in_headers is on, gunicorn unless header_map is dangerous)"
+)
+
+
+_STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
+    OK: (UnexpectedStatusError, " in the body of a 200"),
+    _BAD_REQUEST: (BadRequestError, ""),
+    _FORBIDDEN: (ForbiddenError, _FORBIDDEN_HINT),
+}
+
+
+def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: AbstractSet[int]) -> Delivery:
+    """Return `answered` if a refusal proves that the request was not processed, else `unknown`.
+
+    A refusal may come from a proxy, which does not know. A proxy sends 503 for a backend that processed the
+    request and then failed, and it may pass on a body that was cut as if it were whole. So a refusal is proof
+    in two cases: its status has no other meaning, or its body is the service's own and reports no fault.
+    """
+    if reply.status in unprocessed or reply.status == _FORBIDDEN:
+        return "answered"
+    if not reply.is_whole or code in _PROVING_NOTHING:
+        return "unknown"
+    if reply.status == _BAD_REQUEST:  # the status that the service itself uses for refusals
+        return "answered"
+    # For the other statuses, a name beside the code shows that the body is the service's own.
+    refuses = _BAD_REQUEST <= reply.status < _INTERNAL_ERROR or reply.status == UNAVAILABLE
+    return "answered" if refuses and result is not None else "unknown"
+
+
+def _error_body(body: bytes) -> tuple[str | None, int | None]:
+    """Return Result and ResultCode of an error body, whatever its type; (None, None) for another body."""
+    try:
+        document = parse(body)
+    except DecodeError:
+        return None, None
+    if type(document) is not dict:
+        return None, None
+    return text_of(document.get("Result")), code_of(document.get("ResultCode"))
+
+
+def text_of(value: Any) -> str | None:
+    return _printable(value)[:_EXCERPT] if type(value) is str else None
+
+
+def code_of(value: Any) -> int | None:
+    try:
+        return structure(int, value)
+    except DecodeError:
+        return None
+
+
+def without(private: tuple[str, ...], text: str) -> str:
+    """Return a printable text without the private texts, also in their encoded and escaped forms."""
+    import html  # noqa: PLC0415  for errors only, with a table of all entities
+
+    # JSON writers such as .NET's escape characters that need no escape. This is undone to find private texts.
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text).replace("\\/", "/")
+    for secret in private:
+        # As in JSON, in a URL's path, in a query and in HTML. The longest form comes first in the pattern,
+        # because a regular expression takes the first alternative that fits.
+        quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret)
+        forms = "|".join(re.escape(form) for form in sorted({secret, *quoted}, key=len, reverse=True))
+        # A short code may be part of an ordinary word, so it counts only as a whole word. A long one is not
+        # part of a word by chance.
+        whole = f"(?<!\\w)(?:{forms})(?!\\w)" if len(secret) < _UNMISTAKABLE else forms
+        text = re.sub(whole, "<hidden>", text, flags=re.IGNORECASE)
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def retry_after(reply: Reply, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
+    """Return the seconds that a response asks to wait (Retry-After), or None if there is no valid value.
+
+    A date is compared with the response's own Date header, so that a wrong local clock has no effect. Without a
+    Date header it is compared with `now`.
+    """
+    asked = (reply.retry_after or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", asked):
+        return float(asked)
+    until = _http_date(asked)
+    return None if until is None else max(0.0, (until - (_http_date(reply.date) or now())).total_seconds())
+
+
+def _http_date(text: str | None) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, OverflowError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)

@@ -1,0 +1,167 @@
+"""The five requests of the contract as values, and the checks of their arguments.
+
+All functions are plain functions without I/O, so they are tested without an event loop.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar
+from urllib.parse import quote
+
+from attrs import field, frozen
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.exchange import Call
+from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden
+from sampling_async._contract.settings import PartnerSettings
+from sampling_async._json.codec import from_json, plain_json
+from sampling_async._json.rules import INT64_MAX
+from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invite
+from sampling_async._protocol.chunk import MAX_QUOTA_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
+
+
+_SAMPLES: Final = "/IPExternalSamplingService/ExternalSample"
+_SETTINGS: Final = "/IntegratedPanelService/api/Settings"
+
+
+# --- Arguments ---------------------------------------------------------------------------------------------
+
+
+def quota_id_of(value: SupportsIndex) -> int:
+    """Return a quota ID as an int.
+
+    Raises:
+        InvalidRequestError: The value is not a whole number from 1 to 2**63 - 1.
+    """
+    # `operator.index` also takes whole numbers of NumPy and the like. `True` is an int, but no quota ID.
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except Exception:  # noqa: BLE001  __index__ of a foreign class may raise anything
+        number = None
+    if number is None or not 1 <= number <= INT64_MAX:
+        shown = repr(value) if isinstance(value, int | float | bool) else f"a {type(value).__name__}"
+        raise InvalidRequestError(
+            f"a quota ID is a whole number from 1 to 2**63 - 1, not {shown[:40]}; take it from get_quotas()"
+        )
+    return number
+
+
+def member_code_of(value: str) -> str:
+    """Return a member code, after checking that it can be a segment of a path.
+
+    Raises:
+        InvalidRequestError: The code is empty, `.` or `..` (HTTP libraries remove such segments, even encoded),
+            or has control characters or half of a surrogate pair. The error's text does not contain the code.
+    """
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"a member code is a str, not {type(value).__name__}")
+    if value in {"", ".", ".."}:
+        raise InvalidRequestError("a member code cannot be empty, '.' or '..': the path would lose it")
+    if not value.isprintable() and re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", value):
+        raise InvalidRequestError("a member code cannot hold control characters or lone surrogates")
+    return value
+
+
+def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise InvalidRequestError(
+            "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
+        )
+    given: tuple[Any, ...] = tuple(values)
+    # Nearly always all IDs are valid ints. This checks them with loops in C.
+    if set(map(type, given)) == {int} and min(given) > 0 and max(given) <= INT64_MAX:
+        return given
+    return tuple(quota_id_of(value) for value in given)
+
+
+@frozen
+class InviteRequest:
+    """One member and the quota IDs to request invites for. Both are checked on creation.
+
+    Raises:
+        InvalidRequestError: The member code or a quota ID cannot be sent.
+    """
+
+    member_code: str = field(converter=member_code_of, repr=hidden)
+    quota_ids: tuple[int, ...] = field(converter=_quota_ids_of)
+
+
+def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:
+    """Return a request with values that were checked before."""
+    # Skips the constructor, which would check them again.
+    request: InviteRequest = object.__new__(InviteRequest)
+    object.__setattr__(request, "member_code", member_code)
+    object.__setattr__(request, "quota_ids", quota_ids)
+    return request
+
+
+# --- The five requests -------------------------------------------------------------------------------------
+
+
+def get_quotas(panel: str, *, include_routables: bool) -> Call[Quotas]:
+    """Build Get Quotas (endpoint 1)."""
+    flag = "true" if include_routables else "false"
+    target = f"{_SAMPLES}/{panel}/Quotas?includeRoutables={flag}"
+    return Call("get_quotas", "GET", target, partial(from_json, Quotas))
+
+
+def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[BulkReply]:
+    """Build Bulk Invite (endpoint 2) for at most 100 distinct quota IDs."""
+    assert 0 < len(quota_ids) <= MAX_QUOTA_IDS
+    return Call(
+        "bulk_invite",
+        "POST",
+        f"{_SAMPLES}/{panel}/{_segment(member_code)}/Invites",
+        partial(read_bulk, member_code, quota_ids),
+        body=plain_json({"QuotaIDs": quota_ids}),
+        quota_ids=len(quota_ids),
+        private=(member_code, _segment(member_code)),
+    )
+
+
+def generate_invite(panel: str, member_code: str, quota_id: int) -> Call[Invite]:
+    """Build Generate Invite (endpoint 3)."""
+    return Call(
+        "generate_invite",
+        "GET",
+        f"{_SAMPLES}/{panel}/{_segment(member_code)}/Invite/{quota_id}",
+        partial(read_invite, quota_id),
+        quota_ids=1,
+        private=(member_code, _segment(member_code)),
+    )
+
+
+def get_settings(panel: str) -> Call[PartnerSettings]:
+    """Build Get Settings (endpoint 4)."""
+    return Call("get_settings", "GET", f"{_SETTINGS}?partnerGUID={panel}", partial(from_json, PartnerSettings))
+
+
+def recontact_members(
+    panel: str, quota_id: int, *, max_results: int | None, after: str | None
+) -> Call[RecontactMembers]:
+    """Build Get Recontact Members For Quota (endpoint 5), for the page that starts after the code `after`."""
+    query = [] if max_results is None else [f"maxResults={max_results}"]
+    if after is not None:
+        query.append(f"lastMemberCodeReceived={_segment(after)}")
+    path = f"{_SAMPLES}/{panel}/Recontact/{quota_id}/MemberCodes"
+    return Call(
+        "recontact_members",
+        "GET",
+        f"{path}?{'&'.join(query)}" if query else path,
+        partial(from_json, RecontactMembers),
+        private=() if after is None else (after, _segment(after)),
+    )
+
+
+@lru_cache(maxsize=64)
+def _segment(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,190 @@
+"""Check the client's configuration: the service's address, the proxy, Guids and secrets."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from ipaddress import ip_address
+from math import inf
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import httpx
+
+from sampling_async._contract.checks import number_from_0
+from sampling_async._contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+_HTTP_PORT: Final = 80
+_HOST: Final = r"[0-9A-Za-z._-]+|[0-9a-fA-F:.]+"
+_GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+
+
+class Secret:
+    """A text that no repr, str, vars, pickle or traceback shows. Only `reveal()` returns it."""
+
+    __slots__ = ("reveal",)
+
+    def __init__(self, text: str) -> None:
+        # The text is in a closure. As an attribute, tools that print the attributes of objects would show it.
+        self.reveal: Callable[[], str] = lambda: text
+
+    @classmethod
+    def of(cls, value: object) -> Secret:
+        """Return a value's text as a secret, or the value itself if it is one."""
+        return value if isinstance(value, Secret) else cls(str(value))
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether the whole text matches a regular expression."""
+        return re.fullmatch(pattern, self.reveal()) is not None
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret cannot be pickled or copied")
+
+
+def guid_of(value: str | UUID | Secret, name: str) -> Secret:
+    """Return a Guid as a secret.
+
+    Raises:
+        InvalidRequestError: The value is not a Guid. Neither the message nor the traceback's frames hold it.
+    """
+    secret = Secret.of(value)
+    # Deleted before the error is raised: error reports may show the local variables of this frame.
+    del value
+    if not secret.matches(_GUID):
+        raise InvalidRequestError(
+            f"{name} is not a Guid: expected 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
+        )
+    return secret
+
+
+def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
+    """Return the service's base address.
+
+    Raises:
+        InvalidRequestError: The value is not an https address (http for loopback or with allow_http), or it has
+            a user, a query, a fragment or dot segments. The message does not repeat it: it may hold a password.
+    """
+    try:
+        url = httpx.URL(value.rstrip("/"))
+        host = url.host
+    except (httpx.InvalidURL, AttributeError, TypeError, ValueError):  # ValueError: of idna
+        url, host = httpx.URL(""), ""
+    if url.scheme not in {"http", "https"} or not host:
+        raise InvalidRequestError("base_url is an address like https://host or https://host/path")
+    if url.userinfo or url.query or url.fragment or "?" in value or "#" in value:
+        raise InvalidRequestError("base_url takes no user, password, query or fragment")
+    if {".", ".."} & set(value.split("/")):
+        raise InvalidRequestError("base_url takes no '.' or '..' segments")
+    if url.scheme == "http" and not (allow_http or _is_loopback(host)):
+        raise InvalidRequestError(
+            "base_url must be https, or the key travels in the clear; allow_http=True where that is accepted"
+        )
+    return url
+
+
+class Proxy:
+    """An HTTP proxy. Its repr shows no credentials.
+
+    Args:
+        host: Its name or IP address, in ASCII.
+        port: Its port.
+        authorization: The value of the Proxy-Authorization header, or None.
+    """
+
+    __slots__ = ("authorization", "host", "port")
+
+    def __init__(self, host: str, port: int, authorization: Secret | None) -> None:
+        self.host = host
+        self.port = port
+        self.authorization = authorization
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the proxy runs on this machine, so that nothing sent to it crosses a network."""
+        return _is_loopback(self.host)
+
+    def __repr__(self) -> str:
+        return f"<Proxy {self.host}:{self.port}>"
+
+
+def proxy_of(value: str | Secret) -> Proxy:
+    """Return the proxy for an address.
+
+    Raises:
+        InvalidRequestError: The value is not the address of an HTTP proxy. It may hold a password, so neither
+            the message nor the traceback's frames hold it.
+    """
+    found = _proxy_or_problem(Secret.of(value) if isinstance(value, str | Secret) else Secret(""))
+    del value
+    if isinstance(found, str):
+        raise InvalidRequestError(f"proxy (SAMPLING_PROXY) {found}")
+    return found
+
+
+def _proxy_or_problem(secret: Secret) -> Proxy | str:
+    """Return the proxy, or the text of the problem.
+
+    It is returned and not raised, because the local variables of this function hold the password.
+    """
+    try:
+        url = httpx.URL(secret.reveal())
+        host, user, password = url.raw_host.decode("ascii"), url.username, url.password
+        if not (url.host and re.fullmatch(_HOST, host)):
+            host = ""
+    except (httpx.InvalidURL, ValueError):
+        url, host, user, password = httpx.URL(""), "", "", ""
+    if url.scheme in {"https", "socks4", "socks5", "socks5h"}:
+        return f"is an http:// address: proxies that are spoken to by {url.scheme} are not supported"
+    if url.scheme != "http" or not host:
+        return (
+            "is an address like http://host:3128 or http://user:password@host:3128, "
+            "with special characters of user and password percent-encoded"
+        )
+    if url.raw_path not in {b"", b"/"} or url.fragment:
+        return "takes no path, query or fragment; percent-encode such characters in a password"
+    if ":" in user:
+        return "takes no user with a colon in it"
+    if not url.userinfo:
+        return Proxy(host, url.port or _HTTP_PORT, None)
+    basic = Secret(f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    return Proxy(host, url.port or _HTTP_PORT, basic)
+
+
+def must_be_safe_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
+    """Refuse to send the key unencrypted to a proxy on another machine.
+
+    Raises:
+        InvalidRequestError: `base_url` is http, and the proxy is not on this machine.
+    """
+    if base_url.scheme == "http" and not (allow_http or proxy.is_loopback):
+        raise InvalidRequestError(
+            "base_url must be https behind this proxy, or the key travels to it in the clear; "
+            "allow_http=True where that is accepted"
+        )
+
+
+def idle_seconds_of(value: float) -> float:
+    """Return the seconds for which an idle connection is kept, after a check.
+
+    Raises:
+        InvalidRequestError: The value is not a finite number of seconds, 0 or more.
+    """
+    seconds = number_from_0(value, "idle_seconds", "a number of seconds")
+    if seconds == inf:
+        raise InvalidRequestError("idle_seconds is a number of seconds, and not inf")
+    return seconds
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

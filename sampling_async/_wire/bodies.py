@@ -1,0 +1,204 @@
+"""Bodies of requests and responses: sent without generators, and read within limits."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from inspect import isasyncgen
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.lowlevel
+import httpx
+from attrs import field, frozen
+
+from sampling_async._contract.checks import positive
+from sampling_async._contract.errors import DecodeError
+from sampling_async._pacing.stepwise import Stepwise
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sampling_async._contract.errors import Endpoint
+
+_MIB: Final = 2**20
+_PARTS_A_TURN: Final = 256
+_SLICE: Final = 2**17
+"""The most bytes that are decompressed at once: decoding them takes some milliseconds."""
+
+_ENCODINGS: Final = frozenset({b"identity", b"gzip", b"x-gzip", b""})
+
+
+@frozen(kw_only=True)
+class BodyLimits:
+    """Limits of a response's body, in bytes: a gzip body of 200 KB can hold hundreds of megabytes.
+
+    Attributes:
+        wire: The most bytes as received.
+        decoded: The most bytes after decompression.
+        quotas: Both limits for Get Quotas, whose inventories are large.
+
+    Raises:
+        InvalidRequestError: A limit is not above 0.
+    """
+
+    wire: int = field(default=16 * _MIB, validator=positive)
+    decoded: int = field(default=64 * _MIB, validator=positive)
+    quotas: int = field(default=512 * _MIB, validator=positive)
+
+    def of(self, endpoint: Endpoint) -> tuple[int, int]:
+        """Return the limits of an endpoint: as received, and decoded."""
+        return (self.quotas, self.quotas) if endpoint == "get_quotas" else (self.wire, self.decoded)
+
+
+class RequestBody(httpx.AsyncByteStream):
+    """The body of a request. httpx's own is an async generator, and trio warns if one is left unfinished."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return Stepwise((self.content,))
+
+
+class Body:
+    """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
+
+    Args:
+        response: The response.
+        wire: The most bytes as received.
+        decoded: The most bytes after decompression.
+    """
+
+    def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
+        self._response = response
+        self._wire_left = wire
+        self._decoded_left = decoded
+        self._parts = 0
+        self._limits = wire, decoded
+        encodings = [value for name, value in response.headers.raw if name.lower() == b"content-encoding"]
+        self._encoding = b", ".join(encodings).strip().lower()
+        self._inflater = _Inflater() if b"gzip" in self._encoding else None
+        self._source = self._raw = _raw_parts(response, wire)
+        # A mock made this response from memory, and httpx has decompressed it already.
+        if response.is_stream_consumed:
+            self._inflater, self._source = None, Stepwise((response.content,))
+
+    async def next(self) -> bytes:
+        """Return the next part, or nothing at the end. Parts are small if the transport gives small parts.
+
+        Raises:
+            DecodeError: The body is larger than a limit, has another encoding, or its encoding is broken.
+        """
+        if self._encoding not in _ENCODINGS:
+            raise DecodeError("$", "expected no content encoding but gzip", permanent=True)
+        while True:
+            if self._inflater is not None and (part := self._inflater.next()):
+                # One received part can decompress to a thousand times its size, so each slice gives a turn.
+                await anyio.lowlevel.checkpoint()
+                return self._within_limit(part)
+            raw = await self._next_raw()
+            if self._inflater is None:
+                return self._within_limit(raw)
+            if not raw:
+                self._inflater.finish()
+                return raw
+            self._inflater.feed(raw)
+
+    async def _next_raw(self) -> bytes:
+        while not (raw := await anext(self._source, None)):
+            if raw is None:
+                return b""
+        self._wire_left -= len(raw)
+        if self._wire_left < 0:
+            raise too_large(self._limits[0], "on the wire")
+        self._parts += 1
+        if not self._parts % _PARTS_A_TURN:
+            # Thousands of parts of one byte each may come from one read, without any wait.
+            await anyio.lowlevel.checkpoint()
+        return raw
+
+    def _within_limit(self, part: bytes) -> bytes:
+        self._decoded_left -= len(part)
+        if self._decoded_left < 0:
+            raise too_large(self._limits[1], "decoded")
+        return part
+
+    async def read(self) -> bytes:
+        """Return the whole body."""
+        parts: list[bytes] = []
+        while part := await self.next():
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def aclose(self) -> None:
+        """Close the body, read completely or not."""
+        await self._response.aclose()
+        if isasyncgen(self._raw):
+            # httpx reads through nested async generators, and trio warns about those that are left unfinished.
+            # After the response is closed, a few more steps end them without reading. The number of steps is
+            # limited, in case a generator does not end.
+            with suppress(Exception):
+                for _ in range(_PARTS_A_TURN):
+                    await anext(self._source)
+
+
+def _raw_parts(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """Return the parts as received. From our engine, they bypass httpx, which costs as much as the reading."""
+    own: Any = response.extensions.get("body")
+    if own is None:
+        return response.aiter_raw()
+    # The engine also counts the bytes around the body, such as chunk framing, which the parts do not contain.
+    own.most = most
+    parts: AsyncIterator[bytes] = aiter(own)
+    return parts
+
+
+def too_large(limit: float, where: str) -> DecodeError:
+    """Return the error for a body that exceeds a limit in bytes."""
+    return DecodeError(
+        "$",
+        f"the body is larger than {limit} bytes {where}; raise it with limits=BodyLimits(...)",
+        permanent=True,
+    )
+
+
+class _Inflater:
+    """A gzip decompressor that works slice by slice."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=31)
+        self._raw = b""
+
+    def feed(self, raw: bytes) -> None:
+        """Set the next compressed part. The part before must be used up: `next` returned nothing."""
+        self._raw = raw
+
+    def next(self) -> bytes:
+        """Return the next decompressed slice of the part, or nothing.
+
+        Raises:
+            DecodeError: The bytes are not gzip.
+        """
+        try:
+            while self._raw:
+                if self._zlib.eof:
+                    self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
+                part = self._zlib.decompress(self._raw, _SLICE)
+                self._raw = self._zlib.unconsumed_tail or self._zlib.unused_data
+                if part:
+                    return part
+        except zlib.error:
+            # Raised below: inside, the zlib error would become the context.
+            pass
+        else:
+            return b""
+        raise DecodeError("$", "expected a gzip body, found other bytes")
+
+    def finish(self) -> None:
+        """Check that the gzip stream is complete. A truncated one may still have the announced length.
+
+        Raises:
+            DecodeError: The stream is truncated.
+        """
+        if not self._zlib.eof:
+            raise DecodeError("$", "expected a whole gzip body, found a cut one")

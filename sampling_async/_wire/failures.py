@@ -1,0 +1,96 @@
+"""Turn the exceptions of a transport into the errors of this package."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from sampling_async._contract.errors import TransportError, TransportTimeoutError
+from sampling_async._wire.alerts import PERMANENT, alert_in, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sampling_async._contract.errors import Delivery
+
+_KNOWING: Final = frozenset({"httpcore", "builtins", "socket", "ssl"})
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+
+
+class Refusal(httpx.ConnectError):
+    """A failed connection with a reason that our engine knows. Its text quotes nothing from the network.
+
+    Args:
+        text: The reason.
+        permanent: Whether a retry cannot succeed.
+    """
+
+    def __init__(self, text: str, *, permanent: bool = False) -> None:
+        super().__init__(text)
+        self.permanent = permanent
+
+
+def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str = "") -> TransportError:
+    """Return our error for an exception of a transport, without any text that may quote the network.
+
+    Args:
+        exc: The exception of the transport.
+        delivery: What is known about the call's effect.
+        sent: Whether bytes of the request may have left.
+        way: An addition to the message of a failed connection, see `way_of`.
+    """
+    name = type(exc).__name__
+    if isinstance(exc, Refusal):
+        return TransportError(str(exc), delivery=delivery, permanent=exc.permanent)
+    if not isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+        way = ""
+    if isinstance(exc, httpx.TimeoutException):
+        return TransportTimeoutError(f"a time limit passed ({name}){way}", delivery=delivery)
+    if alert := alert_in(exc):
+        return TransportError(text_of(alert), delivery=delivery, permanent=alert in PERMANENT)
+    refused = _certificate_refusal(exc)
+    if refused is not None:
+        return TransportError(
+            f"the TLS certificate was refused: {refused.verify_message}",
+            delivery=delivery,
+            permanent=True,
+        )
+    # The system's text for an errno quotes no data. The text of a foreign transport may quote URLs or headers.
+    reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
+    detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
+    what = "the connection was lost after the request was sent" if sent else "no connection"
+    return TransportError(f"{what} ({name}{detail}){way}", delivery=delivery)
+
+
+def way_of(scheme: str, *, has_proxy: bool, environment: Mapping[str, str]) -> str:
+    """Return an addition to the message of a failed connection: which proxy was used or not used.
+
+    Args:
+        scheme: The scheme of the service's address.
+        has_proxy: Whether the connection goes through a proxy.
+        environment: The environment, where other programs find their proxy. Its values may hold a password and
+            are not repeated.
+    """
+    if has_proxy:
+        return "; the way is through the proxy"
+    names = (f"{scheme}_proxy".upper(), f"{scheme}_proxy", "ALL_PROXY", "all_proxy")
+    unused = next((name for name in names if environment.get(name)), None)
+    return f"; {unused} is set and not used: give proxy= or SAMPLING_PROXY" if unused else ""
+
+
+def was_never_sent(exc: BaseException) -> bool:
+    """Return whether an error proves that there was no connection, so that nothing was sent.
+
+    Adapters of other libraries also use these error types for connections that were lost after the request. So
+    only errors that httpcore or the standard library caused are a proof.
+    """
+    knows = exc.__cause__ is None or type(exc.__cause__).__module__.split(".")[0] in _KNOWING
+    return knows and isinstance(exc, _NEVER_SENT)
+
+
+def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    while exc is not None and not isinstance(exc, ssl.SSLCertVerificationError):
+        exc = exc.__cause__ or exc.__context__
+    return exc

@@ -1,0 +1,203 @@
+"""HTTP/1.1 responses, parsed by llhttp (through httptools), without I/O, and strict about where one ends.
+
+llhttp refuses three things that a recipient must accept by RFC 9112: folded header lines, blanks after
+`chunked`, and minor versions above 1. A head with one of these is collected completely, rewritten in the strict
+form, and parsed again. The same strict rules then decide whether it is accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import httpx
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+_HEAD_BYTES: Final = 100 * 1024
+_END: Final = b"\r\n\r\n"
+# The three things that are rewritten: `HTTP/1.2`, a line that begins with a blank, and a blank after `chunked`.
+_NEWER: Final = re.compile(rb"(?:\A|\r\n\r\n)HTTP/1\.[2-9]")
+_FOLD: Final = re.compile(rb"\r\n(?=[ \t])")
+_CODING: Final = re.compile(rb"^(transfer-encoding:[ \t]*chunked)[ \t]+(?=\r|\Z)", re.IGNORECASE | re.MULTILINE)
+_MENDABLE: Final = (_NEWER, _FOLD, _CODING)
+_INTERIM: Final = re.compile(rb"HTTP/1\.\d 1\d\d")
+_SWITCHING: Final = 101
+_FINAL: Final = 200
+
+
+class _NotHttp(Exception):  # noqa: N818  only the parser catches it, and raises its own error
+    """A callback refuses a head that the parser accepted."""
+
+
+class Answer:
+    """One response, fed with bytes as they arrive.
+
+    Attributes:
+        status: The status as soon as the head is complete; 0 before.
+        headers: The headers, in the order and case of the response.
+        is_whole: Whether the last byte of the body has arrived.
+    """
+
+    __slots__ = (
+        "_head",
+        "_is_framed",
+        "_is_gathered",
+        "_is_mended",
+        "_is_surplus",
+        "_parser",
+        "_parts",
+        "_stays_open",
+        "headers",
+        "is_whole",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_whole = False
+        self._parser = HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._head = bytearray()  # the bytes of a head that is not complete yet
+        self._is_gathered = False  # the head is collected, to be rewritten, and not parsed
+        self._is_mended = False  # the head was rewritten
+        # The head says where the body ends. Otherwise the end of the connection is the end of the body.
+        self._is_framed = False
+        self._is_surplus = False  # bytes came after the response
+        self._stays_open = False  # the server keeps the connection open
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes. No bytes mean that the connection has ended.
+
+        Raises:
+            httpx.RemoteProtocolError: The response is not HTTP/1.1, or ends too early.
+        """
+        if not data:
+            self._end()
+            return
+        if not self._is_gathered:
+            self._parse(data)
+        # Not inside the `except` of `_parse`: that error would become the context of an error in here.
+        if self._is_gathered:
+            self._gather(data)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            struck = exc.__context__
+            # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
+            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _NotHttp | None):
+                raise struck from None
+            self._is_gathered = self._may_be_mended(data)
+            if self._is_gathered:
+                return
+            # After a complete response, the wrong bytes are surplus and the response itself is valid.
+            if not self.is_whole:
+                raise _not_http() from None
+            self._is_surplus = True
+        if not self.status:
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._head += data
+        if len(self._head) > _HEAD_BYTES:
+            raise _not_http()
+
+    def _may_be_mended(self, data: bytes) -> bool:
+        if self.status or self._is_mended:
+            return False
+        head = bytes(self._head) + data
+        return any(pattern.search(head) for pattern in _MENDABLE)
+
+    def _gather(self, data: bytes) -> None:
+        """Collect the bytes until the head is complete, then parse its strict form from the beginning."""
+        # The end of the head may be divided between two reads, so a few bytes of the earlier ones are searched.
+        tail = self._head[-len(_END) :] + data
+        if _END in tail and (mended := _mended(bytes(self._head) + data)):
+            self._is_gathered, self._is_mended, self._head = False, True, bytearray()
+            self.headers.clear()
+            self._parser = HttpResponseParser(self)
+            self.feed(mended)
+        else:
+            self._keep(data)
+
+    def _end(self) -> None:
+        if not self.is_whole and (not self.status or self._is_framed):
+            raise httpx.RemoteProtocolError("the connection ended before the answer did")
+        self.is_whole = True
+
+    def take(self) -> bytes:
+        """Return the part of the body that has arrived since the last call."""
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        return body
+
+    @property
+    def leaves_reusable(self) -> bool:
+        """Whether the connection can carry another request.
+
+        The end of the body is certain, nothing came after it, and the server keeps the connection open.
+        """
+        return self._stays_open and self._is_framed and not self._is_surplus
+
+    # --- Callbacks of the parser -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Note a second response, which belongs to no request."""
+        self._is_surplus = self.is_whole
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        # With a status set, this is a trailer or a header of a second response.
+        if not self.status:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Set the status, and find out where the body ends. Interim responses (1xx) are skipped."""
+        status = self._parser.get_status_code()
+        if self.is_whole:
+            return
+        if status == _SWITCHING:
+            raise _NotHttp
+        if status < _FINAL:
+            self.headers.clear()
+            return
+        names = {name.lower() for name, _ in self.headers}
+        # Transfer codings other than a single `chunked` are refused.
+        codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]) or not self._parser.get_http_version().startswith("1."):
+            raise _NotHttp
+        self._is_framed = bool(codings) or b"content-length" in names or status in {204, 304}
+        self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        if not self.is_whole:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the response is complete, unless it is an interim one."""
+        if self.status and not self.is_whole:
+            self.is_whole = True
+            self._stays_open = self._parser.should_keep_alive()
+
+
+def _mended(data: bytes) -> bytes | None:
+    """Return the bytes with a head in the strict form; None until the head is complete."""
+    heads: list[bytes] = []
+    while True:
+        head, end, data = data.partition(_END)
+        if not end:
+            return None
+        start, newline, fields = head.partition(b"\r\n")
+        # The first line of the response is not in `fields`. A fold directly below it stays, and is refused.
+        fields = _CODING.sub(rb"\1", _FOLD.sub(b"  ", fields))
+        heads += [_NEWER.sub(b"HTTP/1.1", start), newline, fields, end]
+        # Interim heads (1xx) come before the final one, and are rewritten with it.
+        if not _INTERIM.match(start):
+            return b"".join(heads) + data
+
+
+def _not_http() -> httpx.RemoteProtocolError:
+    return httpx.RemoteProtocolError("expected HTTP/1.1")

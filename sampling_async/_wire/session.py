@@ -1,0 +1,316 @@
+"""One attempt: send a request and read its response, over httpx.
+
+An HTTP library alone does not give this service what it needs. The key goes to the configured origin only, and
+into nothing that is printed. Bodies are limited while they are read. An attempt has a limit for its whole time.
+A failure says whether anything was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import anyio
+import httpx
+
+from sampling_async._contract.errors import (
+    ClientClosedError,
+    DecodeError,
+    InvalidRequestError,
+    SamplingError,
+    TransportTimeoutError,
+)
+from sampling_async._contract.exchange import OK, Call, Reply, Track
+from sampling_async._pacing.cancellation import is_stray
+from sampling_async._pacing.loops import running_loop
+from sampling_async._version import __version__
+from sampling_async._wire.bodies import Body, BodyLimits, RequestBody
+from sampling_async._wire.carrier import Carrier, Client, not_ours
+from sampling_async._wire.failures import translated, was_never_sent, way_of
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Generator
+
+    from sampling_async._wire.address import Proxy, Secret
+    from sampling_async._wire.engine import Engine
+    from sampling_async._wire.timeouts import Timeouts
+
+T = TypeVar("T")
+BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
+"""A function that reads the body of a 200 and closes it."""
+
+_CLOSING_SECONDS: Final = 5.0
+_REFUSAL_SECONDS: Final = 2.0
+
+
+class Session:
+    """The sender of single attempts.
+
+    Args:
+        base_url: The service's base address, see `base_url_of`.
+        api_key: The key, a Guid.
+        timeouts: Limits of an attempt.
+        limits: Limits of a response's body.
+        connections: How many idle connections are kept open. The gate limits how many are in use.
+        transport: An httpx transport that carries requests in place of our engine.
+        idle_seconds: How long our engine keeps an idle connection.
+        proxy: The proxy that our engine uses, if any.
+        tls: The TLS settings of our engine; default, from the environment.
+
+    Attributes:
+        closed: Whether the session was closed, or is being closed.
+        engine: Our engine, or None if a transport was given.
+    """
+
+    closed = False
+    _loop: object = None  # the event loop of the first attempt
+
+    def __init__(
+        self,
+        base_url: httpx.URL,
+        api_key: Secret,
+        *,
+        timeouts: Timeouts,
+        limits: BodyLimits,
+        connections: int,
+        transport: httpx.AsyncBaseTransport | None,
+        idle_seconds: float,
+        proxy: Proxy | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._base_url = base_url
+        self._base_path = base_url.raw_path.decode().rstrip("/")
+        self._key = api_key
+        self.timeouts = timeouts
+        self._limits = limits
+        self._has_proxy = proxy is not None
+        self.engine: Engine | None = None
+        if transport is None:
+            from sampling_async._wire import engine  # noqa: PLC0415  its parser takes time to import
+
+            self.engine = engine.Engine(idle=connections, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
+        self._carrier = Carrier(self.engine, transport, base_url, api_key)
+        self._http = Client(self._carrier)
+        # Cached: httpx needs more time for one URL, or for one set of headers, than for the rest of a request.
+        self._url = lru_cache(maxsize=64)(self._made_url)
+        self._headers_for = lru_cache(maxsize=256)(self._made_headers)
+        self._scopes: set[anyio.CancelScope] = set()
+        self._idle: anyio.Event | None = None
+        self._headers = httpx.Headers(
+            {
+                "Host": base_url.netloc.decode(),
+                "Accept": "application/json",
+                "Accept-Encoding": "gzip",
+                "User-Agent": f"sampling-async/{__version__}",
+            }
+        )
+        logging.getLogger("httpx").addFilter(not_ours)
+
+    def private(self) -> tuple[str, ...]:
+        """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
+        key = self._key.reveal()
+        return key, key.replace("-", "")
+
+    async def attempt(
+        self,
+        call: Call[Any],
+        track: Track,
+        within: float = inf,
+        read: BodyReader | None = None,
+    ) -> Reply:
+        """Make one attempt and return the reply, with any status.
+
+        Args:
+            call: The call.
+            track: Records whether anything was sent.
+            within: Seconds left of a deadline. They shorten every limit of `Timeouts`.
+            read: Reads the body of a 200, and closes it unless it raises. Default: return the whole body.
+
+        Raises:
+            ClientClosedError: The session is closed, or was closed during the attempt.
+            TransportTimeoutError: A time limit passed.
+            TransportError: The connection failed.
+            DecodeError: The body exceeds a limit or its content encoding is broken.
+            InvalidRequestError: The client belongs to another event loop.
+            Exception: A signal handler of the application raised it.
+        """
+        # What earlier attempts sent is in `track.ambiguous` by now.
+        track.sent = False
+        self.check_usable()
+        track.attempts += 1
+        wall = min(within, self.timeouts.wall_limit(call.endpoint, call.quota_ids))
+        return await self.guarded(partial(self._exchange, call, track, within, read), track, wall)
+
+    async def guarded(self, run: Callable[[], Awaitable[T]], track: Track, seconds: float) -> T:
+        """Run a part of an attempt with a time limit, and turn every failure into an error of `attempt`."""
+        failure: SamplingError | None = None
+        with self.until_closed(seconds) as scope:
+            try:
+                return await run()
+            except SamplingError as exc:
+                # The traceback's frames may hold a body.
+                failure = exc.with_traceback(None)
+            except BaseException as exc:
+                # A transport may raise any exception, even a stray cancellation. It becomes one of our errors.
+                # Exceptions of the application, such as those of signal handlers, are raised unchanged.
+                if not (self._carrier.may_have_raised(exc) or is_stray(exc)):
+                    raise
+                if not self._carrier.knows_what_was_sent and was_never_sent(exc):
+                    track.sent = False
+                failure = translated(exc, track.delivery, sent=track.sent, way=self._way())
+        if scope.cancelled_caught:
+            failure = self._interrupted(seconds, track)
+        assert failure is not None
+        # Raised outside of the handlers. Inside, the original error would become its context, which holds
+        # headers and URLs.
+        raise failure
+
+    def _way(self) -> str:
+        """Return an addition to the message of a failed connection: which proxy was used or not used."""
+        if not self._carrier.knows_what_was_sent:
+            return ""
+        return way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
+
+    def _interrupted(self, wall: float, track: Track) -> SamplingError:
+        if self.closed:
+            return ClientClosedError("the client was closed during the call", delivery=track.delivery)
+        return TransportTimeoutError(
+            f"no complete answer within {max(wall, 0.0):.3g} s, "
+            "the wall limit or what was left of the deadline",
+            delivery=track.delivery,
+        )
+
+    async def _exchange(
+        self,
+        call: Call[Any],
+        track: Track,
+        within: float,
+        read: BodyReader | None,
+    ) -> Reply:
+        response = await self._http.send(self._request(call, track, within), stream=True)
+        body = Body(response, *self._limits.of(call.endpoint))
+        try:
+            if response.status_code == OK:
+                return await (read or _read_whole)(body)
+            return await _read_in_passing(response, body)
+        except BaseException:
+            await body.aclose()
+            raise
+
+    def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
+        def sent(may_be: bool) -> None:  # noqa: FBT001
+            if may_be and track.is_told:
+                raise ClientClosedError("the fan-out has been left", delivery=track.delivery)
+            track.sent = may_be
+
+        # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
+        sent(True)
+        limits = self.timeouts
+        read = limits.read_limit(call.endpoint, call.quota_ids)
+        timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
+        timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
+        extensions = {"timeout": timeout, "sent": sent}
+        headers = self._headers if call.body is None else self._headers_for(len(call.body))
+        body = RequestBody(call.body or b"")
+        return httpx.Request(
+            call.method, self._url(call.target), headers=headers, stream=body, extensions=extensions
+        )
+
+    def _made_headers(self, length: int) -> httpx.Headers:
+        headers = self._headers.copy()
+        headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
+        return headers
+
+    def _made_url(self, target: str) -> httpx.URL:
+        return self._base_url.copy_with(raw_path=f"{self._base_path}{target}".encode())
+
+    def close_idle(self) -> None:
+        """Close the idle connections."""
+        self._carrier.close_idle()
+
+    @contextmanager
+    def until_closed(self, seconds: float = inf) -> Generator[anyio.CancelScope]:
+        """Cancel a block after a number of seconds, or when the session is closed."""
+        with anyio.move_on_after(seconds) as scope:
+            if self.closed:
+                scope.cancel()
+            self._scopes.add(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
+                # `aclose` waits until the last block has ended.
+                if self._idle is not None and not self._scopes:
+                    self._idle.set()
+
+    def check_usable(self) -> None:
+        """Refuse the use of a closed session, or from another event loop than before.
+
+        Raises:
+            ClientClosedError: The session is closed.
+            InvalidRequestError: The client belongs to another event loop.
+        """
+        if self.closed:
+            raise ClientClosedError("the client is closed; make a new one")
+        loop = running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop != loop:
+            raise InvalidRequestError(
+                "this client belongs to another event loop; make one client for each loop"
+            )
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether the current event loop is the one the session was used in, or it was not used yet."""
+        return self._loop in (None, running_loop())
+
+    async def aclose(self) -> None:
+        """End all running attempts with `ClientClosedError`, wait for them, and close the connections.
+
+        If this is cancelled, the idle connections of our engine are closed already. Another call does the rest.
+        """
+        # Both statements come before any `await`, so that a cancellation cannot prevent them.
+        self.closed = True
+        self._carrier.close()
+        at_home = self.is_at_home
+        with anyio.CancelScope(shield=True):
+            if self._scopes and at_home:
+                self._idle = self._idle or anyio.Event()
+                for scope in tuple(self._scopes):
+                    scope.cancel()
+                # With a limit: an attempt that closes its own client would wait here for its own end.
+                with anyio.move_on_after(_CLOSING_SECONDS):
+                    await self._idle.wait()
+            # A foreign transport is not closed from another event loop: its connections ended with its own one.
+            if at_home or self.engine is not None:
+                with anyio.move_on_after(_CLOSING_SECONDS):
+                    await self._carrier.aclose()
+
+    def __del__(self) -> None:
+        if self._loop is not None and not self.closed:
+            text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+async def _read_whole(body: Body) -> Reply:
+    content = await body.read()
+    await body.aclose()
+    return Reply(OK, content)
+
+
+async def _read_in_passing(response: httpx.Response, body: Body) -> Reply:
+    """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
+    content = None
+    with anyio.move_on_after(_REFUSAL_SECONDS):
+        with suppress(DecodeError, httpx.HTTPError):
+            content = await body.read()
+    await body.aclose()
+    asked, date = response.headers.get("Retry-After"), response.headers.get("Date")
+    return Reply(response.status_code, content or b"", asked, date, is_whole=content is not None)

@@ -1,0 +1,539 @@
+"""One connection as a socket: open it, send, receive, close, and know exactly what happened.
+
+Sockets are used directly, not through streams of an event loop. Only then is it known whether a byte may have
+left, and whether there are unread bytes that came without a request. And closing needs no turn of the event
+loop, which a cancelled task may not get. Runs on asyncio and trio.
+
+HTTP/1.1 does not say which request a response belongs to. A socket can show two things:
+
+- Bytes that are there before a request is sent are no response to it (`is_quiet`, `is_silent`).
+- Bytes that arrive while the peer's kernel has acknowledged nothing of the request are no response to it
+  either. A real response is sent after a part of the request has arrived, and acknowledges that part
+  (`receive`; on Linux). This covers everything that arrives faster than one round trip, so the round-trip time
+  that the kernel measures is not needed.
+
+Three cases remain that a socket cannot show: bytes that a server sends without a request, after a part of the
+next request has reached its kernel; on systems other than Linux, such bytes that arrive after the request was
+sent; and under TLS, the rest of a record whose first part came before the first request of a connection. In
+these cases only the content of the response can show the error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import sys
+import time
+import weakref
+from contextlib import suppress
+from functools import partial
+from itertools import chain, zip_longest
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+
+from sampling_async._pacing.loops import asyncio_loop, runs_here
+from sampling_async._wire.alerts import alert_in
+from sampling_async._wire.forks import forks
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from sampling_async._wire.lookups import Addresses
+
+_RECEIVED_AT_ONCE: Final = 2**16
+_HEAD_START: Final = 0.25  # seconds until the next address is tried too (RFC 8305, "Happy Eyeballs")
+_TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
+_NUMBER: Final = b"\0\0\0\0"
+
+
+class TooSlow(Exception):  # noqa: N818  not an OSError, which TimeoutError would be
+    """The peer accepted or sent no bytes within the time limit."""
+
+
+def is_of_the_system(exc: BaseException) -> bool:
+    """Return whether an error comes from the system or from TLS, and not from a signal handler.
+
+    A signal handler of the application may raise an OSError too, such as TimeoutError, but without an errno.
+    """
+    return isinstance(exc, OSError) and exc.errno is not None
+
+
+class Wire:
+    """An open connection. Closing is immediate and leaves no work to the event loop.
+
+    A connection that is dropped without closing closes itself.
+
+    Args:
+        sock: The socket.
+        opened_within: The seconds it took to open the connection, without TLS.
+
+    Attributes:
+        opened_within: The same.
+        close: Closes the connection now. It may be called more than once.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_forks",
+        "_is_tcp",
+        "_sock",
+        "_tls",
+        "_waits",
+        "close",
+        "opened_within",
+    )
+
+    def __init__(self, sock: socket.socket, opened_within: float = 0.0) -> None:
+        self.opened_within = opened_within
+        self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._is_tcp = sock.family in _TCP
+        self._asked = 0  # the length of the request, until the response begins
+        self._forks = forks.count
+        # The default event loop of Windows cannot watch sockets.
+        loop = asyncio_loop() if sys.platform != "win32" else None
+        self._waits = None if loop is None else _Reader(loop, sock.fileno())
+        # `finalize` keeps socket and reader alive until it runs. The event loop must stop watching before the
+        # descriptor is closed. If both were only collected together with this object, the order would be open.
+        self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, forks.count)
+
+    async def send(self, data: bytes, sent: Callable[[bool], None], seconds: float = inf) -> None:
+        """Send all the data.
+
+        Args:
+            data: The data.
+            sent: Called with True before bytes may leave, and with False again if it is certain that none left.
+            seconds: The longest time to wait until the peer accepts another part.
+
+        Raises:
+            TooSlow: The peer accepted nothing for that time.
+            OSError: The connection is broken.
+        """
+        self._asked = len(data)
+        view = memoryview(data)
+        while view:
+            self._must_be_of_this_process()
+            # Before the call, not after it: a signal handler may raise in between.
+            sent(True)
+            try:
+                view = view[self._sock.send(view) :]
+            except OSError as exc:
+                if len(view) == len(data) and self._took_nothing(exc):
+                    sent(False)
+                await self._ready_again(exc, self._writable, seconds)
+
+    def _took_nothing(self, exc: OSError) -> bool:
+        """Return whether an error of `send` proves that no byte was sent.
+
+        Under TLS it proves nothing, because a part of a record may have been sent.
+        """
+        # A signal handler may raise after a `send` that took everything. Its error has one more frame, its own.
+        is_ours = exc.__traceback__ is not None and exc.__traceback__.tb_next is None
+        return is_ours and self._tls is None and is_of_the_system(exc)
+
+    async def receive(self, seconds: float = inf) -> bytes:
+        """Return the next bytes, or none at the end of the connection.
+
+        This always gives the event loop a turn, so that a fast peer does not block other tasks.
+
+        Raises:
+            TooSlow: No bytes came for that time.
+            OSError: The connection is broken, or ended without the closing alert of TLS, or the bytes cannot be
+                a response to the request.
+        """
+        if self._tls and self._tls.pending():
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._readable(seconds)
+        while True:
+            self._must_be_of_this_process()
+            try:
+                data = self._sock.recv(_RECEIVED_AT_ONCE)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as exc:
+                await self._ready_again(exc, self._readable, seconds)
+            else:
+                if self._asked and data:
+                    self._must_be_heard()
+                return data
+
+    def _must_be_heard(self) -> None:
+        """Refuse bytes that cannot be the response: the peer's kernel has acknowledged nothing of the request.
+
+        Under TLS the bytes on the wire are more than `_asked`, by some dozens for each record. The comparison
+        still works: a response acknowledges at least one whole record, which is more than all these additions.
+
+        Raises:
+            OSError: The bytes are no response.
+        """
+        # Example: the request has 400 bytes. If the kernel's send queue still holds 400, the peer has received
+        # nothing. If it holds 0, all of it has arrived, and the bytes may be the response.
+        asked, self._asked = self._asked, 0
+        if sys.platform == "linux" and self._is_tcp:
+            left = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, _NUMBER)
+            if int.from_bytes(left, sys.byteorder) >= asked:
+                raise OSError(errno.EPROTO, "what came is no answer: the request had not arrived")
+
+    def _must_be_of_this_process(self) -> None:
+        if self._forks != forks.count:
+            raise OSError(errno.EBADF, "the connection belongs to the process that this one was forked from")
+
+    async def _ready_again(
+        self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
+    ) -> None:
+        """Wait until the socket is ready for what it could not do, or raise any other error again."""
+        if isinstance(exc, ssl.SSLWantReadError):
+            await self._readable(seconds)
+        elif isinstance(exc, ssl.SSLWantWriteError):
+            await self._writable(seconds)
+        elif isinstance(exc, BlockingIOError):
+            await usual(seconds)
+        else:
+            raise exc
+
+    async def _readable(self, seconds: float) -> None:
+        if self._waits is not None:
+            await self._waits.readable(seconds)
+            return
+        with anyio.move_on_after(seconds) as scope:
+            await anyio.wait_readable(self._sock)
+        if scope.cancelled_caught:
+            raise TooSlow
+
+    async def _writable(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds) as scope:
+            await anyio.wait_writable(self._sock)
+        if scope.cancelled_caught:
+            raise TooSlow
+
+    def is_quiet(self) -> bool:
+        """Return whether the peer has neither closed the connection nor sent anything since the last read."""
+        if self._forks != forks.count:
+            return False
+        try:
+            # Looks at the TCP socket, under TLS too. TLS holds no bytes of its own here, so any bytes, a record
+            # or the end, came without a request.
+            socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        except OSError as exc:
+            if is_of_the_system(exc):
+                return isinstance(exc, BlockingIOError)
+            raise
+        return False
+
+    def is_silent(self) -> bool:
+        """Return whether the peer of a new connection has neither closed it nor sent data without a request.
+
+        Session tickets of TLS come without a request too. They are ignored.
+
+        Raises:
+            OSError: The peer ended TLS, and this is its alert (`ssl.SSLError`).
+        """
+        if self.is_quiet():
+            return True
+        try:
+            if self._tls is not None:
+                self._tls.recv(1)
+        except OSError as exc:
+            if is_of_the_system(exc) and not alert_in(exc):
+                return isinstance(exc, ssl.SSLWantReadError)
+            raise
+        return False
+
+    def must_not_be_refused(self) -> None:
+        """After a failure to send: raise the alert with which the peer ended TLS, if there is an unread one.
+
+        Raises:
+            OSError: The alert (`ssl.SSLError`).
+        """
+        try:
+            if self._tls is not None:
+                self._tls.recv(1)
+        except OSError as exc:
+            if not is_of_the_system(exc) or alert_in(exc):
+                raise
+
+    def tell_of_news(self, news: Callable[[], object]) -> None:
+        """Set a function that is called when bytes, or the end, arrive and no task is reading.
+
+        This works on asyncio only, where the event loop goes on watching the socket.
+
+        Args:
+            news: The function. The event loop keeps it alive, so it must hold the connection weakly.
+        """
+        if self._waits is not None:
+            self._waits.news = news
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """The TLS session, which another connection to the same host can resume without a full handshake."""
+        return None if self._tls is None else self._tls.session
+
+    @property
+    def asks_for_who_we_are_later(self) -> bool:
+        """Whether the server may ask for our certificate after it has received a request."""
+        return self._tls is not None and self._tls.context.post_handshake_auth
+
+
+class _Reader:
+    """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
+
+    Adding and removing the socket for each wait would cost two calls to the system.
+
+    Attributes:
+        news: Called when bytes, or the end, arrive and no task is reading.
+    """
+
+    __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched", "news")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._watched = False
+        self._idled = False
+        self._future: asyncio.Future[None] | None = None
+        self.news: Callable[[], object] = bool  # no effect
+
+    async def readable(self, seconds: float) -> None:
+        """Wait until there are bytes to read, or the end of the connection.
+
+        Raises:
+            TooSlow: Nothing came for that time.
+        """
+        future = self._future = self._loop.create_future()
+        self._idled = False
+        if not self._watched:
+            self._loop.add_reader(self._fd, self._tell)
+            self._watched = True
+        timer = None if seconds == inf else self._loop.call_later(seconds, _time_out, future)
+        try:
+            await future
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+
+    def _tell(self) -> None:
+        if self._future is not None:
+            if not self._future.done():
+                self._future.set_result(None)
+        elif self._idled:
+            # Nobody reads these bytes. Stop watching, or the loop spins: it would call this in each round.
+            self._stop()
+            self.news()
+        else:
+            # The first call without a reader may be late: the loop looked before the task read the bytes.
+            self._idled = True
+
+    def _stop(self) -> None:
+        self._watched = False
+        self._loop.remove_reader(self._fd)
+
+    def close(self, sock: socket.socket, *, is_forked: bool) -> None:
+        """Stop watching, then close the socket. After the close, its descriptor may belong to another file."""
+        if not self._watched or self._loop.is_closed():
+            sock.close()
+        elif is_forked:
+            # The other order in the child of a fork, which shares the system's list of watched sockets with its
+            # parent. Closed first, our socket is no longer found there, and the parent's entry stays.
+            sock.close()
+            self._stop()
+        elif self._is_elsewhere():
+            try:
+                self._loop.call_soon_threadsafe(partial(self.close, sock, is_forked=is_forked))
+            except RuntimeError:  # the loop was closed a moment ago
+                sock.close()
+        else:
+            self._stop()
+            sock.close()
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether another thread runs the loop. Garbage collection may call `close` in any thread."""
+        return self._loop.is_running() and not runs_here(self._loop)
+
+
+def _close(sock: socket.socket, reader: _Reader | None, made_after: int) -> None:
+    if reader is None:
+        sock.close()
+    else:
+        reader.close(sock, is_forked=made_after != forks.count)
+
+
+def _time_out(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(TooSlow)
+
+
+async def connect(
+    addresses: Addresses,
+    host: str,
+    tls: ssl.SSLContext | None,
+    *,
+    through: Callable[[socket.socket], Awaitable[object]] | None = None,
+    session: ssl.SSLSession | None = None,
+) -> Wire:
+    """Open a connection to the address of the host that connects first.
+
+    Args:
+        addresses: The addresses of the host, or of the proxy.
+        host: The name that the certificate must be for.
+        tls: The TLS settings, or None for plain TCP.
+        through: Called with the open socket before TLS begins. It asks a proxy to open a tunnel.
+        session: A TLS session to resume, if the server agrees.
+
+    Raises:
+        OSError: No address could be connected to, or the TLS handshake failed (`ssl.SSLError`).
+    """
+    started = time.monotonic()
+    sock = await _race(_by_turns(addresses))
+    try:
+        if through is not None:
+            await through(sock)
+        opened_within = time.monotonic() - started
+        if tls is not None:
+            sock = _under_tls(sock, host, tls, session)
+            await _handshake(sock)
+        return Wire(sock, opened_within)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def send_whole(sock: socket.socket, data: bytes) -> None:
+    """Send all the data over a socket that is not in a `Wire` yet.
+
+    Raises:
+        OSError: The connection is broken.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+
+
+async def received(sock: socket.socket) -> bytes:
+    """Return the next bytes of a socket that is not in a `Wire` yet, or none at its end.
+
+    Raises:
+        OSError: The connection is broken.
+    """
+    while True:
+        await anyio.wait_readable(sock)
+        with suppress(BlockingIOError):
+            return sock.recv(_RECEIVED_AT_ONCE)
+
+
+def _under_tls(
+    sock: socket.socket, host: str, tls: ssl.SSLContext, session: ssl.SSLSession | None
+) -> ssl.SSLSocket:
+    try:
+        # `ssl` does the same, but loses the socket without closing it if this fails. So it is checked first.
+        host.encode("idna")
+    except UnicodeError as exc:
+        raise OSError(errno.EINVAL, "the name of the host cannot be that of a certificate") from exc
+    # `suppress_ragged_eofs=False`: anybody on the network can end the TCP connection. Without the closing alert
+    # of TLS, this must not look like the end of a response.
+    return tls.wrap_socket(
+        sock,
+        server_hostname=host,
+        do_handshake_on_connect=False,
+        suppress_ragged_eofs=False,
+        session=session,
+    )
+
+
+def _by_turns(addresses: Addresses) -> Addresses:
+    """Alternate between address families, beginning with the resolver's first one.
+
+    If one family does not work, this costs one head start and not one for each of its addresses.
+    """
+    # Example: the IPv6 addresses a, b, c and the IPv4 address x become a, x, b, c.
+    first = addresses[0][0]
+    same = [each for each in addresses if each[0] == first]
+    other = [each for each in addresses if each[0] != first]
+    return [each for each in chain.from_iterable(zip_longest(same, other)) if each is not None]
+
+
+async def _race(addresses: Addresses) -> socket.socket:
+    """Return the first socket that connects. Each address has a head start before the next one is tried."""
+    if len(addresses) == 1:
+        return await _connected(*addresses[0])
+    winners: list[socket.socket] = []
+    failures: list[Exception] = []
+
+    async def run(family: int, address: tuple[Any, ...], over: anyio.Event) -> None:
+        try:
+            winners.append(await _connected(family, address))
+            runners.cancel_scope.cancel()
+        except Exception as exc:  # noqa: BLE001  raised below
+            failures.append(exc)
+            # An exception of a signal handler ends the race. A failed address does not.
+            if not is_of_the_system(exc):
+                runners.cancel_scope.cancel()
+        finally:
+            over.set()
+
+    try:
+        async with anyio.create_task_group() as runners:
+            for family, address in addresses:
+                over = anyio.Event()
+                runners.start_soon(run, family, address, over)
+                with anyio.move_on_after(_HEAD_START):
+                    await over.wait()
+        _raise_of(failures, none_won=not winners)
+    except BaseException:
+        for sock in winners:
+            sock.close()
+        raise
+    # Two sockets may connect in the same round of the event loop.
+    for loser in winners[1:]:
+        loser.close()
+    return winners[0]
+
+
+def _raise_of(failures: Sequence[Exception], *, none_won: bool) -> None:
+    foreign = [exc for exc in failures if not is_of_the_system(exc)]
+    if foreign or none_won:
+        raise (foreign or failures)[-1]
+
+
+async def _connected(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            sock.connect(address)
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+        # A socket whose connection failed is writable too, and has the error here.
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))  # noqa: TRY301
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _handshake(sock: ssl.SSLSocket) -> None:
+    while True:
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            await anyio.wait_readable(sock)
+        except ssl.SSLWantWriteError:
+            await anyio.wait_writable(sock)
+        else:
+            return

@@ -1,0 +1,96 @@
+"""TLS contexts, with trusted authorities and client certificates: from files, the environment or the user.
+
+If a file cannot be used, the message names the file and its variable. The errors of `ssl` do not.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from sampling_async._contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PROTOCOLS: Final = ["http/1.1"]
+_EXPECTED: Final = "expected a certificate, with its key if it is ours, as PEM and not encrypted"
+
+
+class Unusable(Exception):  # noqa: N818  each caller turns it into another error
+    """A file for the TLS context cannot be used. The text names the file and its variable."""
+
+
+def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Return the user's context, set to offer HTTP/1.1 by ALPN.
+
+    Raises:
+        InvalidRequestError: It is not an SSLContext, or one for servers.
+    """
+    if not isinstance(context, ssl.SSLContext) or context.protocol is ssl.PROTOCOL_TLS_SERVER:
+        raise InvalidRequestError("ssl_context is an ssl.SSLContext for clients: ssl.create_default_context()")
+    context.set_alpn_protocols(_PROTOCOLS)
+    return context
+
+
+def default_context() -> ssl.SSLContext:
+    """Return a context that trusts certifi's authorities, or those in SSL_CERT_FILE or SSL_CERT_DIR.
+
+    Raises:
+        Unusable: The file or folder in one of these variables cannot be read.
+    """
+    variable = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), "")
+    path = os.environ.get(variable, "")
+    # `ssl` accepts a missing folder without an error, and then trusts no authority.
+    if variable == "SSL_CERT_DIR" and not Path(path).is_dir():
+        raise Unusable(f"SSL_CERT_DIR names {path}, which is no folder")
+    context = _used(variable or "certifi", path, httpx.create_ssl_context)
+    context.set_alpn_protocols(_PROTOCOLS)
+    return context
+
+
+def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLContext | None:
+    """Return a context from files, or None if no file is given.
+
+    Args:
+        ca_file: A PEM file of the authorities to trust, in place of all others.
+        client_cert: A PEM file with our certificate and its key, which is not encrypted.
+
+    Raises:
+        InvalidRequestError: A file is missing, cannot be read or has the wrong content.
+    """
+    if not (ca_file or client_cert):
+        return None
+    try:
+        context = _trusting(ca_file) if ca_file else default_context()
+        if client_cert:
+            _used("SAMPLING_CLIENT_CERT", client_cert, lambda: _identify(context, client_cert))
+    except Unusable as exc:
+        problem = str(exc)
+    else:
+        return context
+    raise InvalidRequestError(problem)
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    return _used("SAMPLING_CA_FILE", ca_file, lambda: ssl.create_default_context(cafile=ca_file))
+
+
+def _identify(context: ssl.SSLContext, client_cert: str) -> ssl.SSLContext:
+    # Without a password, OpenSSL would ask for one on the terminal if the key is encrypted.
+    context.load_cert_chain(client_cert, password="")
+    return context
+
+
+def _used(variable: str, path: str, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    try:
+        return make()
+    except ssl.SSLError as exc:
+        reason = exc.reason.lower().replace("_", " ") if exc.reason else _EXPECTED
+    except OSError as exc:
+        reason = exc.strerror or type(exc).__name__
+    raise Unusable(f"{variable} names {path}, which cannot be used: {reason}")

@@ -1,0 +1,78 @@
+"""Connections through an HTTP proxy: CONNECT, and the errors for a proxy that refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from sampling_async._contract.exchange import PASSING
+from sampling_async._wire.failures import Refusal
+from sampling_async._wire.http1 import Answer
+from sampling_async._wire.sockets import received, send_whole
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from sampling_async._wire.address import Proxy
+
+UNAUTHORIZED: Final = 407
+_OK: Final = range(200, 300)
+_WHO: Final = ": give the right user and password in proxy= or SAMPLING_PROXY"
+_SAYS: Final = {
+    401: _WHO,  # tinyproxy's status for a wrong password
+    UNAUTHORIZED: _WHO,
+    403: ": it does not let this client, or anybody, go there",
+}
+
+
+class Tunnel:
+    """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it.
+
+    Args:
+        proxy: The proxy.
+        host: The host, in ASCII.
+        port: Its port.
+    """
+
+    __slots__ = ("_proxy", "_target")
+
+    def __init__(self, proxy: Proxy, host: str, port: int) -> None:
+        self._proxy = proxy
+        self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def dig(self, sock: socket.socket) -> None:
+        """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host.
+
+        Raises:
+            Refusal: The proxy refuses, does not respond in HTTP/1.1, or sends more than its response.
+            OSError: The connection broke.
+        """
+        lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
+        lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
+        await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
+        answer, rest = Answer(), b""
+        try:
+            # Feed line by line, so that `rest` has exactly the bytes after the head.
+            while not answer.status:
+                rest = rest or await received(sock)
+                line, newline, rest = rest.partition(b"\n")
+                answer.feed(line + newline)
+        except httpx.RemoteProtocolError:
+            raise Refusal("the proxy gave no answer in HTTP/1.1") from None
+        if answer.status not in _OK:
+            raise refusal_of(answer.status)
+        if rest:
+            raise Refusal("the proxy sent something that only the host could have been asked for")
+
+
+def credentials_for(proxy: Proxy) -> Mapping[str, str]:
+    """Return the headers with the proxy's credentials. They are sent to the proxy only."""
+    return {} if proxy.authorization is None else {"Proxy-Authorization": proxy.authorization.reveal()}
+
+
+def refusal_of(status: int) -> Refusal:
+    """Return the error for a proxy that responded with a status of its own."""
+    text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
+    return Refusal(text, permanent=status not in PASSING)

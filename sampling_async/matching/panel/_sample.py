@@ -1,0 +1,254 @@
+"""The output `Sample`: some members of each quota, drawn at random."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import field, frozen
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._collectors import count_of, places_of, positive, split
+from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
+from sampling_async.matching.panel._kernel import members_in
+
+if TYPE_CHECKING:
+    from attrs import Attribute
+    from numpy.typing import NDArray
+
+    from sampling_async.matching.panel._collectors import Collector
+    from sampling_async.matching.panel._kernel import Kernel
+    from sampling_async.matching.panel._plan import Source
+
+_WORD: Final = 64
+_LAST: Final = np.iinfo(np.uint64).max
+_MARGIN: Final = 2
+_LONGEST_SEED: Final = 64
+_MIDDLE: Final = np.uint64(1 << 63)
+"""Flips the highest bit, which maps unsigned to signed numbers in order. Spark has signed numbers only."""
+
+
+def _seed(_: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or value.bit_length() > _LONGEST_SEED:
+        raise InvalidRequestError(f"{attribute.name} is a whole number of 64 bits at most, not {value!r:.40}")
+
+
+@frozen
+class Sample:
+    """A random sample of each quota's members: certain ones and, if these are too few, possible ones.
+
+    There is one row for each quota and member drawn: `quota_id`, `member_code`, `certain`, and `priority`. The
+    members with the lowest priorities are drawn. The result depends only on the member codes, the quotas and
+    the seed, and not on how the panel is divided.
+
+    Attributes:
+        per_quota: How many members of a quota at most. Memory for so many is allocated for every quota.
+        seed: A whole number of 64 bits at most; another seed draws other members.
+    """
+
+    per_quota: int = field(default=100, validator=positive)
+    seed: int = field(default=0, validator=_seed)
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the output."""
+        return pa.schema(
+            [
+                ("quota_id", pa.int64()),
+                (MEMBER_CODE, pa.string()),
+                ("certain", pa.bool_()),
+                ("priority", pa.int64()),
+            ]
+        )
+
+    def collector(self, source: Source) -> Collector:
+        """Return a collector that draws members."""
+        return _Drawing(self, source)
+
+    def merged(self, table: Any, source: Source) -> Any:
+        """Return the sample of a whole panel, given the samples of its parts."""
+        quota = places_of(table, source)
+        certain = table.column("certain").to_numpy()
+        order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
+        # A row's position in its quota is its own position minus that of the quota's first row.
+        ordered = quota[order]
+        starts = np.searchsorted(ordered, ordered)
+        return table.take(arrow(order[np.arange(len(order)) - starts < self.per_quota]))
+
+
+def _within(
+    rows: NDArray[np.uint64],
+    which: NDArray[np.intp],
+    starts: NDArray[np.intp],
+    lengths: NDArray[np.intp],
+    size: int,
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the members set in rows, within a range of members for each row.
+
+    A range may reach around: after the last member comes member 0.
+
+    Args:
+        rows: The rows.
+        which: The rows to look at, by their places.
+        starts: For each row in `rows`, the first member of its range.
+        lengths: For each row in `rows`, how many members its range has.
+        size: How many members a row has.
+
+    Returns:
+        The row and the member of each bit found.
+    """
+    # Split a range that reaches around into two: from its start to the last member, and from member 0 on.
+    ends = starts[which] + lengths[which]
+    around = ends > size
+    row = np.concatenate([which, which[around]])
+    first = np.concatenate([starts[which], np.zeros(around.sum(), dtype=np.intp)])
+    end = np.concatenate([np.minimum(ends, size), ends[around] - size])
+    # List the words that each range touches, find the bits in them, and drop the bits before and after the
+    # range.
+    words = np.maximum(-(-end // _WORD) - first // _WORD, 0)
+    of = np.repeat(np.arange(len(row)), words)
+    word = first[of] // _WORD + np.arange(len(of)) - np.repeat(np.cumsum(words) - words, words)
+    at, bit = members_in(rows[row[of], word])
+    of, member = of[at], word[at] * _WORD + bit
+    kept = (member >= first[of]) & (member < end[of])
+    return row[of[kept]], member[kept]
+
+
+def _hashed(text: str, key: bytes) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
+
+
+class _Drawn:
+    """The members of each quota drawn so far, either of the certain members or of the others.
+
+    Attributes:
+        priorities: For each quota, the lowest priorities in ascending order; `_LAST` marks an unused place.
+        codes: The codes of the members with these priorities.
+    """
+
+    def __init__(self, quotas: int, per_quota: int) -> None:
+        self.priorities = np.full((quotas, per_quota), _LAST, dtype=np.uint64)
+        self.codes = np.full((quotas, per_quota), "", dtype=object)
+
+    @property
+    def limits(self) -> NDArray[np.uint64]:
+        """For each quota, the highest priority kept: only members below it can still be drawn."""
+        return self.priorities[:, -1]
+
+    def add(self, quotas: NDArray[np.intp], priorities: NDArray[np.uint64], codes: NDArray[np.object_]) -> None:
+        """Add members to some quotas, a row for each quota, and keep those with the lowest priorities."""
+        both = np.concatenate([self.priorities[quotas], priorities], axis=1)
+        all_codes = np.concatenate([self.codes[quotas], codes], axis=1)
+        order = np.argsort(both, axis=1, kind="stable")[:, : self.priorities.shape[1]]
+        self.priorities[quotas] = np.take_along_axis(both, order, axis=1)
+        self.codes[quotas] = np.take_along_axis(all_codes, order, axis=1)
+
+
+class _Drawing:
+    """Draws members by a hash of the member code, turned by a hash of the quota ID, as on a wheel.
+
+    The priority of a member is the sum of both hashes modulo 2**64. Members sorted by their own hash are
+    therefore sorted by priority for every quota: from some place on to the last one, and then from the first
+    one on. The members below a limit are one range of them. After many members were drawn, the limits are low,
+    and most quotas need nobody from a new chunk.
+
+    Example, on a wheel of 100 instead of 2**64: the hashes of members are 10, 40, 90, and that of the quota is
+    30. The priorities are 40, 70, 20. The wheel begins at -30, which is 70: the order is 90, 10, 40. With a
+    limit of 50, the range ends at 50 - 30 = 20, so the members with 90 and 10 are in it.
+    """
+
+    def __init__(self, output: Sample, source: Source) -> None:
+        self._output, self._source = output, source
+        self._key = output.seed.to_bytes(16, "little", signed=True)
+        turns = [_hashed(str(quota_id), self._key) for quota_id in source.quota_ids.tolist()]
+        self._turns = np.array(turns, dtype=np.uint64)
+        self._certain = _Drawn(len(turns), output.per_quota)
+        self._others = _Drawn(len(turns), output.per_quota)
+        self._codes = np.zeros(0, dtype=object)
+        self._hashes = np.zeros(0, dtype=np.uint64)
+
+    def begin(self, batch: Any, first: int) -> Any:
+        # Sort the batch by hash, so that the members of a range are next to each other.
+        codes = np.array(member_codes(batch, first).to_pylist(), dtype=object)
+        hashes = np.array([_hashed(code, self._key) for code in codes], dtype=np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        self._codes, self._hashes = codes[order], hashes[order]
+        return batch.take(arrow(order))
+
+    def add(self, kernel: Kernel, members: slice) -> None:
+        hashes, codes = self._hashes[members], self._codes[members]
+        for block in kernel.plan.blocks:
+            certain, others = split(kernel, block)
+            self._draw(self._certain, block.quotas, certain, hashes, codes)
+            # Only quotas with too few certain members so far can need possible ones.
+            short = self._certain.limits[block.quotas] == _LAST
+            self._draw(self._others, block.quotas[short], others[short], hashes, codes)
+
+    def _draw(
+        self,
+        drawn: _Drawn,
+        quotas: NDArray[np.intp],
+        rows: NDArray[np.uint64],
+        hashes: NDArray[np.uint64],
+        codes: NDArray[np.object_],
+    ) -> None:
+        turns, limits, found = self._turns[quotas], drawn.limits[quotas], count_of(rows)
+        size, n = len(hashes), self._output.per_quota
+        # Each quota's range: its first member, and how many members have a priority below the limit. Unsigned
+        # numbers wrap around, so `-turns` and `limits - turns` are modulo 2**64.
+        starts, ends = np.searchsorted(hashes, -turns), np.searchsorted(hashes, limits - turns)
+        # A range that reaches around ends before it starts.
+        lengths = ends - starts + np.where(limits - turns < -turns, size, 0)
+        lengths = np.where(limits == _LAST, size, lengths)
+        # The matching members are spread evenly over the wheel, so a part of the range mostly has the `n`
+        # members needed. With n = 100, and 1000 matching of 6000 members: 2 * 100 * 6000 / 1000 + 64 = 1264
+        # members, of which about 210 match.
+        parts = np.minimum(lengths, _MARGIN * n * size // np.maximum(found, 1) + _WORD)
+        left = np.flatnonzero((found > 0) & (lengths > 0))
+        # First look at a part of each range; then at the whole range, for the quotas that did not find enough.
+        for reach in (parts, lengths):
+            if not len(left):
+                return
+            row, member = _within(rows, left, starts, reach, size)
+            priorities = hashes[member] + turns[row]
+            order = np.lexsort((priorities, row))
+            row, member, priorities = row[order], member[order], priorities[order]
+            # The place of a member in its row, from the lowest priority on: rows [2, 2, 5] give [0, 1, 0].
+            place = np.arange(len(row)) - np.searchsorted(row, row)
+            kept = place < n
+            row, member, priorities, place = row[kept], member[kept], priorities[kept], place[kept]
+            hit = np.bincount(row, minlength=len(quotas))
+            is_done = (hit[left] == n) | (reach[left] == lengths[left])
+            done = left[is_done & (hit[left] > 0)]
+            # Bring the members of the rows that are done into a matrix, a row for each quota.
+            at = np.full(len(quotas), -1)
+            at[done] = np.arange(len(done))
+            kept = at[row] >= 0
+            of = np.full((len(done), n), "", dtype=object)
+            of_priorities = np.full((len(done), n), _LAST, dtype=np.uint64)
+            of[at[row[kept]], place[kept]] = codes[member[kept]]
+            of_priorities[at[row[kept]], place[kept]] = priorities[kept]
+            drawn.add(quotas[done], of_priorities, of)
+            left = left[~is_done]
+
+    def end(self) -> Any:
+        tables = [
+            self._table(drawn, is_certain=is_certain)
+            for drawn, is_certain in ((self._certain, True), (self._others, False))
+        ]
+        (batch,) = self._output.merged(
+            pa.concat_tables(tables), self._source
+        ).combine_chunks().to_batches() or [pa.record_batch([[], [], [], []], schema=self._output.schema)]
+        return batch
+
+    def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
+        quota, place = np.nonzero(drawn.priorities != _LAST)
+        columns = [
+            arrow(self._source.quota_ids[quota]),
+            pa.array(drawn.codes[quota, place], pa.string()),
+            pa.array(np.full(len(quota), is_certain)),
+            arrow((drawn.priorities[quota, place] ^ _MIDDLE).view(np.int64)),
+        ]
+        return pa.table(columns, schema=self._output.schema)

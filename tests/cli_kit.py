@@ -1,0 +1,61 @@
+"""What tests of the command line share: to run it here, or as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sampling_async import _cli
+from sampling_async._cli._commands import app
+
+KEY_NAMES = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
+ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def point_at(monkeypatch, simulator, base_url: str) -> None:
+    """Have commands ask a simulator that is served."""
+    for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
+        monkeypatch.setenv(name, value)
+
+
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, catch_exceptions=False)
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def quota_ids(sim, count=None):
+    return [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas][:count]
+
+
+def member(sim):
+    return next(iter(sim.members))
+
+
+def program(*arguments, **options):
+    package = Path(_cli.__file__).parents[2]  # as it was imported here
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
+    pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
+    # Some runners start programs with SIGINT ignored, and a child would inherit that.
+    sigint = options.pop("sigint", signal.default_int_handler)
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, sigint)
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+def wait_for_handlers(process) -> None:
+    """Wait until a program catches SIGTERM, and has an event loop that runs."""
+    status = Path(f"/proc/{process.pid}/status")
+    while len(list(status.parent.joinpath("task").iterdir())) < 2:  # the thread that reads
+        time.sleep(0.01)
+    time.sleep(0.1)

@@ -1,0 +1,169 @@
+"""What a client may be configured with."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import ssl
+import traceback
+from base64 import b64decode
+from uuid import UUID
+
+import doubles
+import httpx
+import pytest
+
+from sampling_async import InvalidRequestError, SamplingClient
+from sampling_async._wire.address import Secret, base_url_of, guid_of, proxy_of
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", None, 7]
+)
+@pytest.mark.parametrize("name", ["api_key", "panel_guid"])
+def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} is not a Guid") as caught:
+        doubles.client(doubles.Service([]), **{name: value})
+    assert doubles.KEY not in str(caught.value)
+
+
+def test_a_uuid_is_a_guid():
+    assert guid_of(UUID(doubles.KEY), "api_key").reveal() == doubles.KEY
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://service.example",
+        "https://service.example:8443/prefix/",
+        "http://localhost:8080",
+        "http://127.0.0.9",
+        "http://[::1]:1",
+    ],
+)
+def test_https_is_for_all_and_http_for_loopback(url):
+    assert base_url_of(url, allow_http=False).host
+
+
+def test_http_elsewhere_has_to_be_allowed():
+    with pytest.raises(InvalidRequestError, match="must be https"):
+        base_url_of("http://service.example", allow_http=False)
+    assert base_url_of("http://10.0.0.1", allow_http=True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "service.example",
+        "ftp://service.example",
+        "https://",
+        "https://user:hunter2@service.example",
+        "https://service.example/?a=hunter2",
+        "https://service.example/#hunter2",
+        "https://service.example/hunter2/../x",
+        "https://service.example:hunter2",
+        "https://xn--zzzz--",
+        None,
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+    with pytest.raises(InvalidRequestError, match="base_url") as caught:
+        base_url_of(url, allow_http=True)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "credentials"),
+    [
+        ("http://proxy.example:3128", "proxy.example:3128", None),
+        ("http://proxy.example/", "proxy.example:80", None),
+        ("HTTP://10.0.0.1:8080", "10.0.0.1:8080", None),
+        ("http://[::1]:3128", "::1:3128", None),
+        ("http://agent:hunter2@proxy:3128", "proxy:3128", "agent:hunter2"),
+        ("http://agent:hunter@2@proxy:3128", "proxy:3128", "agent:hunter@2"),
+        ("http://agent@proxy:3128", "proxy:3128", "agent:"),
+        ("http://do%40main%5Cagent:h%C3%BCnter%3A2@proxy:3128", "proxy:3128", "do@main\\agent:hünter:2"),
+    ],
+)
+def test_a_proxy_is_an_http_address(value, shown, credentials):
+    proxy = proxy_of(value)
+    assert repr(proxy) == f"<Proxy {shown}>"
+    told = proxy.authorization and b64decode(proxy.authorization.reveal().removeprefix("Basic ")).decode()
+    assert told == credentials
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        ("", "address like http://host:3128"),
+        (None, "address like"),
+        (7, "address like"),
+        ("proxy:3128", "address like"),
+        ("agent:hunter2@proxy:3128", "address like"),
+        ("http://", "address like"),
+        ("http://agent:hunter2@pro xy:3128", "percent-encoded"),
+        ("http://agent:hunter2@proxy:port", "address like"),
+        ("http://agent:hunter2@xn--zzzz--", "address like"),
+        ("ftp://agent:hunter2@proxy", "address like"),
+        ("https://agent:hunter2@proxy:3128", "spoken to by https are not supported"),
+        ("socks5://agent:hunter2@proxy:1080", "spoken to by socks5 are not supported"),
+        ("socks5h://agent:hunter2@proxy:1080", "spoken to by socks5h are not supported"),
+        ("http://proxy:3128/hunter2", "no path"),
+        ("http://proxy:3128?hunter2", "no path"),
+        ("http://proxy:3128#hunter2", "no path"),
+        ("http://agent:12/hunter2@proxy:3128", "no path"),
+        ("http://a%3Agent:hunter2@proxy:3128", "no user with a colon"),
+    ],
+)
+def test_a_proxy_that_is_none_is_refused_and_not_repeated(value, rule, monkeypatch):
+    given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY}
+    with pytest.raises(InvalidRequestError, match=f"proxy .SAMPLING_PROXY. .*{rule}") as caught:
+        if value is None:
+            proxy_of(value)
+        SamplingClient("https://service.example", proxy=value, **given)
+    errors = [caught.value]
+    if value and isinstance(value, str):
+        monkeypatch.setenv("SAMPLING_PROXY", value)
+        with pytest.raises(InvalidRequestError, match=rule) as caught:
+            SamplingClient.from_env(base_url="https://service.example", **given)
+        errors.append(caught.value)
+        with pytest.raises(InvalidRequestError, match=rule) as caught:
+            SamplingClient.from_env(base_url="https://service.example", proxy=value, **given)
+        errors.append(caught.value)
+    for error in errors:
+        trace = traceback.TracebackException.from_exception(error, capture_locals=True)
+        ours = [str(frame.locals) for frame in trace.stack if "tests" not in frame.filename]
+        assert "hunter2" not in f"{ours} {error} {error.__context__!r} {pickle.dumps(error)}"
+
+
+@pytest.mark.parametrize(
+    "option", [{"proxy": "http://proxy:3128"}, {"ssl_context": ssl.create_default_context()}]
+)
+def test_a_transport_has_a_way_of_its_own(option):
+    with pytest.raises(InvalidRequestError, match="not for a transport of your own"):
+        doubles.client(doubles.Service([]), **option)
+
+
+def test_beside_a_transport_the_way_out_of_the_environment_is_not_looked_at(monkeypatch):
+    for name in ("PROXY", "CA_FILE", "CLIENT_CERT"):
+        monkeypatch.setenv(f"SAMPLING_{name}", "nonsense")
+    transport = httpx.MockTransport(doubles.Service([]))
+    given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "transport": transport}
+    assert SamplingClient.from_env(base_url="https://service.example", **given)
+
+
+def test_what_is_given_counts_over_the_environment(monkeypatch):
+    monkeypatch.setenv("SAMPLING_PROXY", "nonsense")
+    given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "proxy": "http://agent:hunter2@proxy:3128"}
+    client = SamplingClient.from_env(base_url="https://service.example", **given)
+    assert "hunter2" not in f"{vars(client)} {vars(client._session)} {vars(client._session._carrier)}"
+
+
+def test_a_secret_shows_nowhere():
+    secret = Secret("s3cret")
+    assert "s3cret" not in f"{secret!r} {secret} {dir(secret)}"
+    assert not hasattr(secret, "__dict__")
+    for copies in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            copies(secret)

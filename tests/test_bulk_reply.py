@@ -1,0 +1,328 @@
+"""What the answers mean."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from urllib.parse import quote, quote_plus
+
+import doubles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async import BadRequestError, DecodeError, ForbiddenError, ServerError, UnexpectedStatusError
+from sampling_async._contract.exchange import Reply
+from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
+from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after
+
+# --- Replies
+
+
+def refused(status: int, body: bytes = b"", **headers: str):
+    return refusal(Reply(status, body, **headers), private=("member-1",))
+
+
+def test_a_200_is_no_refusal():
+    assert refused(200, b"{}") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "error_class", "delivery"),
+    [
+        (400, BadRequestError, "unknown"),
+        (403, ForbiddenError, "answered"),
+        (404, UnexpectedStatusError, "unknown"),
+        (408, UnexpectedStatusError, "answered"),
+        (425, UnexpectedStatusError, "answered"),
+        (429, UnexpectedStatusError, "answered"),
+        (503, ServerError, "unknown"),
+        (500, ServerError, "unknown"),
+        (502, ServerError, "unknown"),
+        (504, ServerError, "unknown"),
+        (302, UnexpectedStatusError, "unknown"),
+        (204, UnexpectedStatusError, "unknown"),
+    ],
+)
+def test_each_status_has_its_error_and_says_what_it_proves_without_a_body(status, error_class, delivery):
+    error = refused(status)
+    assert (type(error), error.delivery, error.status) == (error_class, delivery, status)
+    assert (error.result, error.result_code) == (None, None)
+
+
+OWN = b'{"Result": "MEMBER_BLOCKED", "ResultCode": 14}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "delivery"),
+    [
+        *((status, OWN, "answered") for status in (400, 403, 404, 409, 503)),
+        *((status, OWN, "unknown") for status in (302, 500, 502, 504)),
+        (400, b'{"ResultCode": 14}', "answered"),
+        *((status, b'{"ResultCode": 14}', "unknown") for status in (404, 503)),
+        *((status, b'{"Result": "TECHNICAL_ERROR", "ResultCode": 36}', "unknown") for status in (400, 503)),
+        *((status, b'{"Result": "SUCCESS", "ResultCode": 1}', "unknown") for status in (400, 503)),
+        *((400, body, "unknown") for body in (b"", b"<html>", OWN[:20], b'{"Result": "R"}', b"[]")),
+        (429, b"<html>", "answered"),
+    ],
+)
+def test_a_refusal_proves_something_by_its_status_or_by_the_services_own_body(status, body, delivery):
+    assert refused(status, body).delivery == delivery
+
+
+def test_a_refusal_that_was_cut_proves_nothing():
+    reply = Reply(400, OWN, is_whole=False)
+    assert refusal(reply).delivery == "unknown"
+
+
+def test_what_proves_something_by_its_status_can_be_chosen():
+    assert refusal(Reply(503), unprocessed={503}).delivery == "answered"
+    assert refusal(Reply(429), unprocessed={503}).delivery == "unknown"
+
+
+def test_an_error_body_is_read_by_content():
+    error = refused(400, b'\xef\xbb\xbf{"Result": "PANEL_DOES_NOT_EXIST", "ResultCode": 3}')
+    assert (error.result, error.result_code) == ("PANEL_DOES_NOT_EXIST", 3)
+    assert str(error) == "the service answered 400 3 PANEL_DOES_NOT_EXIST"
+
+
+def test_a_code_without_a_name_gets_the_one_we_know():
+    assert str(refused(400, b'{"ResultCode": 10}')).endswith("400 10 NO_QUOTA_ID")
+    assert str(refused(400, b'{"ResultCode": 999, "Result": 5}')).endswith("400 999")
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"<html>", b"{", b'{"ResultCode": "3"}', b"\xff"])
+def test_any_error_body_will_do(body):
+    error = refused(400, body)
+    assert (error.result, error.result_code) == (None, None)
+
+
+def test_a_server_fault_inside_a_400_proves_nothing():
+    assert refused(400, b'{"ResultCode": 36}').delivery == "unknown"
+
+
+def test_a_403_names_the_proxy_that_drops_headers():
+    assert "underscores_in_headers" in str(refused(403))
+
+
+def test_an_excerpt_is_printable_and_without_the_member():
+    body = b"\x00<p>/p/member-1/Invites\r\n\xff</p>" + b"x" * 5000
+    excerpt = refused(500, body).body_excerpt
+    assert excerpt.startswith("<p>/p/<hidden>/Invites \ufffd</p>")
+    assert len(excerpt) == 200
+    assert "member-1" not in str(refused(500, body))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Zürich 1/a",
+        json.dumps("Zürich 1/a"),
+        quote("Zürich 1/a", safe=""),
+        quote("Zürich 1/a", safe="").lower(),
+        quote_plus("Zürich 1/a"),
+        "ZÜRICH 1/A",
+        r"Z\u00FCrich 1\/a",
+        "xZürich 1/ay",
+    ],
+)
+def test_an_excerpt_hides_a_member_in_every_form(form):
+    error = refusal(Reply(400, f"no {form} here".encode()), private=("Zürich 1/a",))
+    assert "rich" not in error.body_excerpt.lower()
+
+
+def test_a_short_member_code_is_hidden_where_it_is_a_word():
+    error = refusal(Reply(400, b"member 12 in 2012, /12/"), private=("12",))
+    assert error.body_excerpt == "member <hidden> in 2012, /<hidden>/"
+
+
+def test_a_result_that_is_a_sentence_is_not_in_the_text():
+    body = b'{"ResultCode": 12, "Result": "MEMBER member-1 NOT FOUND"}'
+    error = refused(400, body)
+    assert str(error) == "the service answered 400 12 NO_MEMBER_FOUND"
+    assert error.result == "MEMBER <hidden> NOT FOUND"
+
+
+def test_an_error_body_under_a_200_is_recognised():
+    reply = Reply(200, b'{"Result": "QUOTA_NOT_LIVE", "ResultCode": 9}')
+    error = disguised_refusal(reply)
+    assert (type(error), error.result_code, error.delivery) == (UnexpectedStatusError, 9, "unknown")
+    assert disguised_refusal(Reply(200, b"{}")) is None
+
+
+DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("header", "date", "seconds"),
+    [
+        (None, None, None),
+        ("5", None, 5.0),
+        ("0", None, 0.0),
+        ("1.5", None, 1.5),
+        ("-1", None, None),
+        ("NaN", None, None),
+        ("inf", None, None),
+        ("100000", None, 100_000.0),
+        ("1e9", None, None),
+        ("1_0", None, None),
+        ("٣", None, None),
+        ("soon", None, None),
+        ("Fri, 20 Nov 2026 12:00:30 GMT", DATE, 30.0),
+        ("Fri, 20 Nov 2026 11:00:00 GMT", DATE, 0.0),
+        ("Fri, 20 Nov 2026 12:00:30 GMT", None, 20.0),
+        ("Fri, 20 Nov 2026 12:00:30 GMT", "rubbish", 20.0),
+        ("Fri, 20 Nov 2026 12:00:30 -0000", DATE, 30.0),
+    ],
+)
+def test_retry_after_is_obeyed_where_it_makes_sense(header, date, seconds):
+    now = datetime(2026, 11, 20, 12, 0, 10, tzinfo=UTC)
+    assert retry_after(Reply(503, b"", header, date), lambda: now) == seconds
+
+
+def test_a_single_invite_must_be_for_the_quota_asked():
+    assert read_invite(5, json.dumps(doubles.invite(5)).encode()).quota_id == 5
+    with pytest.raises(DecodeError, match="not our answer"):
+        read_invite(5, json.dumps(doubles.invite(6)).encode())
+
+
+# --- Reconciliation
+
+
+def one(*items: object, asked: tuple[int, ...] = (5,)):
+    return next(outcome for outcome in reconcile("m", asked, items).outcomes() if outcome.quota_id == 5)
+
+
+def test_code_1_with_an_invite_is_invited():
+    outcome = one(doubles.item(5, 1))
+    assert (outcome.status, outcome.invite.quota_id, outcome.result) == ("invited", 5, "SUCCESS")
+    assert (outcome.error, outcome.anomaly) == (None, None)
+
+
+def test_another_code_is_rejected():
+    outcome = one(doubles.item(5, 9))
+    assert (outcome.status, outcome.result_code, outcome.result) == ("rejected", 9, "QUOTA_NOT_LIVE")
+
+
+def test_a_rejection_needs_no_invite_field_and_no_name():
+    assert one({"QuotaID": 5, "ResultCode": 9}).status == "rejected"
+    assert one({"QuotaId": 5, "ResultCode": 9, "Result": 7}).result is None
+
+
+@pytest.mark.parametrize(
+    ("item", "path"),
+    [
+        (doubles.item(5, 1, Invite=None), "$.Invites[0].Invite"),
+        (doubles.item(5, 9, Invite=doubles.invite(5)), "$.Invites[0].Invite"),
+        (doubles.item(5, 1, Invite=doubles.invite(5, URL=None)), "$.Invites[0].Invite.URL"),
+        (doubles.item(5, 1, Invite="yes"), "$.Invites[0].Invite"),
+        (doubles.item(5, ResultCode="9"), "$.Invites[0].ResultCode"),
+        (doubles.item(5, ResultCode=None), "$.Invites[0].ResultCode"),
+    ],
+)
+def test_a_contradiction_is_unknown_and_says_where(item, path):
+    outcome = one(item)
+    assert (outcome.status, outcome.invite, outcome.error.path) == ("unknown", None, path)
+    assert outcome.anomaly == outcome.error.rule
+
+
+@pytest.mark.parametrize("items", [(), (None,), ({},), ("x",), ({"QuotaID": "5", "ResultCode": 9},)])
+def test_no_item_is_unknown(items):
+    outcome = one(*items)
+    assert (outcome.status, outcome.error.path) == ("unknown", "$.Invites")
+
+
+def test_an_invite_for_another_quota_is_kept_and_marked():
+    outcome = one(doubles.item(5, 1, Invite=doubles.invite(6)))
+    assert (outcome.status, outcome.invite.quota_id, outcome.anomaly) == (
+        "invited",
+        6,
+        "the invite names quota 6",
+    )
+
+
+@pytest.mark.parametrize("ids", [(7, 5, 6), (5, 6), (6, 7, 5, 8), (5, 5, 6, 7)])
+def test_items_are_told_apart_by_their_ids_and_not_by_their_places(ids):
+    body = json.dumps({"Invites": [doubles.item(id_, 1 if id_ % 2 else 9) for id_ in ids]}).encode()
+    answer = read_bulk("m", (5, 6, 7), body)
+    statuses = {5: "invited", 6: "rejected", 7: "invited" if 7 in ids else "unknown"}
+    assert {outcome.quota_id: outcome.status for outcome in answer.outcomes()} == statuses
+    assert all(o.invite.quota_id == o.quota_id for o in answer.outcomes() if o.invite is not None)
+    assert [outcome.quota_id for outcome in answer.unrequested] == [id_ for id_ in ids if id_ == 8]
+
+
+def test_a_result_unfit_to_be_shown_is_put_right():
+    body = json.dumps({"Invites": [doubles.item(5, Result="NOT\x1b[31m LIVE  " + "x" * 500)]}).encode()
+    (outcome,) = read_bulk("m", (5,), body).outcomes()
+    assert outcome.result is not None
+    assert outcome.result.startswith("NOT [31m LIVE x")
+    assert len(outcome.result) == 200
+
+
+def test_answers_nobody_asked_for_are_reported():
+    answer = reconcile("m", [5], [doubles.item(6, 1), doubles.item(5)])
+    assert [outcome.quota_id for outcome in answer.unrequested] == [6]
+    assert list(answer.answers) == [5]
+
+
+def test_the_same_answer_twice_counts_once():
+    for times in (2, 3):
+        outcome = one(*[doubles.item(5, 1)] * times)
+        assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, alike")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (doubles.item(5, 1), doubles.item(5, 9)),
+        (doubles.item(5, 1), doubles.item(5, 1, Invite=doubles.invite(5, URL="https://other.example"))),
+        (doubles.item(5, 1, Invite=None), doubles.item(5, 1, Invite=None)),
+    ],
+)
+def test_two_answers_that_differ_are_unknown(pair):
+    for items in (pair, pair[::-1]):
+        outcome = one(*items)
+        assert (outcome.status, outcome.invite) == ("unknown", None)
+        assert "several that differ" in outcome.anomaly
+
+
+_items = st.builds(
+    doubles.item,
+    st.integers(1, 8),
+    st.sampled_from([1, 9, 10, None, "1"]),
+) | st.sampled_from([None, {}, [], {"QuotaID": 3, "ResultCode": 1, "Invite": {}}])
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, unique=True), st.lists(_items, max_size=12))
+def test_every_id_asked_has_one_outcome_whatever_comes(asked, items):
+    answer = reconcile("m", asked, items)
+    assert list(answer.answers) == asked
+    for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
+        assert outcome.quota_id == quota_id
+        assert (outcome.status == "invited") == (outcome.invite is not None)
+        assert (outcome.status == "unknown") == (outcome.error is not None)
+    assert not {outcome.quota_id for outcome in answer.unrequested} & set(asked)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"Invites": null}', b'{"Invites": {}}', b"null", b""])
+def test_a_body_without_a_list_of_items_is_unreadable(body):
+    with pytest.raises(DecodeError):
+        read_bulk("m", [1], body)
+
+
+@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the second one is read with care
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ("QUOTA_NOT_LIVE", "QUOTA_NOT_LIVE"),
+        ("member m00007/ä is blocked", "member <hidden> is blocked"),
+        ("BLOCKED_M00007/Ä", "BLOCKED_<hidden>"),
+        ("m00007%2F%C3%A4", "<hidden>"),
+    ],
+)
+def test_a_result_that_repeats_the_member_code_does_not_show_it(result, shown, invite):
+    item = {"QuotaID": 1, "Invite": invite, "ResultCode": 9, "Result": result}
+    answer = read_bulk("m00007/ä", (1,), json.dumps({"Invites": [item]}).encode())
+    (outcome,) = answer.outcomes()
+    assert outcome.result == shown
+    assert "m00007" not in repr(outcome).lower()

@@ -1,0 +1,217 @@
+"""One call from beginning to end: attempts, waits, what the last error knows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import anyio
+import doubles
+import httpx
+import pytest
+
+from sampling_async import (
+    BadRequestError,
+    DecodeError,
+    RetryPolicy,
+    ServerError,
+    ServiceError,
+    TransportError,
+    UnexpectedStatusError,
+)
+from sampling_async._calls import call as calls
+
+pytestmark = pytest.mark.anyio
+
+
+def status(code: int, **headers: str) -> httpx.Response:
+    return httpx.Response(code, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def test_a_read_is_repeated_until_it_works():
+    time = doubles.FakeTime()
+    service = doubles.Service(status(500), httpx.ReadTimeout("late"), [])
+    async with doubles.client(service, time) as client:
+        assert list(await client.get_settings()) == []
+    assert len(service.requests) == 3
+    assert time.slept == [0.25, 0.5]
+
+
+async def test_the_last_error_knows_of_all_attempts():
+    time = doubles.FakeTime()
+    service = doubles.Service(status(500), status(500), httpx.ConnectError("refused"))
+    async with doubles.client(service, time) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.get_settings()
+    error = caught.value
+    assert (error.endpoint, error.attempts, error.elapsed) == ("get_settings", 3, 0.75)
+    # The last attempt was never sent, but the ones before may have worked.
+    assert error.delivery == "unknown"
+
+
+async def test_a_call_that_was_never_sent_says_so():
+    async with doubles.client(doubles.Service(httpx.ConnectError("refused"))) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.generate_invite("m", 5)
+    assert (caught.value.delivery, caught.value.attempts) == ("not_sent", 3)
+
+
+@pytest.mark.parametrize("code", [400, 403, 404])
+async def test_no_later_answer_takes_back_that_an_invite_may_exist(code):
+    """The quota may be full because of the very invite whose answer was lost."""
+    service = doubles.Service(httpx.ReadError("cut"), status(code))
+    async with doubles.client(service) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.generate_invite("m", 5)
+    assert (caught.value.status, caught.value.delivery, caught.value.attempts) == (code, "unknown", 2)
+
+
+async def test_a_read_that_was_refused_in_the_end_was_answered():
+    async with doubles.client(doubles.Service(httpx.ReadError("cut"), status(403))) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.get_settings()
+    assert caught.value.delivery == "answered"
+
+
+async def test_a_refusal_is_not_repeated():
+    service = doubles.Service(httpx.Response(400, json={"Result": "NO_QUOTA_ID", "ResultCode": 10}))
+    async with doubles.client(service) as client:
+        with pytest.raises(BadRequestError) as caught:
+            await client.generate_invite("m", 5)
+    assert (caught.value.result_code, caught.value.delivery, len(service.requests)) == (10, "answered", 1)
+
+
+async def test_a_technical_error_inside_a_400_is_repeated():
+    service = doubles.Service(httpx.Response(400, json={"ResultCode": 36}), doubles.invite(5))
+    async with doubles.client(service) as client:
+        assert (await client.generate_invite("m", 5)).quota_id == 5
+
+
+async def test_an_invite_for_another_quota_is_asked_for_once_more():
+    service = doubles.Service(doubles.invite(6), doubles.invite(5))
+    async with doubles.client(service) as client:
+        assert (await client.generate_invite("m", 5)).quota_id == 5
+    service = doubles.Service(doubles.invite(6))
+    async with doubles.client(service) as client:
+        with pytest.raises(DecodeError, match=r"\$\.QuotaID"):
+            await client.generate_invite("m", 5)
+    assert len(service.requests) == 2
+
+
+async def test_an_error_body_under_a_200_is_the_services_error():
+    service = doubles.Service({"Result": "PANEL_DOES_NOT_EXIST", "ResultCode": 3})
+    async with doubles.client(service) as client:
+        with pytest.raises(UnexpectedStatusError) as caught:
+            await client.get_quotas()
+    assert (caught.value.status, caught.value.result_code) == (200, 3)
+
+
+async def test_retry_after_holds_the_whole_client():
+    time = doubles.FakeTime()
+    service = doubles.Service(status(503, Retry_After="7"), [])
+    async with doubles.client(service, time, random=lambda: 0.0) as client:
+        await client.get_settings()
+        assert time.now == 7
+        assert client._gate.kind("get_settings").held_until == 7
+
+
+async def test_another_call_waits_for_the_hold_too():
+    time = doubles.FakeTime()
+    service = doubles.Service(status(429, Retry_After="30"), [])
+    async with doubles.client(service, time, retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(UnexpectedStatusError) as caught:
+            await client.get_settings()
+        assert (caught.value.retry_after, time.now) == (30.0, 0)
+        assert client.snapshot().held_for == 30
+        await client.get_settings()
+    assert time.now == 31  # and not at the very moment, in which all others come back
+
+
+async def test_a_longer_wait_is_left_to_the_caller():
+    time = doubles.FakeTime()
+    service = doubles.Service(status(503, Retry_After="61"), [])
+    async with doubles.client(service, time) as client:
+        with pytest.raises(ServerError) as caught:
+            await client.get_settings()
+        assert (caught.value.retry_after, caught.value.attempts, time.slept) == (61.0, 1, [])
+        await client.get_settings()
+
+
+async def test_failures_are_not_met_with_a_multiple_of_the_load():
+    service = doubles.Service(httpx.ConnectError("refused"))
+    async with doubles.client(service) as client:
+        for _ in range(100):
+            with pytest.raises(TransportError):
+                await client.get_settings()
+    assert len(service.requests) == 110  # 100 calls, and the 10 retries of the budget
+
+
+async def test_successes_refill_the_budget():
+    service = doubles.Service([])
+    async with doubles.client(service) as client:
+        client._caller.budget.tokens = 0
+        for _ in range(5):
+            await client.get_settings()
+        assert client._caller.budget.tokens == pytest.approx(1.0)
+
+
+async def test_a_considered_no_refills_the_budget_too():
+    service = doubles.Service(httpx.Response(400, json={"ResultCode": 16}))
+    async with doubles.client(service) as client:
+        client._caller.budget.tokens = 0
+        for _ in range(5):
+            with pytest.raises(BadRequestError):
+                await client.generate_invite("m", 5)
+        assert client._caller.budget.tokens == pytest.approx(1.0)
+
+
+async def test_no_permit_is_held_through_a_backoff():
+    running = []
+
+    async def sleep(_seconds: float) -> None:
+        running.append(client._gate.running)
+
+    client = doubles.client(doubles.Service(status(500), []), sleep=sleep)
+    async with client:
+        await client.get_settings()
+    assert running == [0]
+
+
+async def test_a_large_body_is_decoded_beside_the_event_loop(monkeypatch):
+    threads = []
+    monkeypatch.setattr(calls, "_THREADED_BYTES", 10)
+    body = [{"Name": "n", "Description": "", "Value": None}]
+    async with doubles.client(doubles.Service(body, "rubbish" * 10)) as client:
+        original = calls.Caller._decoded
+
+        def spy(self, call, reply):
+            threads.append(threading.current_thread())
+            return original(self, call, reply)
+
+        monkeypatch.setattr(calls.Caller, "_decoded", spy)
+        assert len(await client.get_settings()) == 1
+        with pytest.raises(DecodeError):
+            await client.get_settings()
+    assert threading.main_thread() not in threads
+
+
+async def test_the_log_names_endpoints(caplog):
+    caplog.set_level(logging.DEBUG, "sampling_async")
+    async with doubles.client(doubles.Service(httpx.ReadError("cut"), doubles.invite(5))) as client:
+        await client.generate_invite("member-canary", 5)
+    lines = [record.getMessage() for record in caplog.records if record.name == "sampling_async"]
+    assert lines == [
+        "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs",
+        "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs",
+    ]
+
+
+async def test_a_cancelled_wait_ends_the_call():
+    async def sleep(_seconds: float) -> None:
+        await anyio.sleep_forever()
+
+    async with doubles.client(doubles.Service(status(500)), sleep=sleep) as client:
+        with anyio.move_on_after(0.01) as scope:
+            await client.get_settings()
+        assert scope.cancelled_caught
+        assert client._session._scopes == set()

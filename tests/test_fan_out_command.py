@@ -1,0 +1,289 @@
+"""`fan-out`, and requests as `bulk-invite` reads them: an account of every quota ID, whatever happens."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from cli_kit import ENDINGS, lines, member, program, quota_ids, run, wait_for_handlers
+
+from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async._cli import _rendering, _requests, _sources
+from sampling_async.simulator import Fault
+
+
+def written(requests) -> str:
+    return "".join(json.dumps({"MemberCode": code, "QuotaIDs": list(ids)}) + "\n" for code, ids in requests)
+
+
+def pairs(outcomes) -> list[tuple[str, int]]:
+    return sorted((each["MemberCode"], each["QuotaID"]) for each in outcomes)
+
+
+def asked_by(requests) -> list[tuple[str, int]]:
+    return sorted((code, quota_id) for code, ids in requests for quota_id in ids)
+
+
+def test_requests_come_from_an_argument_an_option_and_stdin(sim, tmp_path):
+    requests = [(code, quota_ids(sim, 7)) for code in list(sim.members)[:5]]
+    file = tmp_path / "requests.jsonl"
+    file.write_text(written(requests))
+    for result in (
+        run("fan-out", file),
+        run("fan-out", "--file", file),
+        run("fan-out", stdin=file.read_text()),
+        run("fan-out", "-", stdin=file.read_text()),
+        run("fan-out", file, "--goal", "first"),
+        run("fan-out", file, "--goal", "throughput", "--max-concurrency", 1),
+    ):
+        assert result.exit_code == 0
+        assert pairs(lines(result)) == asked_by(requests)
+        assert "35 quota IDs in" in result.stderr
+
+
+def test_a_pipe_from_match_is_what_it_reads(sim, tmp_path, monkeypatch):
+    """The first day of a partner: an inventory, a panel, and what to ask for."""
+    monkeypatch.chdir(tmp_path)
+    rows = ["member_code,1001538,1001007", *(f"{code},30,2000247" for code in sim.members)]
+    Path("panel.csv").write_text("\n".join(rows))
+    Path("quotas.json").write_text(run("quotas", "--json").stdout)
+    Path("quotas.jsonl").write_text(run("quotas").stdout)
+    told = [
+        run("match", "panel.csv", "--inventory", name, "--requests", 3, "--workers", 1)
+        for name in ("quotas.json", "quotas.jsonl")
+    ]
+    assert told[0].stdout == told[1].stdout
+    requests = [(each["MemberCode"], each["QuotaIDs"]) for each in lines(told[0])]
+    assert requests
+    assert pairs(lines(run("fan-out", stdin=told[0].stdout))) == asked_by(requests)
+    code, ids = requests[3]
+    of_one = run("bulk-invite", code, stdin=told[0].stdout)
+    assert [each["QuotaID"] for each in lines(of_one)] == ids
+    assert f"{len(requests) - 1} requests of other members were passed over" in of_one.stderr
+
+
+def test_requests_of_others_only_are_told(sim):
+    result = run("bulk-invite", member(sim), stdin=written([("somebody", [1, 2])]))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "none of the 1 requests is of this member" in result.stderr
+    assert "somebody" not in result.stderr
+
+
+def test_a_journal_is_gone_on_with(sim, tmp_path):
+    requests = [(code, quota_ids(sim)) for code in list(sim.members)[10:14]]
+    first = run("fan-out", "--journal", tmp_path / "journal", stdin=written(requests))
+    before = sim.ledger.request_count
+    again = run("fan-out", "--journal", tmp_path / "journal", stdin=written(requests))
+    assert sim.ledger.request_count == before
+    assert {each["Replayed"] for each in lines(first)} == {False}
+    assert {each["Replayed"] for each in lines(again)} == {True}
+    assert pairs(lines(again)) == pairs(lines(first)) == asked_by(requests)
+
+
+def test_outcomes_on_a_terminal_name_the_member(sim, monkeypatch):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    codes = list(sim.members)[20:22]
+    shown = run("fan-out", stdin=written([(code, quota_ids(sim, 3)) for code in codes])).stdout.splitlines()
+    assert len(shown) == 6
+    assert all(any(code in line for code in codes) for line in shown)
+
+
+def test_incomplete_ends_with_1(sim):
+    sim.faults.add(Fault.cut(when="after").on("bulk_invite", after=1))
+    requests = [(code, range(1, 101)) for code in list(sim.members)[:3]]
+    result = run("fan-out", "--max-concurrency", 1, stdin=written(requests))
+    assert result.exit_code == 1
+    assert pairs(lines(result)) == asked_by(requests)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no requests came in"),
+        ("\n \n", "no requests came in"),
+        ("1 2 3", "stdin, line 1: not JSON"),
+        ("[]", "stdin, line 1: a request is an object"),
+        ('{"MemberCode": "m"}', 'this line has "MemberCode"'),
+        ('{"MemberCode": "m", "QuotaIDs": 5}', "a list"),
+        ('{"MemberCode": 5, "QuotaIDs": [5]}', "a member code is a str, not int"),
+        ('{"MemberCode": "", "QuotaIDs": [5]}', "a member code cannot be empty"),
+        ('{"MemberCode": "m", "QuotaIDs": [1, 2.5]}', "a quota ID is a whole number"),
+        ('{"MemberCode": "m", "QuotaIDs": ["1"]}', "a quota ID is a whole number"),
+        ('{"QuotaID": 5, "Certain": 7}', 'this line has "QuotaID", "Certain"'),
+        ('{"\x1b[31m": 5}', "not JSON"),
+        ('{"\\u001b[31m": 5}', r"\\u001b[31m"),
+        ("[" * 100_000, "not JSON"),
+        ("PAR1 and more", "this is Parquet"),
+    ],
+)
+def test_what_is_no_request_is_told_by_line(sim, text, words):
+    result = run("fan-out", stdin=text)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words.replace("\\\\", "\\") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_lines_of_powershell_are_told():
+    with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
+        list(_requests.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
+
+
+def test_a_bad_line_loses_none_of_the_requests_before_it(sim, tmp_path):
+    requests = [(code, quota_ids(sim, 3)) for code in list(sim.members)[:4]]
+    file = tmp_path / "requests.jsonl"
+    file.write_text(written(requests) + "\noops\n" + written([("later", [5])]))
+    result = run("fan-out", file)
+    assert result.exit_code == 2
+    assert pairs(lines(result)) == asked_by(requests)
+    assert f"{file}, line 6: not JSON" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["fan-out"], ["bulk-invite", "m1", "--file"]])
+def test_what_is_no_file_is_named(sim, tmp_path, command):
+    folder = run(*command, tmp_path)
+    missing = run(*command, tmp_path / "nix")
+    assert folder.exit_code == missing.exit_code == 2
+    assert f"{tmp_path} is a folder, not a file" in folder.stderr
+    assert f"{tmp_path / 'nix'}: no such file" in missing.stderr
+
+
+def test_requests_are_given_one_way(sim, tmp_path, monkeypatch):
+    (tmp_path / "requests").write_text("")
+    assert "not both" in run("fan-out", tmp_path / "requests", "--file", tmp_path / "requests").stderr
+    monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
+    result = run("fan-out")
+    assert result.exit_code == 2
+    assert "give requests as a file, or piped into stdin" in result.stderr
+
+
+@pytest.mark.parametrize("size", [1, 7, 65_536])
+def test_lines_split_between_blocks_stay_whole(size):
+    requests = [(f"m{at}", range(1, at + 2)) for at in range(20)]
+    text = b"\xef\xbb\xbf" + written(requests).replace("\n", "\r\n\n").encode().rstrip()
+
+    class Drip(io.BytesIO):
+        def read(self, most=-1):
+            return super().read(min(most, size))
+
+    async def read():
+        return [each async for each in _sources.Items(lambda: Drip(text), _requests.RequestLines("x"))]
+
+    assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
+
+
+def test_a_line_without_end_is_not_kept(monkeypatch):
+    monkeypatch.setattr(_requests, "_LONGEST", 1000)
+    parser = _requests.RequestLines("endless")
+    with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
+        list(parser.feed(b"\n" + b"x" * 2000))
+
+
+# --- How it ends
+
+MANY = [(f"m{at:06}", range(1, 101)) for at in range(40)]
+
+
+def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+    arguments = ("fan-out", *arguments, "--max-concurrency", 1)
+    before = sim.ledger.request_count
+    with program(*arguments, stdin=stdin if text is None else subprocess.PIPE) as process:
+        if text is not None:
+            process.stdin.write(text)
+            process.stdin.flush()
+        while sim.ledger.request_count < before + 2:
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, errors = process.stdout.read(), process.stderr.read()
+    assert "Traceback" not in errors
+    return [json.loads(line) for line in out.splitlines()], process.returncode, errors
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("source", ["file", "stdin"])
+def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(written(MANY))
+    if source == "file":
+        outcomes, code, errors = struck(slow, number, file)
+    else:
+        outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+        assert "has not ended" in errors
+    assert code == ENDINGS[number]
+    assert pairs(outcomes) == asked_by(MANY)
+    assert {"rejected", "unknown", "not_sent"} >= {each["Status"] for each in outcomes}
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100
+    assert "4,000 quota IDs" in errors
+
+
+def test_a_signal_with_a_journal_tells_what_the_journal_knows(slow, tmp_path):
+    file, journal = tmp_path / "requests.jsonl", tmp_path / "journal"
+    file.write_text(written(MANY))
+    known = MANY[30:32]
+    run("fan-out", "--journal", journal, stdin=written(known))
+    outcomes, _, _ = struck(slow, signal.SIGTERM, file, "--journal", journal)
+    assert pairs(outcomes) == asked_by(MANY)
+    assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    again = lines(run("fan-out", file, "--journal", journal))
+    told = [each for each in outcomes if each["Status"] != "not_sent"]
+    assert pairs(each for each in again if each["Replayed"]) == pairs(told)
+
+
+def test_a_signal_before_anything_came_asks_the_journal_too(slow, tmp_path):
+    run("fan-out", "--journal", tmp_path / "journal", stdin=written(MANY[:2]))
+    with program("fan-out", "--journal", tmp_path / "journal", stdin=subprocess.PIPE) as process:
+        wait_for_handlers(process)
+        process.send_signal(signal.SIGTERM)
+        process.stdin.write(written(MANY[:4]))
+        process.stdin.close()
+        outcomes = [json.loads(line) for line in process.stdout.read().splitlines()]
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 143
+    assert pairs(outcomes) == asked_by(MANY[:4])
+    assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(MANY[:2])
+    assert {each["Status"] for each in outcomes if not each["Replayed"]} == {"not_sent"}
+
+
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(
+    slow, tmp_path, monkeypatch, with_journal
+):
+    arguments = ["--patience", 0.2]
+    if with_journal:
+        run("fan-out", "--journal", tmp_path / "journal", stdin=written(MANY[-1:]))
+        arguments += ["--journal", tmp_path / "journal"]
+    base_url = None
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        base_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    if not with_journal:  # whose journal it is does not change
+        monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
+    else:
+        slow.faults.add(Fault.cut())
+    (tmp_path / "requests").write_text(written(MANY))
+    result = run("fan-out", tmp_path / "requests", *arguments)
+    outcomes = lines(result)
+    assert pairs(outcomes) == asked_by(MANY)
+    if with_journal:
+        assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(MANY[-1:])
+    else:
+        assert result.exit_code == 4
+        assert {each["Status"] for each in outcomes} == {"not_sent"}
+        assert "given up: the service was away for longer than --patience" in result.stderr
+
+
+def test_a_reader_that_goes_away_ends_it(sim):
+    with program("fan-out", stdin=subprocess.PIPE) as process:
+        process.stdout.close()
+        process.stdin.write(written([(code, quota_ids(sim)) for code in sim.members]))
+        process.stdin.close()
+        errors = process.stderr.read()
+    assert process.returncode == 1
+    assert "Traceback" not in errors

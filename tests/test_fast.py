@@ -1,0 +1,593 @@
+"""Two lanes, one answer: what msgspec reads is what cattrs reads, to the last type."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import pickle
+import random
+from datetime import datetime
+from typing import Any, get_args, get_origin
+
+import attrs
+import cattrs
+import doubles
+import inventories
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sampling_async import (
+    DecodeError,
+    Invite,
+    InviteOutcome,
+    Layer,
+    PartnerSettings,
+    Price,
+    QuestionAndAnswers,
+    Quota,
+    Quotas,
+    RecontactMembers,
+    Setting,
+    SubQuota,
+    Survey,
+    SurveyWaveExclusion,
+    from_json,
+)
+from sampling_async._json import careful as _slowlane
+from sampling_async._json import codec as _codec
+from sampling_async._json import fast as _fastlane
+from sampling_async._json.inventory import Inventory
+from sampling_async._json.rules import DRIFTED, wire_name
+from sampling_async._protocol import bulk_reply as _replies
+
+RECORDS = (
+    Quotas,
+    Survey,
+    Quota,
+    Layer,
+    SubQuota,
+    QuestionAndAnswers,
+    SurveyWaveExclusion,
+    Price,
+    Invite,
+    RecontactMembers,
+    Setting,
+    PartnerSettings,
+)
+
+
+# --- Documents as a service might write them: mostly right, here and there odd
+
+
+INTS = ("0", "1", "7", "-0", "-3", "9223372036854775807", "1001538")
+ODD_INTS = (
+    *(
+        "7.0",
+        "1e3",
+        "1E+2",
+        "100e-2",
+        "-0.0",
+        "9007199254740992.0",
+        "9007199254740993.0",
+        "1e16",
+        "7.5",
+        "1e400",
+    ),
+    *("9223372036854775808", "-9223372036854775807", "-9223372036854775808", "18446744073709551616"),
+    *("null", "true", '"7"', "[]", "{}", "01", "+1", "1.", "NaN", "Infinity", "-"),
+)
+FLOATS = ("0", "1", "1.7", "-0.0", "1e3", "2.5E-7", "0.1", "123456789.123456789", "1e-400", "9007199254740993")
+ODD_FLOATS = ("9223372036854775807", "9.3e18", "-9223372036854775808", "1e18", "1e400", "null", "true", '"1.5"')
+TEXTS = (
+    '""',
+    '"a"',
+    '"caf\u00e9 \u6f22 \U0001f600"',
+    r'"\u00e9\n\"\\\/"',
+    r'"\ud83d\ude00"',
+    '" a b "',
+    '"{[}]"',
+)
+ODD_TEXTS = (r'"\ud800"', r'"\udc00\ud800"', r'"\x"', '"\n"', r'"\u0000"', '"\x7f"', "null", "7", "[]", "'a'")
+VALUES = ('["18-34"]', "[]", '["a","b"]', '["90210","123"]', '["\u00e9"]')
+ODD_VALUES = (
+    *("null", '""', '"a,b"', '" a , b "', '[""]', '["a,b"]', '[" a","b "]', '["a",""]', '["","a"]', '[","]'),
+    *(
+        '["a,","b"]',
+        '["a b"]',
+        r'["a\u001cb"]',
+        r'["\u2003a\u00a0"]',
+        "[501,502]",
+        "[1.0]",
+        "[null]",
+        "7",
+        "{}",
+    ),
+    *('["a",501]', '[",a"]', '["a","","b"]', r'["\ud800"]', '"90210"'),
+)
+DATES = (
+    '"2020-01-31T21:19:30"',
+    '"2020-01-31T21:19:30.3616306Z"',
+    '"0001-01-01T00:00:00"',
+    '"2020-01-31T01:21:08Z"',
+)
+ODD_DATES = (
+    *('"2019-03-03 18:42:34.000"', '"2018-10-22 19:58:42.99 +00:00"', '"2020-01-31T21:19:30-0530"'),
+    *(
+        '"/Date(1456826400000-0800)/"',
+        r'"\/Date(-1)\/"',
+        '"2020-01-31"',
+        '"2020-02-30T00:00:00"',
+        "null",
+        "1456826",
+    ),
+    *(
+        '"2020-01-31T21:19:30."',
+        '"2020-01-31T21:19:30+99:00"',
+        '"20\u09e820-01-31T21:19:30"',
+        '"10000-01-01T00:00:00"',
+    ),
+)
+PLAIN_IGNORED = ("null", "1", '"x"', "{}", "[[]]", '{"SurveyID":"no"}', "1e300", "[" * 60 + "]" * 60)
+IGNORED = (
+    *PLAIN_IGNORED,
+    *(r'"\ud800"', r'"\x"', '"\n"', "01", "1.", "NaN", "nul", "[1,]", '{"a":1,}', "{1:2}", "1e400"),
+)
+BLANKS = ("", "", "", " ", "\n  ", "\t", "\r\n")
+
+
+class Scribe:
+    """Writes documents; `oddness` is the share of places that are not as they should be."""
+
+    def __init__(self, seed: int, oddness: float) -> None:
+        self.random = random.Random(seed)
+        self.oddness = oddness
+        self.indents = self.random.random() < 0.2
+
+    def odd(self) -> bool:
+        return self.random.random() < self.oddness
+
+    def either(self, plain: tuple[str, ...], odd: tuple[str, ...]) -> str:
+        return self.random.choice(odd if self.odd() else plain)
+
+    def blank(self) -> str:
+        return self.random.choice(BLANKS) if self.indents else ""
+
+    def joined(self, parts: list[str]) -> str:
+        return f"{self.blank()},{self.blank()}".join(parts)
+
+    def record(self, cls: type) -> str:
+        if cls is PartnerSettings:
+            return self.value(tuple[Setting, ...])
+        if self.odd() and self.odd():
+            return self.random.choice(("null", "[]", "7", '"x"', "{}"))
+        fields = []
+        for attribute in attrs.fields(attrs.resolve_types(cls)):
+            name = wire_name(attribute.name)
+            text = self.special(cls, attribute)
+            if self.odd():
+                name = DRIFTED.get(name, name.lower())
+            if self.odd():
+                continue
+            if self.odd():  # the last of two counts
+                fields.append((name, self.random.choice(IGNORED)))
+            fields.append((name, text))
+        fields += [(f"X{i}", self.either(PLAIN_IGNORED, IGNORED)) for i in range(self.random.randrange(3))]
+        if self.odd():
+            self.random.shuffle(fields)
+        written = [f"{json.dumps(name)}{self.blank()}:{self.blank()}{text}" for name, text in fields]
+        return "{" + self.blank() + self.joined(written) + self.blank() + "}"
+
+    def special(self, cls: type, attribute: Any) -> str:
+        if attribute.name == "answer_values":
+            return self.either(VALUES, ODD_VALUES)
+        if attribute.default is not attrs.NOTHING and self.odd():
+            return "null"
+        return self.value(attribute.type)
+
+    def value(self, hint: Any) -> str:
+        if attrs.has(hint):
+            return self.record(hint)
+        if get_origin(hint) is tuple:
+            if self.odd() and self.odd():
+                return self.random.choice(("null", "{}", "7"))
+            items = [self.value(get_args(hint)[0]) for _ in range(self.random.randrange(4))]
+            return "[" + self.blank() + self.joined(items) + self.blank() + "]"
+        if hint is datetime:
+            return self.either(DATES, ODD_DATES)
+        hint = next((each for each in get_args(hint) if each is not type(None)), hint)
+        plain, odd = {
+            int: (INTS, ODD_INTS),
+            float: (FLOATS, ODD_FLOATS),
+            str: (TEXTS, ODD_TEXTS),
+            bool: (("true", "false"), ("null", "0", '"true"', "True")),
+        }[hint]
+        return self.either(plain, odd)
+
+
+documents = st.builds(Scribe, st.integers(0, 2**64), st.sampled_from([0.0, 0.01, 0.05, 0.3]))
+
+
+# --- What "the same" means
+
+
+def both(cls: type, body: bytes) -> tuple[Any, Any]:
+    """Return what each lane reads; None where it does not."""
+    try:
+        slow = _slowlane.structure(cls, _codec.parse(body), "$")
+    except DecodeError:
+        slow = None
+    return _fastlane.read(cls, body), slow
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if attrs.has(type(one)):
+        assert not hasattr(one, "__dict__")
+        for attribute in attrs.fields(type(one)):
+            assert_same(getattr(one, attribute.name), getattr(other, attribute.name))
+    elif isinstance(one, tuple | PartnerSettings):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_same(mine, its)
+    else:
+        assert type(one) in {int, float, str, bool, datetime, type(None)}
+        assert repr(one) == repr(other)
+
+
+def assert_lanes_agree(cls: type, body: bytes) -> bool:
+    """Check that the fast lane gives nothing, or what the slow lane gives; return whether it gave something."""
+    fast, slow = both(cls, body)
+    if fast is None:
+        return False
+    assert slow is not None, "read what the slow lane refuses"
+    assert_same(fast, slow)
+    assert fast == slow
+    assert (hash(fast), repr(fast)) == (hash(slow), repr(slow))
+    assert_same(pickle.loads(pickle.dumps(fast)), slow)
+    return True
+
+
+def plain(cls: type, seed: int = 0) -> bytes:
+    return Scribe(seed, 0).record(cls).encode()
+
+
+# --- Both lanes
+
+
+@pytest.mark.parametrize("cls", RECORDS)
+def test_what_is_as_it_should_be_takes_the_fast_lane(cls):
+    assert all(assert_lanes_agree(cls, plain(cls, seed)) for seed in range(20))
+
+
+@pytest.mark.parametrize("cls", RECORDS)
+@settings(max_examples=60)
+@given(scribe=documents)
+def test_both_lanes_agree_on_every_record(cls, scribe):
+    assert_lanes_agree(cls, scribe.record(cls).encode("utf-8"))
+
+
+@settings(max_examples=100)
+@given(inventories.documents, st.sampled_from([None, 2]), st.booleans())
+def test_both_lanes_agree_on_inventories(document, indent, ascii_only):
+    assert_lanes_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
+
+
+TOKENS = (
+    *(
+        b"null",
+        b"true",
+        b"1",
+        b"7.0",
+        b"1e3",
+        b"-",
+        b'"',
+        b"\\",
+        b",",
+        b":",
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b" ",
+        b"\n",
+    ),
+    *(
+        b"\x00",
+        b"\x0c",
+        b"\xff",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"\xef\xbb\xbf",
+        rb"\ud800",
+        b'"a,b"',
+        b"9" * 20,
+        b"NaN",
+    ),
+)
+
+
+@settings(max_examples=1000)
+@given(
+    cls=st.sampled_from(RECORDS),
+    seed=st.integers(0, 30),
+    where=st.floats(0, 1),
+    removed=st.sampled_from([0, 0, 1, 1, 2, 5, 30]),
+    put=st.sampled_from(TOKENS) | st.binary(max_size=2),
+)
+def test_one_mutation_is_read_alike_or_not_at_all(cls, seed, where, removed, put):
+    body = plain(cls, seed)
+    at = int(where * len(body))
+    assert_lanes_agree(cls, body[:at] + put + body[at + removed :])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_one_value_exchanged_is_read_alike_or_not_at_all(data):
+    values = INTS + ODD_INTS + ODD_FLOATS + TEXTS + ODD_TEXTS + VALUES + ODD_VALUES + ODD_DATES + IGNORED
+    cls = data.draw(st.sampled_from(RECORDS))
+    body = plain(cls, data.draw(st.integers(0, 30))).decode()
+    colons = [at for at, character in enumerate(body) if body[at - 1 : at + 1] == '":']
+    if not colons:
+        return
+    at = data.draw(st.sampled_from(colons)) + 1
+    end = next(i for i in range(at, len(body)) if body[i] in ",}]")
+    exchanged = body[:at] + data.draw(st.sampled_from(values)) + body[end:]
+    assert_lanes_agree(cls, exchanged.encode())
+
+
+@pytest.mark.parametrize("at", [b'"X":"\xff"', b'"X":"\xc3"', b'"X":"\xed\xa0\x80"', b'"\xff":1'])
+def test_other_bytes_than_utf_8_are_not_read_fast_even_where_nobody_looks(at):
+    body = b'{"Amount":1.5,%b,"CurrencyID":2}' % at
+    assert _fastlane.read(Price, body) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le"])
+def test_other_encodings_are_left_to_the_slow_lane(encoding):
+    body = '{"Amount":1.5,"CurrencyID":2}'.encode(encoding)
+    assert _fastlane.read(Price, body) is None
+    assert from_json(Price, body) == Price(1.5, 2)
+
+
+def test_endless_digits_where_nobody_looks_are_the_one_thing_only_the_slow_lane_refuses():
+    body = b'{"Amount":1.5,"CurrencyID":2,"X":%b}' % (b"9" * 5000)
+    assert both(Price, body) == (Price(1.5, 2), None)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1_000, 5_000, 100_000])
+def test_nested_levels_without_number_are_an_error_of_ours_or_none(depth):
+    nested = b"[" * depth + b"]" * depth
+    condition = b'{"QuestionID":1,"X":%b}' % nested
+    sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
+    for cls, body in ((QuestionAndAnswers, condition), (SubQuota, sub_quota % condition)):
+        assert_lanes_agree(cls, body)
+        if depth == 100_000:  # how many are too many before that depends on the Python
+            with pytest.raises(DecodeError, match="nested levels"):
+                from_json(cls, body)
+
+
+@pytest.mark.parametrize("cls", [int, float, str, dict, list, tuple])
+def test_what_is_no_record_is_left_to_the_slow_lane(cls):
+    assert _fastlane.read(cls, b"1") is None
+
+
+def test_a_list_with_one_odd_record_is_read_by_nobody():
+    good, drifted = b'{"Name":"a"}', b'{"Name":7}'
+    assert _fastlane.read_many(Setting, b"[%b]" % good, _fastlane.Shared()) == (Setting("a"),)
+    assert _fastlane.read_many(Setting, b"[%b,%b]" % (good, drifted), _fastlane.Shared()) is None
+    dates = json.dumps([inventories.survey(), inventories.survey(ScheduledCompletionDate="soon")]).encode()
+    assert _fastlane.read_many(Survey, dates, _fastlane.Shared()) is None
+    assert _fastlane.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
+
+
+def test_warming_up_makes_ready_and_no_more():
+    _codec.warm_up()
+    assert _fastlane.is_usable()
+
+
+# --- Bulk replies
+
+
+def bulk_items() -> st.SearchStrategy[list[Any]]:
+    ids = st.integers(1, 5)
+    changes = [
+        *({}, {}, {}, {"Result": None}, {"Result": 7}, {"Result": "a\x00\n b" * 80}, {"Result": "\ud800"}),
+        *({"ResultCode": "1"}, {"QuotaId": 3}, {"ResultCode": 9.0}, {"QuotaID": None}, {"Invite": []}),
+    ]
+    invite = st.builds(
+        lambda quota_id, changes: doubles.invite(quota_id, **changes),
+        ids,
+        st.sampled_from(
+            [{}, {}, {}, {"IR": None}, {"LOI": 7.0}, {"MemberAmount": None}, {"URL": 7}, {"X": [1]}]
+        ),
+    )
+    item = st.builds(
+        lambda quota_id, code, invite, same, changes: {
+            "QuotaID": quota_id,
+            "ResultCode": code,
+            "Invite": invite if invite is None or not same else {**invite, "QuotaID": quota_id},
+            "Result": "SUCCESS" if code == 1 else "QUOTA_NOT_LIVE",
+            **changes,
+        },
+        ids,
+        st.sampled_from([1, 1, 9, 10, 36]),
+        st.none() | invite,
+        st.sampled_from([True, True, False]),
+        st.sampled_from(changes),
+    )
+    right = st.builds(
+        lambda quota_id: {"QuotaID": quota_id, "ResultCode": 9, "Result": "NO", "Invite": None}, ids
+    )
+    return st.lists(right | item, max_size=6) | st.lists(
+        right, max_size=5, unique_by=lambda each: each["QuotaID"]
+    )
+
+
+def told(answer: _replies.BulkReply) -> Any:
+    """Return all that an answer says, comparable."""
+
+    def plain(outcome: Any) -> Any:
+        error = outcome.error
+        said = error and (type(error), error.path, error.rule, error.endpoint, error.delivery)
+        assert type(outcome) is InviteOutcome
+        return attrs.evolve(outcome, error=None), type(outcome), type(outcome.invite), said
+
+    outcomes = [(outcome.quota_id, plain(outcome)) for outcome in answer.outcomes()]
+    return outcomes, [plain(outcome) for outcome in answer.unrequested]
+
+
+@settings(max_examples=300)
+@given(items=bulk_items(), asked=st.lists(st.integers(1, 5), min_size=1, max_size=5, unique=True))
+def test_bulk_replies_say_the_same_on_both_lanes(items, asked):
+    body = json.dumps({"Invites": items, "X": 1}).encode()
+    fast = _replies.read_bulk("m1", tuple(asked), body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_replies, "bulk_items", lambda _: None)
+        slow = _replies.read_bulk("m1", tuple(asked), body)
+    assert told(fast) == told(slow)
+
+
+def test_a_right_bulk_reply_takes_the_fast_lane(monkeypatch):
+    monkeypatch.setattr(_replies, "parse", None)
+    items = [
+        {"QuotaID": 1, "ResultCode": 9, "Invite": None},
+        {"QuotaID": 2, "ResultCode": 1, "Invite": doubles.invite(2), "Result": "SUCCESS"},
+    ]
+    answer = _replies.read_bulk("m1", (1, 2), json.dumps({"Invites": items}).encode())
+    assert [outcome.status for outcome in answer.outcomes()] == ["rejected", "invited"]
+    made = list(answer.outcomes())[1]
+    assert type(made.invite) is Invite
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        made.status = "rejected"
+
+
+# --- Where the technique does not work
+
+
+@pytest.fixture
+def fresh():
+    """Let the fast lane forget what it has made, before and after."""
+
+    def forget() -> None:
+        for cached in (_fastlane.is_usable, _fastlane._decoder, _fastlane._draft, _fastlane._steps):
+            cached.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+def test_the_fast_lane_is_usable_here(fresh, caplog):
+    assert _fastlane.is_usable()
+    assert caplog.records == []
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise TypeError("attrs are filled otherwise now")
+
+
+@pytest.mark.parametrize(
+    ("place", "broken"), [("draft_of", never), ("_become", never), ("_become", lambda *_: False)]
+)
+def test_where_it_is_not_usable_it_says_so_once_and_everything_is_read_slowly(
+    fresh, monkeypatch, caplog, place, broken
+):
+    caplog.set_level(logging.WARNING, "sampling_async")
+    monkeypatch.setattr(_fastlane, place, broken)
+    body = json.dumps(inventories.quotas()).encode()
+    inventory = Inventory()
+    assert len(inventory.feed(body) + inventory.end()) == 1
+    assert inventory.frame().country_id == 9
+    assert not _fastlane.is_usable()
+    for cls in RECORDS:
+        assert _fastlane.read(cls, plain(cls)) is None
+        assert isinstance(from_json(cls, plain(cls)), cls)
+    answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
+    assert next(answer.outcomes()).status == "rejected"
+    [record] = caplog.records
+    assert "read slowly" in record.message
+
+
+# --- Sharing
+
+
+def conditions_of(inventory: Quotas) -> list[QuestionAndAnswers]:
+    return [
+        condition
+        for survey in inventory.surveys
+        for quota in survey.quotas
+        for layer in quota.layers
+        for sub_quota in layer.sub_quotas
+        for condition in sub_quota.questions_and_answers
+    ]
+
+
+def test_equal_conditions_of_an_inventory_are_one_object():
+    first, second = conditions_of(
+        from_json(Quotas, json.dumps(inventories.quotas(inventories.survey(), inventories.survey(SurveyID=2))))
+    )
+    assert first is second
+
+
+def test_they_are_so_across_the_parts_of_an_inventory():
+    inventory, body = Inventory(), json.dumps(inventories.quotas(*[inventories.survey()] * 3)).encode()
+    surveys = [survey for at in range(0, len(body), 50) for survey in inventory.feed(body[at : at + 50])]
+    surveys += inventory.end()
+    conditions = conditions_of(attrs.evolve(inventory.frame(), surveys=tuple(surveys)))
+    assert len(conditions) == 3
+    assert len(set(map(id, conditions))) == 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(_fastlane, "_SHARED_BYTES", 1000)
+    shared = _fastlane.Shared()
+    largest = 0
+    for number in range(200):
+        rows = [inventories.condition(QuestionID=number * 10 + row) for row in range(3)]
+        body = json.dumps(inventories.sub_quota(*rows)).encode()
+        read = _fastlane.read(SubQuota, body, shared)
+        assert [row.question_id for row in read.questions_and_answers] == [row["QuestionID"] for row in rows]
+        largest = max(largest, sum(map(len, shared.conditions)))
+    assert 1000 < largest < 1000 + 2 * len(body)
+
+
+def test_a_part_that_could_not_be_read_leaves_nothing_half_made_behind():
+    shared = _fastlane.Shared()
+    rows = [inventories.condition(QuestionID=1), inventories.condition(QuestionID="x")]
+    assert _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
+    assert shared.conditions == {}
+    read = _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(rows[0])).encode(), shared)
+    [row] = read.questions_and_answers
+    assert type(row) is QuestionAndAnswers
+
+
+# --- Others who look at our records
+
+
+@pytest.mark.parametrize("cls", RECORDS[:-1])
+def test_the_records_bear_no_trace_of_the_technique(cls):
+    assert assert_lanes_agree(cls, plain(cls))
+    assert "__msgspec_cache__" not in vars(cls)
+    assert not dataclasses.is_dataclass(cls)
+    names = [attribute.name for attribute in attrs.fields(cls)]
+    assert all(name == name.lower() for name in names)
+    assert not {wire_name(name) for name in names} & set(dir(cls))
+    record = _fastlane.read(cls, plain(cls, 3))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        setattr(record, names[0], 1)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        delattr(record, names[0])
+    assert copy.deepcopy(record) == copy.copy(record) == attrs.evolve(record) == record
+
+
+def test_users_of_attrs_cattrs_and_msgspec_see_the_records_as_they_are():
+    read = from_json(Price, b'{"Amount":1.5,"CurrencyID":2}')
+    own = {"amount": 1.5, "currency_id": 2}
+    assert attrs.asdict(read) == own
+    assert cattrs.unstructure(read) == own
+    assert cattrs.structure(own, Price) == read
+    assert json.loads(msgspec.json.encode(read)) == own

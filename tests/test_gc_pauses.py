@@ -1,0 +1,98 @@
+"""The collector is put off while an inventory is read, and stays as the host has set it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from sampling_async._json import gc_pauses as _collector
+from sampling_async._json.gc_pauses import _Collections
+
+
+class FakeCollector:
+    """Python's collector as its functions show it."""
+
+    def __init__(self) -> None:
+        self.due = True
+        self.frozen = 0
+        self.looks = 0
+        self.put_off = 0
+
+    def get_count(self) -> tuple[int, int, int]:
+        return (0, 0, 10 if self.due else 9)
+
+    def get_threshold(self) -> tuple[int, int, int]:
+        return (700, 10, 10)
+
+    def get_freeze_count(self) -> int:
+        return self.frozen
+
+    def get_stats(self) -> list[dict[str, int]]:
+        return [{}, {}, {"collections": self.looks}]
+
+    def freeze(self) -> None:
+        self.put_off += 1
+
+    def unfreeze(self) -> None:
+        self.put_off += 1j
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeCollector:
+    fake = FakeCollector()
+    monkeypatch.setattr(_collector, "gc", fake)
+    monkeypatch.setattr(_collector, "_has_pauses", True)
+    return fake
+
+
+def test_a_look_that_is_due_is_put_off(fake):
+    _Collections().put_off()
+    assert fake.put_off == 1 + 1j
+
+
+def test_one_that_is_not_due_is_left_alone(fake):
+    fake.due = False
+    _Collections().put_off()
+    assert fake.put_off == 0
+
+
+def test_what_the_host_has_frozen_stays_so(fake):
+    fake.frozen = 1
+    _Collections().put_off()
+    assert fake.put_off == 0
+
+
+def test_nothing_is_done_where_there_are_no_pauses(fake, monkeypatch):
+    monkeypatch.setattr(_collector, "_has_pauses", False)
+    _Collections().put_off()
+    assert fake.put_off == 0
+
+
+def test_it_is_not_put_off_for_ever_but_again_after_a_look(fake):
+    collections = _Collections()
+    for _ in range(3 * _collector._PUT_OFF_AT_MOST):
+        collections.put_off()
+    assert fake.put_off == _collector._PUT_OFF_AT_MOST * (1 + 1j)
+    fake.looks += 1
+    collections.put_off()
+    assert fake.put_off == (_collector._PUT_OFF_AT_MOST + 1) * (1 + 1j)
+
+
+class Node:
+    pass
+
+
+def test_garbage_is_found_later_and_nothing_is_set_otherwise():
+    before = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
+    node = Node()
+    node.itself = node
+    gone = weakref.ref(node)
+    del node
+    gc.freeze()
+    gc.unfreeze()
+    _collector.put_off_a_pause()
+    assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == before
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,376 @@
+"""The job stream and reading ahead."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import doubles
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from sampling_async._pacing.gate import Lane, Permit
+from sampling_async._pacing.jobs import JobStream
+from sampling_async._pacing.read_ahead import ReadAhead
+from sampling_async._pacing.stepwise import Stepwise
+
+pytestmark = pytest.mark.anyio
+
+
+async def numbers(count: int, drawn: list[int] | None = None):
+    for number in range(count):
+        if drawn is not None:
+            drawn.append(number)
+        yield number
+
+
+class Number:
+    """A job: a number to be doubled."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.result: int | None = None
+
+
+class Drawer:
+    """A source of numbers, out of an iterator or async generator."""
+
+    def __init__(self, numbers, drawn: list[int] | None = None) -> None:
+        self.job: Number | None = None
+        self._numbers = numbers if hasattr(numbers, "__anext__") else Stepwise(numbers)
+        self._drawn = [] if drawn is None else drawn
+
+    async def draw(self) -> Number | None:
+        assert self.job is None, "handed over before the next is drawn"
+        number = await anext(self._numbers, None)
+        if number is None:
+            return None
+        self._drawn.append(number)
+        self.job = Number(number)
+        return self.job
+
+    def handed_over(self) -> None:
+        self.job = None
+
+    async def aclose(self) -> None:
+        if hasattr(self._numbers, "aclose"):
+            await self._numbers.aclose()
+
+
+async def double(job: Number, permit: Permit) -> None:
+    await anyio.lowlevel.checkpoint()
+    job.result = job.number * 2
+
+
+async def results_of(stream: JobStream[Number], into: list[int] | None = None) -> list[int]:
+    """Take all that comes, and release it."""
+    results = [] if into is None else into
+    while (job := await stream.next()) is not None:
+        results.append(job.result)
+        stream.release(job)
+    return results
+
+
+def stream_of(numbers, run=double, *, limit: int = 2, window: int = 2, shut=None, drawn=None):
+    shut = shut or doubles.gate(limit)
+    return JobStream(doubles.permits(shut), Drawer(numbers, drawn), run, window=window)
+
+
+async def test_several_come_in_batches_and_the_window_does_not_stop_them():
+    async with stream_of(range(600)) as stream:
+        first = await stream.next()
+        stream.release(first)
+        await wait_all_tasks_blocked()
+        assert stream._done  # the window is full
+        results, sizes = [first.result], []
+        while jobs := await stream.several():
+            sizes.append(len(jobs))
+            results += [job.result for job in jobs]
+            for job in jobs:
+                stream.release(job)
+        assert sorted(results) == list(range(0, 1200, 2))
+        assert sizes == [256, 256, 87]
+    assert not stream.open
+
+
+async def test_all_jobs_are_run():
+    async with stream_of(range(50)) as stream:
+        assert sorted(await results_of(stream)) == [2 * n for n in range(50)]
+    assert not stream.open
+
+
+async def test_no_more_is_drawn_than_the_window_holds():
+    drawn: list[int] = []
+    async with stream_of(range(100), window=3, drawn=drawn) as stream:
+        for taken in range(1, 6):
+            await stream.next()
+            await wait_all_tasks_blocked()
+            assert len(drawn) == taken + 3
+
+
+async def test_no_more_run_at_once_than_the_gate_permits():
+    running = peak = 0
+    all_three = anyio.Event()
+
+    async def run(job: Number, permit: Permit) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        if running == 3:
+            all_three.set()
+        await all_three.wait()
+        running -= 1
+
+    async with stream_of(range(30), run, limit=3, window=10) as stream:
+        assert len(await results_of(stream)) == 30
+    assert peak == 3
+
+
+async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn():
+    drawn: list[int] = []
+    shut = doubles.gate(2)
+
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number > 3:
+            await anyio.sleep_forever()
+        await double(job, permit)
+
+    async with stream_of(range(100), run, shut=shut, drawn=drawn, window=4) as stream:
+        taken = await stream.next()
+        stream.release(taken)
+        await wait_all_tasks_blocked()
+    assert [taken.number, *sorted(job.number for job in stream.open)] == drawn
+    assert len(drawn) < 10
+    assert (shut.running, shut.waiting) == (0, 0)
+
+
+async def test_a_job_that_fails_lets_its_siblings_finish_and_is_raised_bare():
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number == 1:
+            raise RuntimeError("job 1")
+        await anyio.sleep(0.001)
+        await double(job, permit)
+
+    results: list[int] = []
+    async with stream_of(range(100), run, limit=4, window=4) as stream:
+        with pytest.raises(RuntimeError, match="job 1"):
+            await results_of(stream, results)
+        assert await results_of(stream) == []
+    assert 0 in results
+    assert 2 not in results
+    assert len(results) < 10
+    assert 1 in [job.number for job in stream.open]
+
+
+async def test_a_failing_job_ends_a_source_that_waits():
+    async def source():
+        yield 1
+        await anyio.sleep_forever()
+
+    async def run(job: Number, permit: Permit) -> None:
+        raise RuntimeError("job")
+
+    async with stream_of(source(), run, window=1) as stream:
+        with pytest.raises(RuntimeError, match="job"):
+            await stream.next()
+
+
+async def test_a_source_that_fails_is_raised_after_the_results():
+    async def source():
+        yield 1
+        yield 2
+        raise LookupError("source")
+
+    for limit in (1, 2, 3, 4):
+        results: list[int] = []
+        async with stream_of(source(), limit=limit, window=9) as stream:
+            with pytest.raises(LookupError, match="source"):
+                await results_of(stream, results)
+        assert sorted(results) == [2, 4]
+
+
+async def test_an_exception_of_the_block_leaves_it_bare():
+    with pytest.raises(ZeroDivisionError):
+        async with stream_of(range(9)):
+            raise ZeroDivisionError
+
+
+async def test_cancellation_passes_through():
+    shut = doubles.gate(1)
+    with anyio.move_on_after(0.005) as scope:
+        async with stream_of(range(9), lambda *_: anyio.sleep_forever(), shut=shut) as stream:
+            await stream.next()
+    assert scope.cancelled_caught
+    assert shut.running == 0
+
+
+async def test_the_source_is_closed_in_its_own_task():
+    closed_in: list[int] = []
+
+    async def source():
+        started_in = anyio.get_current_task().id
+        try:
+            while True:
+                yield 1
+        finally:
+            closed_in.append(anyio.get_current_task().id - started_in)
+
+    async with stream_of(source()) as stream:
+        await stream.next()
+    assert closed_in == [0]
+
+
+async def test_a_consumer_that_needs_the_gate_itself_gets_through():
+    """A result that waits to be taken holds no permit, so a call inside the loop cannot dead-lock."""
+    shut = doubles.gate(1)
+    async with stream_of(range(5), shut=shut, window=1) as stream:
+        while await stream.next() is not None:
+            permit = Permit(shut, Lane("work"))
+            await permit.acquire()
+            permit.release()
+
+
+async def test_a_task_that_has_ended_its_job_is_given_the_next_one():
+    tasks = set()
+
+    async def run(job: Number, permit: Permit) -> None:
+        tasks.add(anyio.get_current_task().id)
+        await anyio.lowlevel.checkpoint()
+
+    async with stream_of(range(100), run, window=100) as stream:
+        assert len(await stream.several()) == 100
+    assert len(tasks) <= 2
+
+
+async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:
+    """Cancel a stream after so many ticks, beside another user of its gate, and account for every job."""
+    shut, drawn, results = doubles.gate(limit), [], []
+
+    async def run(job: Number, permit: Permit) -> None:
+        for _ in range(length):
+            await anyio.lowlevel.checkpoint()
+        job.result = job.number
+
+    async def other() -> None:
+        permit = Permit(shut, Lane("work"))
+        await permit.acquire()
+        try:
+            for _ in range(busy):
+                await anyio.lowlevel.checkpoint()
+        finally:
+            permit.release()
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        for _ in range(ticks):
+            await anyio.lowlevel.checkpoint()
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        async with (
+            anyio.create_task_group() as tasks,
+            stream_of(range(9), run, shut=shut, drawn=drawn, window=4) as stream,
+        ):
+            tasks.start_soon(other)
+            tasks.start_soon(cancel, scope)
+            await results_of(stream, results)
+    assert sorted([*results, *(job.number for job in stream.open)]) == drawn
+    assert shut.running == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("busy", [1, 2, 3])
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_no_job_is_lost_or_counted_twice_whenever_it_is_cancelled(limit, busy, length):
+    for ticks in range(25):
+        await cancelled_at(ticks, limit=limit, busy=busy, length=length)
+
+
+@pytest.mark.parametrize("failure", [SystemExit, KeyboardInterrupt])
+async def test_a_source_that_ends_the_program_keeps_no_permit(failure):
+    shut = doubles.gate(1)
+
+    def numbers():
+        yield 1
+        yield 2
+        raise failure
+
+    async def run() -> None:
+        async with stream_of(numbers(), shut=shut, window=9) as stream:
+            await results_of(stream)
+
+    with pytest.raises(failure):
+        await doubles.alone(run)
+    assert shut.running == 0
+
+
+async def test_reading_ahead_keeps_one_item_ready():
+    made: list[int] = []
+    async with ReadAhead(numbers(10, made)) as ahead:
+        await wait_all_tasks_blocked()
+        assert made == [0]
+        assert await ahead.next() == 0
+        await wait_all_tasks_blocked()
+        assert made == [0, 1]
+        assert [await ahead.next() for _ in range(10)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, None]
+    assert await ahead.next() is None
+
+
+async def test_reading_ahead_raises_in_turn():
+    async def source():
+        yield 1
+        raise LookupError("second")
+
+    async with ReadAhead(source()) as ahead:
+        assert await ahead.next() == 1
+        with pytest.raises(LookupError, match="second"):
+            await ahead.next()
+        assert await ahead.next() is None
+
+
+async def test_reading_ahead_can_be_left_at_any_time():
+    async with ReadAhead(numbers(10)):
+        pass
+    with pytest.raises(ZeroDivisionError):
+        async with ReadAhead(numbers(10)) as ahead:
+            await ahead.next()
+            raise ZeroDivisionError
+
+
+async def test_reading_ahead_loses_nothing_when_cancelled():
+    async def slow():
+        for number in range(5):
+            await anyio.lowlevel.checkpoint()
+            yield number
+
+    taken = []
+    async with ReadAhead(slow()) as ahead:
+        for ticks in range(40):
+            with anyio.CancelScope() as scope:
+
+                async def cancel(scope=scope, ticks=ticks) -> None:
+                    for _ in range(ticks % 7):
+                        await anyio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cancel)
+                    taken.append(await ahead.next())
+    assert [item for item in taken if item is not None] == [0, 1, 2, 3, 4]
+
+
+async def test_a_refused_second_entry_does_no_harm():
+    async with ReadAhead(numbers(3)) as ahead:
+        assert await ahead.next() == 0
+        with pytest.raises(RuntimeError, match="entered once"):
+            await ahead.__aenter__()
+        assert [await ahead.next() for _ in range(3)] == [1, 2, None]
+
+
+async def test_the_first_failure_is_the_one_told():
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number:
+            await anyio.lowlevel.checkpoint()
+        raise RuntimeError(f"job {job.number}")
+
+    async with stream_of(range(2), run) as stream:
+        with pytest.raises(RuntimeError, match="job 0"):
+            await stream.next()

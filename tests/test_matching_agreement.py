@@ -1,0 +1,117 @@
+"""The index agrees with the reference, and with the simulator."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matching_kit import (
+    AGE,
+    CERTAIN,
+    KINDS,
+    NO,
+    OTHER,
+    POSSIBLE,
+    POSTAL,
+    A,
+    of_some,
+    policies,
+    profiles,
+    quota,
+    quota_lists,
+    row,
+    sub_quota,
+    survey,
+)
+
+from sampling_async.matching import (
+    MatchPolicy,
+    QuestionKinds,
+    QuotaIndex,
+    _segment,
+)
+from sampling_async.matching._bits import Unions, all_of, ascending, without
+from sampling_async.matching._evaluate import evaluate
+from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
+
+
+@settings(max_examples=400)
+@given(quota_lists, st.lists(profiles, min_size=1, max_size=4), policies)
+def test_the_index_agrees_with_the_reference(of_quotas, members, policy):
+    quotas = [quota(*each, quota_id=at) for at, each in enumerate(of_quotas)]
+    index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
+    for profile in members * 2:  # the second time from what is remembered
+        matched = index.match(profile)
+        for each in quotas:
+            expected = evaluate(profile, each, KINDS, policy).truth
+            found = (each.quota_id in matched.certain) * 2 or (each.quota_id in matched.possible) * 1
+            assert found == expected
+
+
+def test_it_does_so_on_a_generated_inventory_and_when_nothing_can_be_remembered(monkeypatch):
+    inventory = generate_inventory(5, surveys=60)
+    kinds = QuestionKinds.default().with_age(AGE, AGE_BANDS)
+    for remembered in (2**25, 0):
+        monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", remembered)
+        monkeypatch.setattr(_segment, "_UNIONS_BYTES", remembered)
+        index = QuotaIndex(inventory, kinds=kinds)
+        for member in generate_members(5, members=12):
+            matched = index.match(member.profile)
+            certain, possible = set(matched.certain), set(matched.possible)
+            for each in inventory.surveys:
+                for asked in each.quotas:
+                    expected = evaluate(member.profile, asked, kinds, index.policy).truth
+                    if each.is_survey_recontact:
+                        expected = min(expected, POSSIBLE)
+                    id_ = asked.quota_id
+                    assert (id_ in certain) * 2 + (id_ in possible) == expected
+
+
+def test_the_simulator_accepts_what_is_certain_and_refuses_what_is_not_possible():
+    """Its own eligibility was written separately, against the contract."""
+    simulator = Simulator(seed=11, members=25, surveys=80)
+    index = QuotaIndex(
+        simulator.inventory, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS), policy=MatchPolicy()
+    )
+    counted = {CERTAIN: 0, POSSIBLE: 0, NO: 0}
+    for member in simulator.members.values():
+        matched = index.match(
+            member.profile,
+            device_type=member.device_type_id,
+            participations=member.participations,
+        )
+        for quota_id in index.quota_ids:
+            code = simulator.eligible(member.member_code, quota_id)
+            if quota_id in matched.certain:
+                counted[CERTAIN] += 1
+                assert code == 1
+            elif quota_id in matched.possible:
+                counted[POSSIBLE] += 1
+            else:
+                counted[NO] += 1
+                assert code != 1
+    assert min(counted.values()) > 100
+
+
+@given(st.lists(st.integers(0, 2**70), max_size=40), st.data())
+def test_sets_of_bits_are_sets(sets, data):
+    places = data.draw(st.sets(st.integers(0, max(0, len(sets) - 1)), max_size=len(sets)))
+    bits = all_of(1 << place for place in places)
+    assert list(ascending(bits)) == sorted(places)
+    chosen = set().union(*(set(ascending(sets[place])) for place in places if sets))
+    for most in (0, 10**6):
+        unions = Unions(sets, most)
+        for _ in range(2):
+            assert set(ascending(unions.of(bits if sets else 0))) == chosen
+    if sets:
+        assert without(sets[0], sets[-1]) == sets[0] & ~sets[-1]
+
+
+def test_what_is_remembered_is_bounded_whatever_the_answers(monkeypatch):
+    monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", 100_000)
+    index = QuotaIndex(of_some(survey(quota([sub_quota(A, row(POSTAL, "1"))]))))
+    segment = index._parts[0].segment
+    for number in range(2000):
+        index.match({OTHER: range(number, number + 1 + number % 100), POSTAL: str(number) * (number % 50)})
+        kept = [key for each in segment._remembered for key in each]
+        assert sum(100 + 100 * len(key) for key in kept) <= 150_000
+        assert all(len(key) <= 64 for key in kept)

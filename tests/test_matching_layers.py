@@ -1,0 +1,144 @@
+"""What sub-quotas, layers and quotas come to."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from matching_kit import (
+    ASKED,
+    CERTAIN,
+    FEMALE,
+    GENDER,
+    MALE,
+    NO,
+    OTHER,
+    POSSIBLE,
+    A,
+    B,
+    quota,
+    row,
+    sub_quota,
+    survey,
+    truth,
+)
+
+from sampling_async import (
+    SubQuota,
+)
+from sampling_async.matching import (
+    MatchPolicy,
+    QuotaIndex,
+    Truth,
+)
+from sampling_async.matching._evaluate import layer_truth
+from sampling_async.matching._layers import fitting
+
+
+def test_rows_of_the_same_question_are_alternatives():
+    assert truth({OTHER: 2}, quota([sub_quota(row(OTHER, 1), row(OTHER, 2))])) == CERTAIN
+    assert truth({OTHER: 3}, quota([sub_quota(row(OTHER, 1), row(OTHER, 2))])) == NO
+
+
+def test_different_questions_must_all_be_met_and_the_weakest_counts():
+    both = quota([sub_quota(row(GENDER, MALE), row(OTHER, 1, routable=True))])
+    assert truth({GENDER: MALE, OTHER: 1}, both) == CERTAIN
+    assert truth({GENDER: MALE}, both) == POSSIBLE
+    assert truth({GENDER: FEMALE}, both) == NO
+    assert truth({GENDER: MALE, OTHER: 2}, both) == NO
+
+
+def test_a_sub_quota_without_questions_is_possible_with_a_diagnostic():
+    assert truth({}, quota([sub_quota()])) == POSSIBLE
+    assert truth({GENDER: MALE}, quota([sub_quota(), sub_quota(row(GENDER, MALE))])) == POSSIBLE
+    assert len(QuotaIndex([survey(quota([sub_quota()]))]).diagnostics) == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "answer", "exactly", "at_least"),
+    [
+        ([sub_quota(A), sub_quota(B)], 1, CERTAIN, CERTAIN),
+        ([sub_quota(A), sub_quota(B)], 3, NO, NO),
+        ([sub_quota(A), sub_quota(B)], [1, 2], NO, CERTAIN),
+        ([sub_quota(A, full=True), sub_quota(B)], 1, NO, NO),
+        ([sub_quota(A, full=True), sub_quota(B)], 2, CERTAIN, CERTAIN),
+        ([sub_quota(A, full=True), sub_quota(B)], [1, 2], NO, NO),
+        ([sub_quota(A, full=True), sub_quota(B, full=True)], 1, NO, NO),
+        ([sub_quota(A), sub_quota(ASKED)], 1, POSSIBLE, CERTAIN),
+        ([sub_quota(A), sub_quota(ASKED)], 3, POSSIBLE, POSSIBLE),
+        ([sub_quota(A), sub_quota(ASKED, full=True)], 1, POSSIBLE, POSSIBLE),
+        ([sub_quota(A), sub_quota(ASKED, full=True)], 3, NO, NO),
+        ([sub_quota(A, full=True), sub_quota(ASKED)], 1, NO, NO),
+        ([sub_quota(ASKED, full=True)], 1, NO, NO),
+        ([], 1, NO, NO),
+    ],
+)
+def test_a_layer_holds_by_what_is_certain_possible_open_and_full(layer, answer, exactly, at_least):
+    assert truth({OTHER: answer}, quota(layer)) == exactly
+    assert truth({OTHER: answer}, quota(layer), subquota_rule="at_least_one") == at_least
+
+
+def test_full_sub_quotas_count_as_open_where_they_are_to_be_ignored():
+    assert truth({OTHER: 1}, quota([sub_quota(A, full=True), sub_quota(B)]), full="ignored") == CERTAIN
+
+
+def test_no_target_counts_as_full_with_a_diagnostic():
+    none = SubQuota(1, 0, 0, (A,))
+    assert truth({OTHER: 1}, quota([none])) == NO
+    (odd,) = QuotaIndex([survey(quota([none]))]).diagnostics
+    assert "MaxTargetCompletes" in odd.message
+
+
+def test_a_quota_is_its_weakest_layer_and_without_layers_for_everybody():
+    assert truth({}, quota()) == CERTAIN
+    assert truth({OTHER: 1, GENDER: MALE}, quota([sub_quota(A)], [sub_quota(row(GENDER, MALE))])) == CERTAIN
+    assert truth({OTHER: 1}, quota([sub_quota(A)], [sub_quota(ASKED)])) == POSSIBLE
+    assert truth({OTHER: 2}, quota([sub_quota(A)], [sub_quota(ASKED)])) == NO
+
+
+# --- The rule of a layer
+
+
+def by_counting(truths, full, *, exactly_one: bool) -> Truth:
+    """Return what a layer comes to for one member, by the counts of its sub-quotas."""
+    pairs = list(zip(truths, full, strict=True))
+    certain_full = sum(truth == CERTAIN and is_full for truth, is_full in pairs)
+    certain_open = sum(truth == CERTAIN and not is_full for truth, is_full in pairs)
+    possible_full = sum(truth >= POSSIBLE and is_full for truth, is_full in pairs)
+    possible_open = sum(truth >= POSSIBLE and not is_full for truth, is_full in pairs)
+    if certain_full or not possible_open or (exactly_one and certain_open > 1):
+        return NO
+    if exactly_one:
+        return CERTAIN if certain_open == possible_open + possible_full == 1 else POSSIBLE
+    return CERTAIN if certain_open and not possible_full else POSSIBLE
+
+
+@pytest.mark.parametrize("exactly_one", [True, False])
+@pytest.mark.parametrize("count", range(5))
+def test_the_rule_of_a_layer_is_what_counting_says_for_all_there_can_be(count, exactly_one):
+    """One member at a time, and all members at once, each a bit."""
+    cases = [
+        (truths, full)
+        for truths in product(Truth, repeat=count)
+        for full in product((False, True), repeat=count)
+    ]
+    everybody = (1 << len(cases)) - 1
+    sets = [
+        tuple(
+            sum(1 << member for member, (truths, full) in enumerate(cases) if fits(truths[at], full[at]))
+            for fits in (
+                lambda truth, _: truth == CERTAIN,
+                lambda truth, _: truth >= POSSIBLE,
+                lambda _, is_full: is_full,
+            )
+        )
+        for at in range(count)
+    ]
+    together = fitting(sets, 0, exactly_one=exactly_one)
+    assert together.certain | together.possible == together.possible <= everybody
+    policy = MatchPolicy(subquota_rule="exactly_one" if exactly_one else "at_least_one")
+    for member, (truths, full) in enumerate(cases):
+        expected = by_counting(truths, full, exactly_one=exactly_one)
+        found = together.certain >> member & 1, together.possible >> member & 1
+        assert found == (expected == CERTAIN, expected >= POSSIBLE)
+        assert layer_truth(truths, full, policy)[0] == expected

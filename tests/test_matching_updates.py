@@ -1,0 +1,241 @@
+"""An index of a newer inventory is as a fresh one, and costs less."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from matching_kit import (
+    AGE,
+    ASKED,
+    OTHER,
+    A,
+    B,
+    of_some,
+    panel_of,
+    quota,
+    row,
+    sub_quota,
+    survey,
+)
+
+from sampling_async import (
+    Quotas,
+    Survey,
+    from_json,
+    to_json,
+)
+from sampling_async.matching import (
+    PanelMatcher,
+    QuotaIndex,
+    TopK,
+    _index,
+)
+from sampling_async.simulator import generate_inventory, generate_members
+
+
+def with_remaining(inventory: Quotas, at: int, remaining: int) -> Quotas:
+    surveys = list(inventory.surveys)
+    first, *others = surveys[at].quotas
+    surveys[at] = evolve(surveys[at], quotas=(evolve(first, estimated_completes_remaining=remaining), *others))
+    return evolve(inventory, surveys=tuple(surveys))
+
+
+def same(index: QuotaIndex, fresh: QuotaIndex, profiles) -> bool:
+    pairs = [(index.match(profile), fresh.match(profile)) for profile in profiles]
+    return all(
+        list(one.certain) == list(other.certain)
+        and list(one.possible) == list(other.possible)
+        and one.select(20) == other.select(20)
+        for one, other in pairs
+    )
+
+
+def test_an_updated_index_is_as_a_fresh_one():
+    inventory = generate_inventory(8, surveys=60)
+    people = [member.profile for member in generate_members(8, members=10)]
+    index = first = QuotaIndex(inventory)
+    steps = [
+        with_remaining(inventory, 3, 777),
+        with_remaining(with_remaining(inventory, 3, 777), 9, 0),
+        evolve(inventory, surveys=inventory.surveys[4:]),
+        inventory,
+        evolve(inventory, surveys=(*inventory.surveys[1:], *generate_inventory(9, surveys=2).surveys)),
+        generate_inventory(10, surveys=30),
+        evolve(inventory, surveys=()),
+        inventory,
+    ]
+    for newer in steps:
+        newer = from_json(Quotas, to_json(newer))  # noqa: PLW2901  nothing of it is the same object
+        index = index.updated(newer)
+        fresh = QuotaIndex(newer)
+        assert same(index, fresh, people)
+        assert len(index) == len(fresh)
+        assert sorted(map(str, index.diagnostics)) == sorted(map(str, fresh.diagnostics))
+    assert same(first, QuotaIndex(inventory), people)
+
+
+def test_only_what_changed_is_compiled_again():
+    inventory = generate_inventory(8, surveys=60)
+    index = QuotaIndex(inventory)
+    updated = index.updated(with_remaining(inventory, 3, 777))
+    assert [len(part.targets) for part in updated._parts[1:]] == [len(inventory.surveys[3].quotas)]
+    assert updated._parts[0] is index._parts[0]
+
+
+@st.composite
+def inventories_in_a_row(draw) -> list[list[Survey]]:
+    """Return inventories of a few surveys, into which quotas come, go, change and move; some list one twice."""
+    rows = st.sampled_from((A, B, ASKED, row(AGE, "old"), row(OTHER)))
+    number = st.integers(1, 12)
+    surveys: dict[int, Survey] = {}
+    steps: list[list[Survey]] = []
+    for _ in range(draw(st.integers(2, 8))):
+        for survey_id in draw(st.lists(number, max_size=3, unique=True)):
+            ids = draw(st.lists(number, max_size=3, unique=True))
+            if not draw(st.integers(0, 9)):
+                taken: set[int] = set()
+            else:
+                taken = {each.quota_id for one in surveys.values() for each in one.quotas}
+            quotas = [
+                quota([sub_quota(draw(rows))], quota_id=id_, remaining=draw(st.integers(1, 2)))
+                for id_ in ids
+                if id_ not in taken
+            ]
+            if draw(st.booleans()):
+                surveys.pop(survey_id, None)
+            else:
+                surveys[survey_id] = survey(*quotas, survey_id=survey_id)
+        listed = list(surveys.values())
+        if not draw(st.integers(0, 9)):
+            listed += listed[:1]
+        # Some are the same objects as before, others only equal.
+        steps.append([evolve(each) if draw(st.booleans()) else each for each in listed])
+    return steps
+
+
+def told(index: QuotaIndex) -> tuple[object, ...]:
+    """Return all that an index says, and a panel matched with it."""
+    profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
+    matched = [index.match(profile) for profile in profiles]
+    return (
+        list(index.quota_ids),
+        sorted(map(str, index.diagnostics)),
+        [(list(each.certain), list(each.possible), each.select(5)) for each in matched],
+        [(id_, str(index.explain(profile, id_))) for profile in profiles for id_ in index.quota_ids],
+        [id_ for id_ in range(1, 13) if not is_explained(index, id_)],
+        PanelMatcher(index, TopK(50)).run(panel_of(profiles, member_code=list("abcd"))).read_all(),
+    )
+
+
+def is_explained(index: QuotaIndex, quota_id: int) -> bool:
+    try:
+        index.explain({}, quota_id)
+    except KeyError:
+        return False
+    return True
+
+
+@given(inventories_in_a_row(), st.integers(0, 40), st.data())
+def test_an_index_updated_again_and_again_is_as_a_fresh_one(steps, still, data):
+    # What never changes, so that little of the inventory does.
+    others = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100, 100 + still)]
+    index = QuotaIndex(others)
+    seen: list[tuple[QuotaIndex, list[Survey]]] = []
+    for special in steps:
+        newer = [*special, *others]
+        index = index.updated(newer)
+        assert told(index) == told(QuotaIndex(newer))
+        assert len(index._parts) <= 3
+        seen.append((index, newer))
+        index = index.updated(newer)  # nothing has changed: what was closed is open again, here only
+        closed = data.draw(st.sampled_from([None, *index.quota_ids]))
+        if closed is not None:
+            index.close(closed)
+            assert closed not in index.quota_ids
+            assert index.explain({}, closed).what is not None
+            index.recontact(closed, ["m"])
+    for older, inventory in seen:
+        assert told(older) == told(QuotaIndex(inventory))
+        assert told(older.updated(others)) == told(QuotaIndex(others))
+
+
+def test_what_changed_before_is_not_compiled_with_every_later_change(monkeypatch):
+    compiled: list[int] = []
+    part = _index._Part
+
+    def counted(surveys, *others):
+        surveys = list(surveys)
+        compiled.append(len(surveys))
+        return part(surveys, *others)
+
+    monkeypatch.setattr(_index, "_Part", counted)
+    listed = {at: survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1000)}
+    index = QuotaIndex(listed.values())
+    for step in range(400):
+        listed[step * 10 % 999] = survey(
+            quota([sub_quota(B)], quota_id=step * 10 % 999), survey_id=step * 10 % 999, loi=step
+        )
+        index = index.updated(listed.values())
+        assert len(index._parts) <= 3
+        assert sum(len(each.targets) for each in index._parts) < 1500
+    assert compiled[:3] == [1000, 1, 2]
+    assert sum(compiled[1:]) / 400 < 30
+    assert same(index, QuotaIndex(listed.values()), [{OTHER: 1}, {OTHER: 2}])
+
+
+def test_surveys_without_quotas_make_no_parts():
+    listed = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100)]
+    index = QuotaIndex(listed)
+    for step in range(20):
+        index = index.updated([*listed, survey(survey_id=1000, loi=step)])
+    assert len(index._parts) == 1
+    assert len(index) == 100
+
+
+def test_what_is_listed_twice_counts_once():
+    twice = quota([sub_quota(A)])
+    surveys = [survey(twice), survey(twice)]
+    for index in (QuotaIndex(surveys), QuotaIndex(surveys).updated(surveys), QuotaIndex([]).updated(surveys)):
+        assert list(index.match({OTHER: 1}).certain) == [7]
+        assert [odd.message for odd in index.diagnostics] == [
+            "a quota that is listed twice: the first one counts"
+        ]
+        index.close(7)
+        assert not index.match({OTHER: 1}).certain
+
+
+def test_a_quota_that_another_survey_lists_too_counts_once_after_an_update():
+    old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
+    new = [*old, survey(quota([sub_quota(B)], quota_id=3), survey_id=99)]
+    updated, fresh = QuotaIndex(old).updated(new), QuotaIndex(new)
+    for answer in (1, 2):
+        assert list(updated.match({OTHER: answer}).certain) == list(fresh.match({OTHER: answer}).certain)
+
+
+def test_an_update_after_something_was_listed_twice_is_as_a_fresh_index():
+    first = survey(quota([sub_quota(A)], quota_id=1), survey_id=1)
+    second = survey(quota([sub_quota(B)], quota_id=1), survey_id=2)
+    changed = evolve(second, loi=99)
+    alike = survey(quota([sub_quota(B)], quota_id=2), survey_id=1)  # the same survey and wave
+    steps = [
+        ((first, second), (first,)),
+        ((first, second), (second,)),
+        ((first, second), (first, changed)),
+        ((first, second), (second, first)),
+        ((first, alike), (alike,)),
+        ((first, alike), ()),
+        ((first, first), (first,)),
+    ]
+    for before, after in steps:
+        updated = QuotaIndex(of_some(*before)).updated(of_some(*after))
+        fresh = QuotaIndex(of_some(*after))
+        assert same(updated, fresh, [{OTHER: 1}, {OTHER: 2}])
+        assert updated.diagnostics == fresh.diagnostics
+
+
+def test_an_update_opens_again_what_was_closed():
+    inventory = generate_inventory(8, surveys=20)
+    index = QuotaIndex(inventory)
+    index.close(inventory.surveys[0].quotas[0].quota_id)
+    assert len(index.updated(inventory)) == len(index) + 1

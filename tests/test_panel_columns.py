@@ -1,0 +1,240 @@
+"""What the columns of a panel may be made of, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matching_kit import (
+    AGE,
+    GENDER,
+    MALE,
+    OTHER,
+    PARTICIPATIONS,
+    POSTAL,
+    quota,
+    row,
+    sub_quota,
+    survey,
+)
+from panel_kit import ALL, MEN, by_index, counted
+
+from sampling_async import InvalidRequestError, SurveyWaveExclusion
+from sampling_async.matching import (
+    PanelMatcher,
+    QuotaIndex,
+    TopK,
+)
+
+
+def _limits(kind) -> tuple[int, int]:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return int(limits.min), int(limits.max)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, None], pa.int8()),
+        pa.array([1, 2, None], pa.uint64()),
+        pa.array([1.0, 2.0, float("nan")]),
+        pa.array([1.0, 2.0, None], pa.float32()),
+        pa.array([1, 2, None]).cast(pa.decimal128(20, 0)),
+        pa.array(["1", " 2 ", ""]),
+        pa.array(["1", "2", None], pa.large_string()),
+        pa.array(["1", "2", None], pa.string_view()),
+        pa.array(["1", "2", None]).dictionary_encode(),
+        pa.array([1, 2, None]).dictionary_encode(),
+        pa.array([1.0, 2.0, None]).dictionary_encode(),
+        pa.array([[1], [2, 3], []]),
+        pa.array([[1, None], [3, 2], None], pa.large_list(pa.int32())),
+        pa.array([["1"], ["2"], [None]]),
+        pa.array([[1.0], [2.0], [None]]),
+        pa.array([9, 1, 2, None]).slice(1),
+        pa.array([[9], [1], [2], None]).slice(1),
+        pa.array(["9", "1", "2", None]).dictionary_encode().slice(1),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("more", [(), (2_000_247,), (2**62,)], ids=["near", "far", "farther"])
+def test_answers_are_read_from_whatever_type_they_come_in(column, more):
+    rows = {1: row(OTHER, 1), 2: row(OTHER, 2, *more), 8: row(OTHER, 8, routable=True)}
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in rows.items()))])
+    panel = pa.table({str(OTHER): column})
+    assert counted(PanelMatcher(index), panel) == {1: (1, 0), 2: (1, 0), 8: (0, 1)}
+
+
+_KINDS = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8, 16, 32, 64)]
+
+
+_EDGES = [0, 1, 100, *(edge + by for kind in _KINDS for edge in _limits(kind) for by in (-2, -1, 0, 1))]
+
+
+_IDS = range(-(2**63), 2**63)  # what the service's IDs are in
+
+
+@st.composite
+def _columns_of_ids(draw):
+    """Return the first of some answer IDs, and a column of such as are near it, and of what else may come."""
+    kind = draw(st.sampled_from(_KINDS))
+    lowest, highest = _limits(kind)
+    first = draw(st.sampled_from(_EDGES))
+    likely = {lowest, highest, 0, *range(first - 2, first + 6)}
+    there = [each for each in sorted(likely) if lowest <= each <= highest and each in _IDS]
+    values = draw(st.lists(st.sampled_from([*there, None]), min_size=5, max_size=5))
+    return first, pa.array([None, *values], kind).slice(1)
+
+
+@settings(max_examples=300)
+@given(st.lists(_columns_of_ids(), min_size=1, max_size=6))
+def test_answer_ids_next_to_each_other_are_told_apart_in_any_type(columns):
+    asked = [
+        row(OTHER + at, *ids)
+        for at, (first, _) in enumerate(columns)
+        for ids in ([first], [first + 1], [first, first + 3])
+        if all(each in _IDS for each in ids)
+    ]
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in enumerate(asked)))])
+    panel = pa.table({str(OTHER + at): column for at, (_, column) in enumerate(columns)})
+    profiles = [
+        {int(name): answer for name, answer in each.items() if answer is not None} for each in panel.to_pylist()
+    ]
+    assert counted(PanelMatcher(index), panel) == by_index(index, list(map(index.match, profiles)))
+
+
+_CODES = [
+    "1",
+    "10",
+    "100",
+    "1001",
+    "10011",
+    "10012",
+    "100111",
+    "12345678",
+    "123456789",
+    "1234567890",
+    "12345679",
+    "sw1a1aa",
+    "é9",
+]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(_CODES), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
+    st.lists(
+        st.sampled_from(
+            [*_CODES, "99", "100 11", "1234-56789", "SW1A 1AA", "sw1a", "É9x", " ", "-", "10\t0", None]
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
+)
+def test_beginnings_of_postal_codes_are_found_however_long(lists, codes, kind):
+    quotas = [quota([sub_quota(row(POSTAL, *each))], quota_id=at) for at, each in enumerate(lists)]
+    index = QuotaIndex([survey(*quotas)])
+    panel = pa.table({str(POSTAL): pa.array(codes, kind)})
+    assert counted(PanelMatcher(index), panel) == by_index(
+        index, [index.match({POSTAL: code}) for code in codes]
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "certain"),
+    [
+        (["10 1-01", "20000", None], 1),
+        (pa.array(["10101", "1", "ab1"]).dictionary_encode(), 1),
+        (pa.array([None, None, None]), 0),
+    ],
+)
+def test_postal_codes_are_texts(answers, certain):
+    index = QuotaIndex([survey(quota([sub_quota(row(POSTAL, "101"))], quota_id=1))])
+    assert counted(PanelMatcher(index), pa.table({str(POSTAL): answers})) == {1: (certain, 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        (AGE, [30, None, 200], "row 2 of the panel.*an age is given in years.*not 200"),
+        (AGE, [30.5], "not whole"),
+        (AGE, ["30", "old"], "row 1 of the panel.*not 'old'"),
+        (AGE, [True], "of type bool"),
+        (OTHER, ["x"], "row 0 of the panel.*answer IDs"),
+        (OTHER, [["1"], [], ["2", "y"]], "row 2 of the panel.*'y'"),
+        (OTHER, [{"a": 1}], "of type struct"),
+        (POSTAL, [10101], "row 0 of the panel.*a postal code is a text.*not 10101"),
+        ("device_type", ["phone"], "'device_type'.*whole numbers"),
+        ("exclude_surveys", [1], "'exclude_surveys'.*lists of survey IDs"),
+        ("exclude_surveys", [["x"]], "'exclude_surveys'.*whole numbers"),
+        ("participations", [[1]], "'participations'.*survey_id, wave_id, status_id"),
+        ("participations", [[{"survey_id": 1}]], "'participations'.*no 'status_id'"),
+        ("member_code", [1], "'member_code'.*texts"),
+    ],
+)
+def test_what_is_no_answer_is_refused_by_column_and_row(name, column, words):
+
+    rows = [row(OTHER, 1), row(AGE, "18-30"), row(POSTAL, "1")]
+    index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in enumerate(rows)))])
+    table = {"member_code": [f"M{at}" for at in range(len(column))], str(name): column}
+    with pytest.raises(InvalidRequestError, match=words):
+        PanelMatcher(index, TopK(2)).run(pa.table(table)).read_all()
+
+
+def test_an_age_out_of_all_bounds_is_refused_in_a_later_batch_too():
+    index = QuotaIndex([survey(quota([sub_quota(row(AGE, "18-30"))]))])
+    batches = [
+        pa.record_batch({str(AGE): pa.array([30] * 40_000)}),
+        pa.record_batch({str(AGE): pa.array([30, -1])}),
+    ]
+    with pytest.raises(InvalidRequestError, match=r"row 40001 of the panel.*not -1"):
+        list(PanelMatcher(index).map_batches(batches))
+
+
+def test_numbers_too_wide_for_their_column_are_not_taken_for_others():
+    index = QuotaIndex([survey(quota([sub_quota(row(OTHER, -100, -5, 100))], quota_id=1))])
+    for column in (pa.array([100, 7], pa.int8()), pa.array([100, 2**64 - 5], pa.uint64())):
+        assert counted(PanelMatcher(index), pa.table({str(OTHER): column})) == {1: (1, 0)}
+
+
+def test_what_is_null_in_a_participation_is_not_what_lies_under_it():
+    exclusion = SurveyWaveExclusion(9, 0, (3,))
+    index = QuotaIndex([survey(quota(quota_id=1), survey_wave_exclusions=(exclusion,))])
+    fields = list(PARTICIPATIONS.value_type)
+    masked = pa.StructArray.from_arrays(
+        [pa.array([9]), pa.array([1]), pa.array([3])], fields=fields, mask=pa.array([True])
+    )
+    no_status = pa.array([{"survey_id": 9, "wave_id": 1, "status_id": None}], PARTICIPATIONS.value_type)
+    for values in (masked, no_status):
+        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+        assert counted(PanelMatcher(index), pa.table({"participations": column})) == {1: (1, 0)}
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.list_(pa.int64())], ids=str)
+def test_nothing_taken_is_nothing_whatever_its_type(kind):
+    index = QuotaIndex([survey(ALL)])
+    columns = {"exclude_surveys": pa.nulls(2, kind)}
+    if not pa.types.is_list(kind) or not pa.types.is_integer(kind.value_type):
+        columns["participations"] = pa.nulls(2, kind)
+    assert counted(PanelMatcher(index), pa.table(columns)) == {1: (2, 0)}
+
+
+def test_texts_that_are_not_utf_8_are_refused():
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    index = QuotaIndex([survey(MEN)])
+    with pytest.raises(InvalidRequestError, match="'1001007' of the panel has texts that are not UTF-8"):
+        PanelMatcher(index).run(pa.table({str(GENDER): broken})).read_all()
+    with pytest.raises(InvalidRequestError, match="'member_code' of the panel has texts that are not UTF-8"):
+        PanelMatcher(index, TopK(1)).run(pa.table({"member_code": broken})).read_all()
+
+
+def test_of_a_dictionary_what_is_in_use_is_read():
+    index = QuotaIndex([survey(MEN)])
+    words = pa.DictionaryArray.from_arrays(pa.array([1]), pa.array(["no answer", str(MALE), "neither"]))
+    assert counted(PanelMatcher(index), pa.table({str(GENDER): words})) == {2: (1, 0)}
+    with pytest.raises(InvalidRequestError, match="is of type list"):
+        lists = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1, 2]]))
+        PanelMatcher(index).run(pa.table({str(POSTAL): lists, str(GENDER): lists})).read_all()

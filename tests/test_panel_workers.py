@@ -1,0 +1,340 @@
+"""Several processes that match a panel."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import stat
+import tempfile
+from multiprocessing import Pipe, active_children, get_context
+from threading import Timer
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from matching_kit import (
+    AGE,
+)
+from panel_kit import generated_panel
+
+from sampling_async import InvalidRequestError
+from sampling_async.matching import (
+    Counts,
+    PanelMatcher,
+    Sample,
+    TopK,
+    Workers,
+)
+from sampling_async.matching.panel import (
+    _matcher,
+    _workers,
+)
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return generated_panel()
+
+
+class Crew:
+    """The processes that were started, and how many pieces they were given."""
+
+    def __init__(self, monkeypatch):
+        self.workers, self.given = [], 0
+        begin, give = _workers._Worker.__init__, _workers._Worker.give
+
+        def begins(worker, *of):
+            begin(worker, *of)
+            self.workers.append(worker)
+
+        def gives(worker, *piece):
+            give(worker, *piece)
+            self.given += 1
+
+        monkeypatch.setattr(_workers._Worker, "__init__", begins)
+        monkeypatch.setattr(_workers._Worker, "give", gives)
+
+    def awaited(self, batches):
+        """Yield batches, but only some of them before all processes are there: this one could do without."""
+        assert len(batches) >= 10
+        for number, batch in enumerate(batches):
+            if number == 6:
+                assert self.workers
+                there = [each for each in self.workers if not each.connection.closed]
+                assert all(worker.is_ready or worker.connection.poll(60) for worker in there)
+            yield batch
+
+
+@pytest.fixture
+def crew(monkeypatch):
+    monkeypatch.setattr(_matcher, "_ROWS", 40)
+    yield Crew(monkeypatch)
+    assert not active_children()
+
+
+@pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)], ids=lambda output: type(output).__name__)
+def test_several_processes_say_what_one_does_in_the_same_order(generated, crew, output):
+    index, panel = generated
+    matcher = PanelMatcher(index, output)
+    batches = panel.to_batches(max_chunksize=40)
+    assert matcher.run(crew.awaited(batches), workers=3).read_all() == matcher.run(panel).read_all()
+    assert len(crew.workers) == 2
+    assert 2 <= crew.given < len(batches)
+
+
+def test_processes_that_start_too_late_are_not_waited_for(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    assert matcher.run(panel, workers=2).read_all() == matcher.run(panel).read_all()
+    assert len(crew.workers) == 1
+
+
+def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated, crew, monkeypatch):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "_AHEAD", 2)
+    matcher = PanelMatcher(index, TopK(5))
+    large = pa.concat_tables([panel] * 8)
+    made, ahead = [], []
+
+    def watched():
+        for number, batch in enumerate(crew.awaited(large.to_batches(max_chunksize=40))):
+            ahead.append(number - len(made))
+            if number == 12:
+                pid = crew.workers[0]._process.pid
+                os.kill(pid, signal.SIGSTOP)
+                Timer(0.2, os.kill, (pid, signal.SIGCONT)).start()
+            yield batch
+
+    for batch in matcher.run(watched(), workers=2):
+        made.append(batch)  # noqa: PERF402  its length is looked at in between
+    assert pa.Table.from_batches(made) == matcher.run(large).read_all()
+    assert max(ahead) <= 2 * 2 + 8  # some are read ahead, or done and not handed out yet; else it is over 30
+
+
+@pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
+def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, monkeypatch, tmp_path, rooms):
+    index, panel = generated
+    monkeypatch.setattr(_matcher, "_ROWS", 2400)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
+    free = [SimpleNamespace(f_bavail=pages, f_frsize=4096) for pages in rooms]
+    statvfs = os.statvfs
+    monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
+    matcher = PanelMatcher(index, TopK(5))
+    large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
+    batches = large.combine_chunks().to_batches(max_chunksize=2400)
+    made = matcher.run(crew.awaited(batches), workers=2)
+    some = [made.read_next_batch()]
+    (used,) = tmp_path.glob("*/*")
+    assert used.parent.name == ("memory" if rooms == [10**6] else "disk")
+    assert stat.S_IMODE(used.stat().st_mode) == 0o700
+    assert pa.Table.from_batches([*some, *made]) == matcher.run(large).read_all()
+    assert crew.given
+    assert not used.exists()
+
+
+def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, monkeypatch):
+    index, _ = generated
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    (tmp_path / "work").write_bytes(pickle.dumps(PanelMatcher(index)._matched))
+    (tmp_path / "3").write_bytes(b"a piece")
+    ours, theirs = Pipe()
+    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
+    process.start()
+    theirs.close()
+    ours.send(tmp_path)
+    ours.send(None)
+    assert ours.poll(60)
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("at", [170, 210, 250, 290])
+def test_an_error_is_raised_as_its_own_whichever_process_meets_it(generated, crew, at):
+    index, panel = generated
+    ages = [30] * len(panel)
+    ages[at] = -1
+    wrong = panel.set_column(panel.column_names.index(str(AGE)), str(AGE), pa.array(ages))
+    with pytest.raises(InvalidRequestError, match=rf"row {at} of the panel.*not -1"):
+        PanelMatcher(index).run(crew.awaited(wrong.to_batches(max_chunksize=40)), workers=2).read_all()
+
+
+@pytest.mark.usefixtures("crew")
+def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated):
+    index, panel = generated
+
+    def breaking():
+        yield from panel.to_batches(max_chunksize=40)[:5]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        PanelMatcher(index).run(breaking(), workers=2).read_all()
+
+
+def test_a_worker_that_is_killed_is_told(generated, crew):
+    index, panel = generated
+
+    def murderous():
+        for number, batch in enumerate(crew.awaited(panel.to_batches(max_chunksize=40))):
+            if number == 7:
+                for child in active_children():
+                    child.kill()
+            yield batch
+
+    with pytest.raises(ChildProcessError, match="ended with exit code -9"):
+        PanelMatcher(index).run(murderous(), workers=2).read_all()
+
+
+@pytest.mark.usefixtures("crew")
+def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
+    index, panel = generated
+    made = PanelMatcher(index, TopK(2))._matched_by(Workers(2), panel.to_batches())
+    assert len(next(made)) == 40
+    assert active_children()
+    made.close()
+
+
+@pytest.mark.parametrize(("workers", "pieces"), [(2, 4), (4, 4), (8, 7)])
+def test_a_panel_of_few_pieces_starts_no_process(generated, crew, workers, pieces):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(2))
+    few, more = panel.slice(0, 40 * pieces), panel.slice(0, 40 * pieces + 1)
+    assert len(matcher.run(few, workers=workers).read_all()) == len(few)
+    assert not crew.workers
+    assert len(matcher.run(more, workers=workers).read_all()) == len(more)
+    assert len(crew.workers) == workers - 1
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_process_that_is_stopped_or_ignores_its_end_ends(generated, crew, is_idle):
+    index, panel = generated
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Workers(2) as workers:
+            made = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
+            made.read_next_batch()
+            if is_idle:
+                made.read_all()
+            os.kill(crew.workers[0]._process.pid, signal.SIGSTOP)
+            del made
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not active_children()
+
+
+def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
+    """While processes of another run are put back, those of one are that nobody reads any more."""
+    index, panel = generated
+    workers = Workers(2)
+    unread = workers._taking_part(tmp_path)
+
+    class Collecting(list):
+        def append(self, worker):
+            nonlocal unread
+            super().append(worker)
+            if unread is not None:
+                ended, unread = unread, None
+                ended.__exit__(None, None, None)
+
+    with workers:
+        (done,) = unread.__enter__()
+        monkeypatch.setattr(workers, "_idle", Collecting())
+        made = PanelMatcher(index, TopK(2)).run(panel, workers=workers)
+        made.read_next_batch()
+        done.leave()
+        made.read_all()
+        assert unread is None
+        assert len(active_children()) == 1  # one is kept
+
+
+def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
+    index, panel = generated
+    batches = panel.to_batches(max_chunksize=40)
+    with Workers(3) as workers:
+        for output in (Counts(), TopK(5), Sample(6)):
+            matcher = PanelMatcher(index, output)
+            given = crew.given
+            made = matcher.run(crew.awaited(batches), workers=workers).read_all()
+            assert made == matcher.run(panel).read_all()
+            assert 2 <= crew.given - given < len(batches)
+        assert len(crew.workers) == len(active_children()) == 2
+
+
+def test_processes_that_are_kept_are_waited_for(generated, crew):
+    """They came too late for the first run; the next one has them."""
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    with Workers(4) as workers:
+        for _ in range(3):
+            assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+            assert len(crew.workers) == len(active_children()) == 3
+
+
+def test_kept_processes_end_with_a_run_that_fails_and_the_next_one_has_others(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    ages = pa.array([30] * 210 + [-1] * (len(panel) - 210))
+    wrong = panel.set_column(panel.column_names.index(str(AGE)), str(AGE), ages)
+    with Workers(2) as workers:
+        for number in (1, 2):
+            with pytest.raises(InvalidRequestError, match=r"of the panel: .* not -1"):
+                matcher.run(crew.awaited(wrong.to_batches(max_chunksize=40)), workers=workers).read_all()
+            assert not active_children()
+            assert len(crew.workers) == number
+        assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+
+
+def test_a_kept_process_that_was_killed_in_between_is_replaced(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    with Workers(2) as workers:
+        for number in (1, 2):
+            assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
+            assert len(crew.workers) == number
+            for child in active_children():
+                child.kill()
+                child.join()
+
+
+def test_runs_at_the_same_time_have_processes_of_their_own(generated, crew):
+    index, panel = generated
+    matcher = PanelMatcher(index, TopK(5))
+    expected = matcher.run(panel).read_all()
+    with Workers(2) as workers:
+        runs = [matcher.run(panel, workers=workers) for _ in range(3)]
+        made = [[run.read_next_batch()] for run in runs]
+        assert len(crew.workers) == 3
+        made[0] += runs[0]
+        made[1] += runs[1]
+        assert len(active_children()) == 2  # one that is kept, and that of the third
+    made[2] += runs[2]
+    assert not active_children()
+    assert [pa.Table.from_batches(some) for some in made] == [expected] * 3
+
+
+def test_workers_are_kept_by_one_block():
+    with Workers(2) as workers, pytest.raises(InvalidRequestError, match="kept already"), workers:
+        pass
+    with workers:
+        pass
+
+
+def test_a_process_that_has_nothing_to_do_ends_with_its_parent():
+    ours, theirs = Pipe()
+    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
+    process.start()
+    theirs.close()
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
+def test_workers_are_a_number(generated, wrong):
+    with pytest.raises(InvalidRequestError, match="workers is a number of processes from 1 on"):
+        PanelMatcher(generated[0]).run(generated[1], workers=wrong)

@@ -1,0 +1,174 @@
+"""Retry decisions, backoff, limits: numbers in, decision out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async import (
+    BadRequestError,
+    ClientClosedError,
+    DecodeError,
+    InvalidRequestError,
+    RetryPolicy,
+    ServerError,
+    Timeouts,
+    TransportError,
+    TransportTimeoutError,
+    UnexpectedStatusError,
+)
+from sampling_async._calls.retry import RetryBudget
+
+READS = ["get_quotas", "get_settings", "recontact_members"]
+ALL = [*READS, "generate_invite", "bulk_invite"]
+
+REFUSED = TransportError("refused")
+CUT = TransportError("cut", delivery="unknown")
+LATE = TransportTimeoutError("late", delivery="unknown")
+GARBLED = DecodeError("$", "garbled")
+CERTIFICATE = TransportError("certificate", permanent=True)
+
+
+def status(
+    code: int, result_code: int | None = None, retry_after: float | None = None, delivery: str | None = None
+):
+    delivery = delivery or ("answered" if 400 <= code < 500 else "unknown")
+    error_class = ServerError if code >= 500 else BadRequestError if code == 400 else UnexpectedStatusError
+    error = error_class("x", status=code, result_code=result_code, delivery=delivery)
+    error.retry_after = retry_after
+    return error
+
+
+def allowed(error, *earlier, **policy) -> set[str]:
+    return {name for name in ALL if RetryPolicy(**policy).allows(name, [*earlier, error])}
+
+
+@pytest.mark.parametrize(
+    "error", [REFUSED, *map(status, (408, 425, 429)), status(503, 14, delivery="answered")]
+)
+def test_what_was_surely_not_processed_is_repeated_everywhere(error):
+    assert allowed(error) == set(ALL)
+    assert allowed(error, retry_ambiguous_reads=False) == set(ALL)
+
+
+@pytest.mark.parametrize("error", [CUT, LATE, GARBLED, *map(status, (500, 502, 503, 504)), status(400, 36)])
+def test_what_may_have_been_processed_is_repeated_for_reads_only(error):
+    assert allowed(error) == {*READS, "generate_invite"}
+    assert allowed(error, retry_ambiguous_reads=False) == set(READS)
+    assert allowed(error, retry_ambiguous=True) == set(ALL)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *map(status, (302, 400, 403, 404, 405, 409, 410, 413, 414, 415, 501, 505)),
+        CERTIFICATE,
+        ClientClosedError(),
+    ],
+)
+def test_what_will_not_pass_is_not_repeated(error):
+    assert allowed(error, retry_ambiguous=True) == set()
+
+
+def test_which_statuses_say_that_nothing_was_processed_can_be_chosen():
+    assert "bulk_invite" not in allowed(status(503))
+    assert "bulk_invite" in allowed(status(503), unprocessed={429, 503})
+    assert "bulk_invite" not in allowed(status(408), unprocessed={429, 503})
+    assert RetryPolicy(unprocessed=[429]).unprocessed == frozenset({429})
+
+
+@pytest.mark.parametrize("unprocessed", [503, None, {"503"}, {200}, {600}, {True}, {503.0}])
+def test_statuses_that_are_none_are_refused(unprocessed):
+    with pytest.raises(InvalidRequestError, match="unprocessed"):
+        RetryPolicy(unprocessed=unprocessed)
+
+
+def test_attempts_are_bounded():
+    assert allowed(REFUSED, REFUSED) == set(ALL)
+    assert allowed(REFUSED, REFUSED, REFUSED) == set()
+    assert allowed(REFUSED, max_attempts=1) == set()
+
+
+def test_an_unreadable_answer_is_asked_for_once_more():
+    assert allowed(GARBLED, GARBLED) == set()
+    assert allowed(GARBLED, CUT) == {*READS, "generate_invite"}
+
+
+def test_a_bulk_invite_that_may_have_worked_is_sent_again_once():
+    assert "bulk_invite" in allowed(CUT, status(429), retry_ambiguous=True)
+    assert "bulk_invite" not in allowed(CUT, CUT, retry_ambiguous=True)
+
+
+def test_a_wait_of_more_than_a_minute_is_left_to_the_caller():
+    assert allowed(status(429, retry_after=60.0)) == set(ALL)
+    assert allowed(status(429, retry_after=60.1)) == set()
+
+
+def test_backoff_doubles_up_to_the_cap():
+    policy = RetryPolicy()
+    waits = [policy.backoff([CUT] * n, lambda: 1.0) for n in range(1, 9)]
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0]
+    assert policy.backoff([CUT], lambda: 0.0) == 0.0
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_backoff_is_longer_when_throttled(code):
+    assert RetryPolicy().backoff([status(code)], lambda: 1.0) == 1.0
+
+
+@given(st.floats(0, 60), st.integers(1, 5), st.floats(0, 1))
+def test_no_retry_is_earlier_than_told(told, attempt, drawn):
+    wait = RetryPolicy().backoff([status(503, retry_after=told)] * attempt, lambda: drawn)
+    assert told <= wait <= max(told, 20.0) + 1.0
+
+
+def test_the_budget_is_spent_by_retries_and_refilled_by_successes():
+    budget = RetryBudget(2, 0.5)
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    budget.deposit()
+    assert not budget.spend()
+    budget.deposit()
+    assert budget.spend()
+    for _ in range(10):
+        budget.deposit()
+    assert budget.tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ids", "read"),
+    [
+        ("get_settings", 0, 15),
+        ("generate_invite", 1, 20),
+        ("get_quotas", 0, 30),
+        ("recontact_members", 0, 60),
+        ("bulk_invite", 1, 15.5),
+        ("bulk_invite", 100, 65),
+    ],
+)
+def test_limits_are_those_of_the_endpoint(endpoint, ids, read):
+    assert Timeouts().read_limit(endpoint, ids) == read
+    assert Timeouts().wall_limit(endpoint, ids) == read + 15
+
+
+def test_limits_given_stand_for_every_endpoint():
+    assert Timeouts(read=2).read_limit("bulk_invite", 100) == 2
+    assert Timeouts(read=2).wall_limit("get_quotas") == 17
+    assert Timeouts(wall=3).wall_limit("bulk_invite", 100) == 3
+    assert Timeouts(wall=3).read_limit("get_quotas") == 30
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Timeouts(connect=0), "Timeouts.connect"),
+        (lambda: Timeouts(read=-1), "Timeouts.read"),
+        (lambda: Timeouts(wall=float("nan")), "Timeouts.wall"),
+        (lambda: Timeouts(bulk_per_id=-0.1), "Timeouts.bulk_per_id"),
+        (lambda: RetryPolicy(max_attempts=0), "RetryPolicy.max_attempts"),
+        (lambda: RetryPolicy(base=-1), "RetryPolicy.base"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(make, named):
+    with pytest.raises(InvalidRequestError, match=named):
+        make()

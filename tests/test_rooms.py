@@ -1,0 +1,152 @@
+"""The rooms of the package: what each may import. Arrows go one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sampling_async
+
+ROOT = Path(sampling_async.__file__).parent
+
+# Each room, and the rooms it may import from. A file at the top is a room of its own.
+ROOMS = {
+    "_version": set(),
+    "_snapshot": set(),
+    "_contract": set(),
+    "_json": {"_contract"},
+    "_protocol": {"_contract", "_json"},
+    "_pacing": {"_contract"},
+    "_wire": {"_contract", "_pacing", "_version"},
+    "_calls": {"_contract", "_json", "_pacing", "_protocol", "_wire"},
+    "_journal": {"_contract", "_json", "_pacing", "_protocol"},
+    "_bulk": {"_calls", "_contract", "_journal", "_pacing", "_protocol"},
+    "_client": {
+        "_bulk",
+        "_calls",
+        "_contract",
+        "_journal",
+        "_json",
+        "_pacing",
+        "_protocol",
+        "_snapshot",
+        "_wire",
+    },
+}
+TOOLS = {"_cli", "matching", "simulator"}
+THIRD_PARTY = {
+    "httpx": {"_wire"},
+    "httptools": {"_wire/http1"},
+    "httpcore": set(),
+    "msgspec": {"_json/codec", "_json/fast", "_protocol/outcomes"},
+    "cattrs": {"_json/careful"},
+    "sqlite3": {"_journal"},
+}
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).glob("*.py")) if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
+
+
+FILES = [path for room in ROOMS for path in files_of(room)]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
+def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
+    """Return the modules a file imports, those for type checking only left out on request."""
+    tree = ast.parse(path.read_text())
+    if at_run_time:
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE" in ast.dump(node.test))
+        ]
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def ours(names: set[str]) -> set[str]:
+    parts = [name.split(".") for name in names]
+    known = set(ROOMS) | TOOLS
+    return {part[1] for part in parts if part[0] == "sampling_async" and len(part) > 1 and part[1] in known}
+
+
+def test_every_file_is_in_a_room():
+    rooms = {path.name for path in ROOT.glob("_*") if path.is_dir() and path.name != "__pycache__"}
+    files = {path.stem for path in ROOT.glob("_*.py")} - {"__init__", "__main__"}
+    assert (rooms | files) - TOOLS == set(ROOMS)
+
+
+def test_rooms_have_no_rooms():
+    """A room is one subject, and its files are seen at one look."""
+    assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_importing_a_room_loads_nothing(room):
+    assert all(path.read_text() == "" for path in files_of(room) if path.name == "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_one_way(path):
+    room = name_of(path).split("/")[0]
+    assert ours(imported(path)) - {room} <= ROOMS[room]
+
+
+def test_each_arrow_that_is_allowed_is_there():
+    """What nobody uses should not be drawn."""
+    for room, allowed in ROOMS.items():
+        used = set().union(*(ours(imported(path)) for path in files_of(room)))
+        assert used - {room} == allowed, room
+
+
+def test_no_room_is_above_itself():
+    order: list[str] = []
+    while len(order) < len(ROOMS):
+        ready = [room for room in ROOMS if room not in order and ROOMS[room] <= set(order)]
+        assert ready, f"a circle among {set(ROOMS) - set(order)}"
+        order += ready
+
+
+def test_there_is_no_circle_of_files_at_run_time():
+    modules = {f"sampling_async.{name_of(path).replace('/', '.')}": path for path in FILES}
+    needs = {name: imported(path, at_run_time=True) & set(modules) for name, path in modules.items()}
+    order: set[str] = set()
+    while len(order) < len(needs):
+        ready = {name for name in set(needs) - order if needs[name] <= order}
+        assert ready, f"a circle among {set(needs) - order}"
+        order |= ready
+
+
+@pytest.mark.parametrize(("library", "places"), THIRD_PARTY.items())
+def test_each_library_has_one_place_that_knows_it(library, places):
+    users = {
+        name_of(path)
+        for path in FILES
+        if library in {name.split(".")[0] for name in imported(path, at_run_time=True)}
+    }
+    assert {place for place in places if not any(user.startswith(place) for user in users)} == set()
+    assert {user for user in users if not user.startswith(tuple(places))} == set()
+
+
+def test_the_client_imports_no_tool():
+    for path in FILES:
+        assert not ours(imported(path)) & TOOLS
+
+
+def test_only_panels_need_numpy_and_pyarrow():
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if {name.split(".")[0] for name in imported(path)} & {"numpy", "pyarrow"}
+    }
+    assert users
+    assert all(user.startswith(("matching/panel/", "_cli/_panel_files")) for user in users)
