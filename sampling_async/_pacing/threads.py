@@ -36,7 +36,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 def begun(function: Callable[..., T], *args: Any) -> Run[T]:
     """Start a function in a thread and return at once."""
     run = Run(function, args, anyio.Event())
-    threading.Thread(target=run.through, args=(_caller(),), name="sampling_async", daemon=True).start()
+    threading.Thread(target=run.through, args=(call_soon_here(),), name="sampling_async", daemon=True).start()
     return run
 
 
@@ -76,7 +76,7 @@ class Run(Generic[T]):
             del failure
 
 
-def _caller() -> _CallSoon:
+def call_soon_here() -> _CallSoon:
     """Return a thread-safe function that has a function called in the running event loop."""
     loop = asyncio_loop()
     if loop is not None:

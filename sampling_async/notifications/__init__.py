@@ -1,0 +1,73 @@
+"""Notifications of the service ("Events"): stored before they are acknowledged, handled at least once.
+
+    from sampling_async.notifications import Completion, Fact, Inbox, UnknownNotification, kept_secrets
+
+    inbox = Inbox("notifications.db", secrets=kept_secrets("notifications.db"))
+
+    @inbox.on(Completion)
+    async def paid(fact: Fact[Completion]) -> None:
+        await book(fact.id, fact.notification.member_code, fact.notification.revenue)
+
+    @inbox.on(UnknownNotification)
+    async def look(fact: Fact[UnknownNotification]) -> None:
+        await tell_somebody(fact.id)
+
+It needs no framework. `inbox.app` is an ASGI application; `sampling-async notifications serve` runs one alone.
+"""
+
+from __future__ import annotations
+
+from sampling_async.notifications._app import NotificationsApp
+from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
+from sampling_async.notifications._inbox import Inbox, Reply, kept_secrets, rotate_secrets
+from sampling_async.notifications._records import (
+    Completion,
+    InviteNotification,
+    Kind,
+    Notification,
+    QuotaStatus,
+    SurveyClosed,
+    Terminate,
+    UnknownNotification,
+)
+from sampling_async.notifications._signatures import verify_redirect
+from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._store import (
+    Entry,
+    Fact,
+    Receipt,
+    Settled,
+    Standing,
+    State,
+    Store,
+    StoreError,
+)
+
+__all__ = [
+    "Completion",
+    "Entry",
+    "Fact",
+    "GiveUp",
+    "HandlerPolicy",
+    "Inbox",
+    "InviteNotification",
+    "Kind",
+    "Notification",
+    "NotificationsApp",
+    "QuotaStatus",
+    "Receipt",
+    "Reply",
+    "RetryLater",
+    "Settled",
+    "SqliteStore",
+    "Standing",
+    "State",
+    "Store",
+    "StoreError",
+    "SurveyClosed",
+    "Terminate",
+    "UnknownNotification",
+    "kept_secrets",
+    "rotate_secrets",
+    "verify_redirect",
+]

@@ -1,0 +1,104 @@
+"""An inbox as an ASGI application, without a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+
+from sampling_async.notifications._bodies import MOST_BYTES
+from sampling_async.notifications._records import Kind
+
+if TYPE_CHECKING:
+    from sampling_async.notifications._inbox import Inbox
+
+_Message: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
+_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
+
+_KINDS: Final = frozenset(Kind)
+_BODY_SECONDS: Final = 30.0
+"""How long a body may take to come, so that slow senders do not pile up."""
+
+
+class NotificationsApp:
+    """Takes hits to `/<kind>/<secret>`, or to `/<kind>` with Basic auth, by GET or POST.
+
+    It may be mounted at any path. The secret is checked before the body is read.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        """Answer one ASGI connection."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:  # a WebSocket, which is refused by closing it
+            await send({"type": f"{scope['type']}.close"})
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        headers = [
+            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        peer = (scope.get("client") or ("",))[0]
+        kind, secret = _kind_and_secret(scope["path"])
+        refusal = self._inbox.refuses(kind, headers, peer, secret=secret)
+        if refusal is not None:
+            await _send_reply(send, refusal.status, refusal.body)
+            return
+        if scope["method"] not in ("GET", "POST"):
+            await _send_reply(send, 405, b"GET or POST")
+            return
+        with anyio.move_on_after(_BODY_SECONDS) as waiting:
+            body = await _read_body(receive)
+        if waiting.cancelled_caught:
+            await _send_reply(send, 408, b"The body did not come in time")
+            return
+        if body is None:  # the sender has gone, and hears no response
+            return
+        query = scope.get("query_string", b"").decode("latin-1")
+        reply = await self._inbox.receive(kind, body, headers, peer, secret=secret, query=query)
+        await _send_reply(send, reply.status, reply.body)
+
+
+def _kind_and_secret(path: str) -> tuple[str, str]:
+    """Return the last two parts of a path: what stands before is where the application is mounted."""
+    before, _, last = path.rstrip("/").rpartition("/")
+    return (before.rpartition("/")[2], last) if last not in _KINDS else (last, "")
+
+
+async def _read_body(receive: _Receive) -> bytes | None:
+    """Return the body; one that is too large only as far as is needed to know this. None if it was cut off."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES or not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _send_reply(send: _Send, status: int, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(body)),
+        *([(b"retry-after", b"5")] if status == 503 else []),  # noqa: PLR2004  not stored
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _lifespan(receive: _Receive, send: _Send) -> None:
+    """Agree to start and stop: whoever serves this alone opens the inbox around the server."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,130 @@
+"""One thread that runs the operations of all tasks on a store, many of them in one transaction.
+
+A transaction ends with a write to the disk that takes a millisecond or more, however much is in it. So whatever
+has come in while the last one ended goes into the next one together.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import anyio
+
+from sampling_async._pacing.threads import call_soon_here
+from sampling_async.notifications._store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sampling_async.notifications._store import Store
+
+T = TypeVar("T")
+_Job: TypeAlias = "tuple[Future[Any], Callable[[Store], Any]]"
+
+GROUP: Final = 64
+"""The most operations in one transaction."""
+
+MOST_WAITING: Final = 4_096
+"""The most operations that wait; beyond it new ones are refused, so that memory stays bounded."""
+
+
+class Committer:
+    """Runs operations on a store in one thread, in groups.
+
+    An operation may run twice: if one of its group fails, nothing of the group is kept, and each one runs again
+    in a transaction of its own. So an operation does nothing but use the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_open = False
+
+    def start(self) -> None:
+        """Open the store and start the thread. It may block.
+
+        Raises:
+            StoreError: The store cannot be opened.
+        """
+        self._store.open()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Run what was submitted, end the thread, and close the store. It may block."""
+        with self._lock:  # so that nothing is submitted behind the last job
+            self._is_open = False
+            self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._store.close()
+
+    def submit(self, operation: Callable[[Store], T]) -> Future[T]:
+        """Have an operation run; its result is there when it is on the disk.
+
+        Raises:
+            StoreError: Too many wait, or the store is closed.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if not self._is_open:
+                raise StoreError("the store of notifications is closed")
+            if self._jobs.qsize() >= MOST_WAITING:
+                raise StoreError(f"{MOST_WAITING:,} notifications wait to be stored; try again later")
+            self._jobs.put((future, operation))
+        return future
+
+    async def run(self, operation: Callable[[Store], T]) -> T:
+        """Run an operation, and return its result when it is on the disk. If cancelled, it runs all the same.
+
+        Raises:
+            StoreError: It could not be stored.
+        """
+        call_soon, over = call_soon_here(), anyio.Event()
+        future = self.submit(operation)
+
+        def wake(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the event loop has ended: nobody waits
+                call_soon(over.set)
+
+        future.add_done_callback(wake)
+        await over.wait()
+        return future.result()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            group, is_last = [job], False
+            while len(group) < GROUP:
+                try:
+                    another = self._jobs.get_nowait()
+                except Empty:
+                    break
+                if another is None:
+                    is_last = True
+                    break
+                group.append(another)
+            self._commit(group)
+            if is_last:
+                return
+
+    def _commit(self, group: list[_Job]) -> None:
+        try:
+            with self._store.transaction():
+                results = [operation(self._store) for _, operation in group]
+        except BaseException as exc:  # noqa: BLE001  told to whoever waits
+            if len(group) == 1:
+                group[0][0].set_exception(exc)
+                return
+            # One of them may be to blame, or the disk: each finds out for itself.
+            for job in group:
+                self._commit([job])
+            return
+        for (future, _), result in zip(group, results, strict=True):
+            future.set_result(result)

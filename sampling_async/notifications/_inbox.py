@@ -1,0 +1,399 @@
+"""The inbox: takes notifications in, stores them, and hands facts to handlers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets as random_secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
+
+import anyio
+from attrs import frozen
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._bodies import MOST_BYTES
+from sampling_async.notifications._committer import Committer
+from sampling_async.notifications._entrance import Entrance
+from sampling_async.notifications._entries import read_entries
+from sampling_async.notifications._handling import RECORDS, HandlerPolicy, Handlers, Handling
+from sampling_async.notifications._records import Kind
+from sampling_async.notifications._signatures import ForgedError, Signatures
+from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._store import Receipt, StoreError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from sampling_async.notifications._app import NotificationsApp
+    from sampling_async.notifications._records import Notification
+    from sampling_async.notifications._store import Fact, State, Store
+
+N = TypeVar("N", bound="Notification")
+H = TypeVar("H", bound=Callable[..., Any])
+Headers: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
+"""The headers of a hit, names in any case."""
+
+_LOG: Final = logging.getLogger("sampling_async.notifications")
+_SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
+_LARGE: Final = 1 << 16
+_PAGE: Final = 500
+
+
+@frozen
+class Reply:
+    """The response to a hit: an HTTP status, and a short text."""
+
+    status: int
+    body: bytes
+
+
+_STORED: Final = Reply(200, b"OK")
+_NOT_ALLOWED: Final = Reply(403, b"This address may not post here")
+_NOT_SIGNED: Final = Reply(403, b"The signature is missing or wrong")
+_NOT_FOUND: Final = Reply(404, b"Not found")
+_TOO_LARGE: Final = Reply(413, b"The body is too large")
+_NOT_STORED: Final = Reply(503, b"Not stored; send it again")
+
+
+class Inbox:
+    """Takes in the notifications of the service ("Events"): stores each one, then acknowledges it.
+
+        store = SqliteStore("notifications.db")
+        inbox = Inbox(store, secrets=kept_secrets(store))
+
+        @inbox.on(Completion)
+        async def paid(fact: Fact[Completion]) -> None: ...
+
+        @inbox.on(UnknownNotification)
+        async def look(fact: Fact[UnknownNotification]) -> None: ...
+
+        async with inbox:               # in the lifespan of your application
+            app.mount("/notifications", inbox.app)
+
+    Enter the URLs of `inbox.urls("https://partner.example/notifications")` at the operator. Each one holds
+    a secret: keep them out of logs. Any framework can also call `receive` or `receive_sync`.
+
+    It can be entered once. Before and after its block, hits are answered with 503, so that they are sent again.
+
+    Args:
+        store: A file, or a store of your own.
+        secrets: The secrets of the URLs, at least 16 characters each: one or several for all kinds, or a
+            mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
+        basic: Names and passwords of Basic auth, in place of secrets or beside them.
+        networks: Where hits may come from, such as `"198.51.100.0/24"`; by default from everywhere.
+        trusted_proxies: The networks of your proxies, whose X-Forwarded-For is believed.
+        shared_secrets: The secrets that EncryptedValue is checked with. A wrong one is refused with 403: its
+            receipt is kept, and gives no fact.
+        require_signature: Whether a completion or terminate without EncryptedValue is refused likewise.
+        handling: How handlers are called.
+        clock: The clock, in seconds since 1970.
+
+    Raises:
+        InvalidRequestError: There is neither a secret nor Basic auth, or one of them is too short.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]] = (),
+        basic: Iterable[tuple[str, str]] = (),
+        networks: Iterable[str] = (),
+        trusted_proxies: Iterable[str] = (),
+        shared_secrets: str | Iterable[str] = (),
+        require_signature: bool = False,
+        handling: HandlerPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store: Final[Store] = SqliteStore(store) if isinstance(store, str | os.PathLike) else store
+        self._secrets, passwords = _by_kind(secrets), tuple(basic)
+        if not passwords and not all(self._secrets.values()):
+            raise InvalidRequestError(
+                "an inbox needs a secret for each kind, or Basic auth, because whoever knows its URLs can post"
+                " to them; kept_secrets(store) makes secrets and keeps them"
+            )
+        self._entrance = Entrance(
+            self._secrets, basic=passwords, networks=networks, trusted_proxies=trusted_proxies
+        )
+        self._signatures = Signatures(shared_secrets, is_required=require_signature)
+        self._handlers = Handlers()
+        self._policy = handling or HandlerPolicy()
+        self._clock = clock
+        self._committer = Committer(self.store)
+        self._handling: Handling | None = None
+        self._was_entered = False
+        self._is_open = False
+
+    def __repr__(self) -> str:
+        return f"<Inbox {'open' if self._is_open else 'closed'} {self.store!r}>"
+
+    # --- Opening and closing
+
+    async def __aenter__(self) -> Self:
+        if self._was_entered:
+            raise RuntimeError("an inbox is entered once; make another one")
+        self._handlers.close()
+        self._was_entered = True
+        await in_thread(self._committer.start)
+        try:
+            if self._handlers:
+                self._handling = Handling(self._committer, self._handlers, self._policy, clock=self._clock)
+                await self._handling.__aenter__()
+            self._is_open = True
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        try:
+            if self._handling is not None:
+                try:
+                    await self._handling.finish()
+                finally:
+                    await self._handling.__aexit__(exc_type, exc, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await in_thread(self._committer.stop)
+
+    # --- The way in
+
+    @property
+    def app(self) -> NotificationsApp:
+        """The inbox as an ASGI application, to mount in another one or to serve alone.
+
+        It has no lifespan of its own: the inbox must be open, or it answers 503.
+        """
+        from sampling_async.notifications._app import NotificationsApp  # noqa: PLC0415  it imports this module
+
+        return NotificationsApp(self)
+
+    def urls(self, base: str) -> dict[Kind, str]:
+        """Return the URL of each kind, to be entered at the operator. They hold secrets.
+
+        Args:
+            base: The URL that `app` is reached at from outside.
+        """
+        return {kind: f"{base.rstrip('/')}{self.path(kind)}" for kind in Kind}
+
+    def path(self, kind: Kind) -> str:
+        """Return the path of a kind below `app`, with its first secret: `/completion/<secret>`."""
+        return "/".join(["", kind, *self._secrets[kind][:1]])
+
+    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> Reply | None:
+        """Return the response to a hit that is not let in; None if it is. Its body need not be read for this.
+
+        Args:
+            kind: The kind whose URL was called.
+            headers: The headers.
+            peer: The address of the other end of the connection.
+            secret: The secret in the path.
+        """
+        if not self._is_open:
+            return _NOT_STORED
+        pairs = _pairs(headers)
+        if kind not in list(Kind) or not self._entrance.admits(Kind(kind), secret, pairs):
+            return _NOT_FOUND
+        source = self._entrance.source(peer, pairs)
+        if not self._entrance.allows(source):
+            _LOG.warning("a notification from %s was refused: the address is in none of the networks", source)
+            return _NOT_ALLOWED
+        return None
+
+    async def receive(
+        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
+    ) -> Reply:
+        """Take in a hit: it is on the disk when this returns a status of 200.
+
+        Nothing raises, whatever comes: 404 for a wrong secret or kind, 403 for an address or a signature, 413
+        for a body over 1 MiB, 503 if it could not be stored. If cancelled, it may be stored all the same.
+
+        Args:
+            kind: The kind whose URL was called.
+            body: The body as it came, decompressed.
+            headers: The headers.
+            peer: The address of the other end of the connection.
+            secret: The secret in the path.
+            query: The query string, without its question mark.
+        """
+        refusal = self.refuses(kind, headers, peer, secret=secret)
+        if refusal is not None:
+            return refusal
+        if len(body) > MOST_BYTES:
+            return _TOO_LARGE
+        prepare = partial(self._prepared, Kind(kind), body, headers, peer, query)
+        # A large body takes longer to read than the event loop should stall.
+        operation, reply = prepare() if len(body) < _LARGE else await in_thread(prepare)
+        try:
+            await self._committer.run(operation)
+        except StoreError as exc:
+            return self._not_stored(exc)
+        return self._stored(reply)
+
+    def receive_sync(
+        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
+    ) -> Reply:
+        """Take in a hit as `receive` does, from any thread but the event loop's: it blocks."""
+        refusal = self.refuses(kind, headers, peer, secret=secret)
+        if refusal is not None:
+            return refusal
+        if len(body) > MOST_BYTES:
+            return _TOO_LARGE
+        operation, reply = self._prepared(Kind(kind), body, headers, peer, query)
+        try:
+            self._committer.submit(operation).result()
+        except StoreError as exc:
+            return self._not_stored(exc)
+        return self._stored(reply)
+
+    def _prepared(
+        self, kind: Kind, body: bytes, headers: Headers, peer: str, query: str
+    ) -> tuple[Callable[[Store], object], Reply]:
+        """Return the operation that stores a hit, and the response when it is stored."""
+        pairs = _pairs(headers)
+        receipt = Receipt(
+            kind,
+            self._clock(),
+            bytes(body),
+            query,
+            [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs],
+            self._entrance.source(peer, pairs),
+        )
+        try:
+            entries = read_entries(kind, body, query, self._signatures)
+        except ForgedError as exc:
+            verdict = str(exc)
+            return lambda store: store.receive(receipt, (), verdict), _NOT_SIGNED
+        return lambda store: store.receive(receipt, entries), _STORED
+
+    def _stored(self, reply: Reply) -> Reply:
+        if self._handling is not None:
+            self._handling.wake()
+        return reply
+
+    def _not_stored(self, exc: StoreError) -> Reply:
+        _LOG.error("a notification was not stored, and answered with 503: %s", exc)
+        return _NOT_STORED
+
+    # --- Facts
+
+    def on(self, *records: type[Any]) -> Callable[[H], H]:
+        """Register a handler of facts, before the inbox is entered.
+
+        The handler gets a `Fact`: at least once, and again after a time if it raises (see `HandlerPolicy`,
+        `RetryLater`, `GiveUp`). Facts about the same member and survey, or the same quota, come in the order of
+        their arrival, one after the other. A function that is no coroutine function is called in a thread.
+
+        If there is any handler, there must be one for `UnknownNotification`. Facts of a kind without a handler
+        wait in the store for an inbox that has one.
+
+        Args:
+            *records: `Completion`, `Terminate`, ...
+
+        Raises:
+            InvalidRequestError: A record is none, or has a handler already.
+            RuntimeError: The inbox was entered already.
+        """
+
+        def register(handler: H) -> H:
+            self._handlers.add(records, handler)
+            return handler
+
+        return register
+
+    async def facts(
+        self, *records: type[N], after: int = 0, state: State | None = None, follow: bool = False
+    ) -> AsyncIterator[Fact[N]]:
+        """Yield facts in the order of their arrival. The inbox need not be open.
+
+        Args:
+            *records: What they tell, `Completion` for instance; by default everything.
+            after: The ID of the last fact that you have.
+            state: Only those in this state.
+            follow: Whether to wait for more at the end, without end.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        kinds = [RECORDS[record] for record in records] or None
+        while True:
+            page: list[Any] = await in_thread(self._page, kinds, after, state)
+            for fact in page:
+                after = fact.id
+                yield fact
+            if len(page) < _PAGE:
+                if not follow:
+                    return
+                await anyio.sleep(self._policy.poll)
+
+    def _page(self, kinds: list[Kind | None] | None, after: int, state: State | None) -> list[Any]:
+        return list(islice(self.store.facts(kinds=kinds, after=after, state=state), _PAGE))
+
+
+def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequence[str]]:
+    """Return the secrets of a store, the newest first; a kind that has none gets one, which is kept there.
+
+    It blocks for some milliseconds, so call it before the event loop runs. Whoever can read the store's file
+    can read them.
+
+    Raises:
+        StoreError: The store cannot be opened.
+    """
+    return _with_store(store, lambda opened: opened.secrets(_fresh()))
+
+
+def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> Mapping[Kind, Sequence[str]]:
+    """Put a new secret in front for each kind, and return all; the last `keep` of each kind stay valid.
+
+    A running inbox knows them after its next start. Enter the new URLs at the operator, and rotate once more
+    when nothing comes to the old ones any longer.
+    """
+
+    def rotated(opened: Store) -> Mapping[Kind, Sequence[str]]:
+        opened.rotate(_fresh(), keep=keep)
+        return opened.secrets({})
+
+    return _with_store(store, rotated)
+
+
+def _with_store(
+    store: Store | str | os.PathLike[str], operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
+) -> Mapping[Kind, Sequence[str]]:
+    opened: Store = SqliteStore(store) if isinstance(store, str | os.PathLike) else store
+    opened.open()
+    try:
+        with opened.transaction():
+            return operation(opened)
+    finally:
+        opened.close()
+
+
+def _fresh() -> dict[Kind, str]:
+    return {kind: random_secrets.token_urlsafe(32) for kind in Kind}
+
+
+def _by_kind(
+    secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]],
+) -> dict[Kind, tuple[str, ...]]:
+    given = secrets if isinstance(secrets, Mapping) else dict.fromkeys(Kind, _several(secrets))
+    unknown = [kind for kind in given if kind not in list(Kind)]
+    if unknown:
+        raise InvalidRequestError(f"{unknown[0]!r} is no kind of notification: {', '.join(Kind)}")
+    return {kind: _several(given.get(kind, ())) for kind in Kind}
+
+
+def _several(secrets: str | Iterable[str]) -> tuple[str, ...]:
+    return (secrets,) if isinstance(secrets, str) else tuple(secrets)
+
+
+def _pairs(headers: Headers) -> list[tuple[str, str]]:
+    items = headers.items() if isinstance(headers, Mapping) else headers
+    return [(str(name).lower(), str(value)) for name, value in items]

@@ -1,0 +1,116 @@
+"""Signatures of notifications and of end-page redirects: HMACs in hexadecimal digits, under shared secrets."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from typing import TYPE_CHECKING, Final
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.notifications._records import Completion, Terminate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sampling_async.notifications._records import Notification
+
+# The length of the digits tells the hash.
+_HASHES: Final = {64: "sha256", 40: "sha1", 32: "md5"}
+_HEX: Final = re.compile("[0-9a-fA-F]+", re.ASCII)
+
+
+def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple[bytes, ...]:
+    """Return secrets as bytes.
+
+    Raises:
+        InvalidRequestError: There is none, or one is empty or no text.
+    """
+    given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
+    if not given or not all(isinstance(secret, str) and secret.strip() for secret in given):
+        raise InvalidRequestError(f"{name} are texts that are not empty, and at least one")
+    return tuple(secret.encode("utf-8", "surrogatepass") for secret in given)
+
+
+def is_signed(message: str, signature: str, secrets: Sequence[bytes]) -> bool:
+    """Return whether a signature is the HMAC of a message under one of the secrets.
+
+    The time this takes does not depend on how many digits agree, nor on which secret it is.
+    """
+    algorithm = _HASHES.get(len(signature))
+    if algorithm is None or not _HEX.fullmatch(signature):
+        return False
+    claimed = signature.lower()
+    text = message.encode("utf-8", "surrogatepass")
+    results = [
+        hmac.compare_digest(hmac.new(secret, text, algorithm).hexdigest(), claimed) for secret in secrets
+    ]
+    return any(results)
+
+
+class Signatures:
+    """Checks EncryptedValue: an HMAC over survey, wave and member, written one after the other.
+
+    Args:
+        secrets: The shared secrets; none if it is not checked.
+        is_required: Whether completions and terminates must have it.
+
+    Raises:
+        InvalidRequestError: A secret is empty, or it is required and there is no secret.
+    """
+
+    def __init__(self, secrets: str | Iterable[str], *, is_required: bool) -> None:
+        given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
+        if is_required and not given:
+            raise InvalidRequestError("require_signature needs shared_secrets to check signatures with")
+        self._secrets = shared_secrets(given, "shared_secrets") if given else ()
+        self._is_required = is_required
+
+    def verified(self, notification: Notification, signature: str | None) -> bool:
+        """Return whether a signature proves survey, wave and member; False if it is not there, or not checked.
+
+        Raises:
+            ForgedError: The signature is wrong, or is required and not there.
+        """
+        if not self._secrets or not isinstance(notification, Completion | Terminate):
+            return False
+        if signature is None:
+            if self._is_required:
+                raise ForgedError("no signature")
+            return False
+        message = f"{notification.survey_id}{notification.wave_id}{notification.member_code}"
+        if not is_signed(message, signature, self._secrets):
+            raise ForgedError("wrong signature")
+        return True
+
+
+class ForgedError(ValueError):
+    """A notification is not from who shares the secrets. The text is the verdict of its receipt."""
+
+
+def verify_redirect(url: str, secrets: str | Iterable[str], *, parameter: str | None = None) -> bool:
+    """Return whether a redirect to an end page was signed with one of the secrets.
+
+    The signature is the last parameter of the URL: an HMAC (SHA-256, SHA-1 or MD5, hexadecimal) over all that
+    stands before it, the `&` included. So pass the URL as it came, with scheme and host, and not as a framework
+    has parsed and joined it: another order of the parameters, or another escape, is another text.
+
+        verify_redirect("https://partner.example?status=qualified&mc=m1&hash=9f0c...", ["shared secret"])
+
+    Args:
+        url: The whole URL as the member's browser asked for it.
+        secrets: The secrets shared with the operator; several, while they are rotated.
+        parameter: The name that the last parameter must have, see the setting "Standard EncryptionResult
+            Parameter Name". By default it may have any name: the signature itself is what counts.
+
+    Returns:
+        False also if the URL has no signature in that place.
+
+    Raises:
+        InvalidRequestError: There is no secret, or an empty one.
+    """
+    known = shared_secrets(secrets)
+    start, ampersand, last = url.partition("#")[0].rpartition("&")
+    name, equals, signature = last.partition("=")
+    if not ampersand or not equals or (parameter is not None and name.casefold() != parameter.casefold()):
+        return False
+    return is_signed(start + ampersand, signature, known)

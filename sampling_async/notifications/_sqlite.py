@@ -1,0 +1,385 @@
+"""The store in a SQLite file, which several processes may share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async.notifications._records import Kind, UnknownNotification
+from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
+from sampling_async.notifications._understanding import Named, understand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+
+    from sampling_async.notifications._records import Notification
+    from sampling_async.notifications._store import Entry, Receipt
+
+_APPLICATION: Final = 0x53414E4F
+"""Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
+
+_FORM: Final = 1
+_BUSY_SECONDS: Final = 5.0
+_PAGE: Final = 1_000
+
+_TABLES: Final = f"""
+BEGIN IMMEDIATE;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_FORM};
+CREATE TABLE IF NOT EXISTS receipts (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
+    peer TEXT NOT NULL, headers TEXT NOT NULL, query TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS facts (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, receipt INTEGER NOT NULL,
+    kind TEXT, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
+    content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
+    receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
+    standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
+    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT
+);
+CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
+CREATE INDEX IF NOT EXISTS facts_due ON facts (due, id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
+CREATE TABLE IF NOT EXISTS secrets (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, secret TEXT NOT NULL
+);
+COMMIT;
+"""
+
+_COLUMNS: Final = (
+    "id, at, receipt, posted_as, kind, fields, reason, verified, receipts, differing, corrects, standing,"
+    " state, attempts, error"
+)
+
+_CLAIM: Final = f"""
+UPDATE facts SET due = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
+    SELECT id FROM facts AS f WHERE state = 'pending' AND due <= ? AND coalesce(kind, '') IN (%s)
+    AND NOT EXISTS (
+        SELECT 1 FROM facts AS e
+        WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND coalesce(e.kind, '') IN (%s)
+    ) ORDER BY due, id LIMIT ?
+) RETURNING {_COLUMNS}
+"""  # noqa: S608  the columns are ours
+
+
+class SqliteStore:
+    """Keeps notifications in a SQLite file, made readable to its owner only.
+
+    A transaction is on the disk when it ends (WAL, `synchronous=FULL`), so that what was acknowledged survives
+    a kill of the process and a loss of power. Several processes of one machine may use the file at once; it
+    must not lie on a network's file system. Beside the file there are two more while it is open, with the
+    endings `-wal` and `-shm`.
+
+    Args:
+        path: The file. It is made if there is none; its folder must be there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._database: sqlite3.Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self.path}>"
+
+    # --- Opening and closing
+
+    def open(self) -> None:
+        """Open the file; make it if there is none.
+
+        Raises:
+            StoreError: It cannot be opened, or is something else.
+        """
+        with self._failing("cannot be opened"):
+            self._make_private()
+            database = self._connected()
+            try:
+                _check_form(database, self.path)
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = FULL")
+                database.executescript(_TABLES)
+            except BaseException:
+                database.close()
+                raise
+            self._database = database
+
+    def close(self) -> None:
+        """Close the file."""
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(sqlite3.Error):
+                database.close()
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """Store together what is written in this block."""
+        with self._failing("cannot be written"):
+            self._open.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._open.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # on some errors SQLite has rolled back already
+                    self._open.execute("ROLLBACK")
+                raise
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise StoreError(f"the store {self.path} is not open")
+        return self._database
+
+    def _connected(self) -> sqlite3.Connection:
+        # The thread that commits is the only one that uses the connection, but another one may close it.
+        return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+    def _make_private(self) -> None:
+        # SQLite would make the file as the umask says. It gives -wal and -shm the mode of the file.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+    @contextmanager
+    def _failing(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise StoreError(f"the store {self.path} {what}: {reason}") from exc
+
+    # --- Secrets
+
+    def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
+        """Return the secrets of the kinds' URLs, the newest first; keep `fresh` for those that have none."""
+        known = self._secrets()
+        for kind, secret in fresh.items():
+            if kind not in known:
+                self._open.execute("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
+        return self._secrets()
+
+    def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
+        """Put new secrets in front, and drop all but `keep` of each kind."""
+        for kind, secret in fresh.items():
+            self._open.execute("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
+            self._open.execute(
+                "DELETE FROM secrets WHERE kind = ? AND id NOT IN"
+                " (SELECT id FROM secrets WHERE kind = ? ORDER BY id DESC LIMIT ?)",
+                (kind, kind, keep),
+            )
+
+    def _secrets(self) -> dict[Kind, list[str]]:
+        known: dict[Kind, list[str]] = {}
+        for kind, secret in self._open.execute("SELECT kind, secret FROM secrets ORDER BY id DESC"):
+            known.setdefault(Kind(kind), []).append(secret)
+        return known
+
+    # --- What comes in
+
+    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
+        """Store a receipt and what it tells; return what became of each entry."""
+        number = self._open.execute(
+            "INSERT INTO receipts (at, posted_as, verdict, peer, headers, query, body)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                receipt.at,
+                receipt.kind,
+                verdict,
+                receipt.peer.encode("ascii", "backslashreplace").decode(),
+                json.dumps(receipt.headers),
+                json.dumps(receipt.query),
+                receipt.body,
+            ),
+        ).lastrowid
+        assert number is not None
+        verdicts = [self._enter(number, receipt.at, entry) for entry in entries]
+        if verdicts:
+            text = " ".join(dict.fromkeys(verdicts))
+            self._open.execute("UPDATE receipts SET verdict = ? WHERE id = ?", (text, number))
+        return verdicts
+
+    def _enter(self, receipt: int, at: float, entry: Entry) -> str:
+        cursor = self._open.execute(
+            "INSERT INTO facts (at, receipt, kind, posted_as, key, identity, content, rank, fields,"
+            " reason, verified) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (identity) DO NOTHING",
+            (
+                at,
+                receipt,
+                entry.kind,
+                entry.posted_as,
+                entry.key,
+                entry.identity,
+                entry.content,
+                entry.rank,
+                entry.fields,
+                entry.reason,
+                entry.verified,
+            ),
+        )
+        if cursor.rowcount == 0:
+            ((content,),) = self._open.execute(
+                # A repetition may bring the proof that the first one lacked.
+                "UPDATE facts SET receipts = receipts + 1, differing = differing + (content != ?),"
+                " verified = max(verified, ?) WHERE identity = ? RETURNING content",
+                (entry.content, entry.verified, entry.identity),
+            ).fetchall()
+            return "repeated" if content == entry.content else "differs"
+        assert cursor.lastrowid is not None
+        return self._place(cursor.lastrowid, entry)
+
+    def _place(self, number: int, entry: Entry) -> str:
+        """Hold a new fact against the older ones of its key: which of them are still true?"""
+        if entry.rank is not None:
+            newest = self._one("SELECT max(rank) FROM facts WHERE key = ? AND id != ?", entry.key, number)
+            if newest is not None and newest > entry.rank:
+                self._dethrone(Standing.STALE, "id = ?", number)
+                return Standing.STALE
+            self._dethrone(Standing.STALE, "key = ? AND id != ?", entry.key, number)
+        elif entry.kind is Kind.COMPLETION:
+            first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
+            if first != number:
+                self._open.execute("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
+            self._dethrone(Standing.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
+        elif entry.kind is Kind.TERMINATE and self._one(
+            "SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, Kind.COMPLETION
+        ):
+            self._dethrone(Standing.OVERRULED, "id = ?", number)
+            return Standing.OVERRULED
+        return "new"
+
+    def _dethrone(self, standing: Standing, where: str, *values: object) -> None:
+        self._open.execute(
+            "UPDATE facts SET standing = ?, state = CASE state WHEN 'pending' THEN 'skipped' ELSE state END"
+            f" WHERE standing = 'stands' AND {where}",  # noqa: S608  the conditions stand above
+            (standing, *values),
+        )
+
+    def _one(self, query: str, *values: object) -> Any:
+        return self._open.execute(query, values).fetchone()[0]
+
+    # --- Handlers
+
+    def claim(
+        self, owner: str, kinds: Sequence[Kind | None], now: float, until: float, most: int
+    ) -> Sequence[Fact[Notification]]:
+        """Lease facts that are due to a handler, at most one of each key, in the order of arrival."""
+        names, marks = _names(kinds), _marks(kinds)
+        values = (until, owner, now, *names, *names, most)
+        rows = self._open.execute(_CLAIM % (marks, marks), values).fetchall()
+        return [_fact(row, partial(_body, self._open)) for row in sorted(rows)]
+
+    def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
+        """Prolong leases."""
+        self._open.executemany(
+            "UPDATE facts SET due = ? WHERE id = ? AND owner = ? AND state = 'pending'",
+            [(until, number, owner) for number in fact_ids],
+        )
+
+    def release(self, owner: str) -> None:
+        """End all leases of somebody, without counting their last attempt."""
+        self._open.execute(
+            "UPDATE facts SET due = 0, owner = NULL, attempts = attempts - 1"
+            " WHERE owner = ? AND state = 'pending'",
+            (owner,),
+        )
+
+    def settle(self, owner: str, settled: Settled) -> bool:
+        """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
+        cursor = self._open.execute(
+            "UPDATE facts SET state = CASE standing WHEN 'stands' THEN ? ELSE state END, due = ?, owner = NULL,"
+            " error = ? WHERE id = ? AND owner = ?",
+            (settled.state, settled.due, settled.error, settled.fact_id, owner),
+        )
+        return cursor.rowcount == 1
+
+    def replay(self, fact_ids: Iterable[int] | None = None) -> int:
+        """Make facts due again: those named, or all dead ones. Returns how many."""
+        change = (
+            "UPDATE facts SET state = 'pending', due = 0, attempts = 0, owner = NULL WHERE standing = 'stands'"
+        )
+        if fact_ids is None:
+            return self._open.execute(f"{change} AND state = 'dead'").rowcount
+        return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in fact_ids)
+
+    # --- Reading
+
+    def facts(
+        self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
+    ) -> Iterator[Fact[Notification]]:
+        """Yield the facts with a higher ID than `after`, in the order of arrival.
+
+        It reads by a connection of its own, in pages, and so holds up nobody who writes.
+        """
+        conditions = ["id > ?"]
+        values: list[Any] = [after]
+        if kinds is not None:
+            wanted = list(kinds)
+            conditions.append(f"coalesce(kind, '') IN ({_marks(wanted)})")
+            values += _names(wanted)
+        if state is not None:
+            conditions.append("state = ?")
+            values.append(state)
+        query = f"SELECT {_COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"  # noqa: S608
+        with self._failing("cannot be read"):
+            database = self._connected()
+            try:
+                while rows := database.execute(query, values).fetchall():
+                    for row in rows:
+                        yield _fact(row, partial(_body, database))
+                    values[0] = rows[-1][0]
+            finally:
+                database.close()
+
+
+def _names(kinds: Iterable[Kind | None]) -> list[str]:
+    return ["" if kind is None else str(kind) for kind in kinds]
+
+
+def _marks(kinds: Sequence[Kind | None]) -> str:
+    return ", ".join("?" * len(kinds))
+
+
+def _check_form(database: sqlite3.Connection, path: Path) -> None:
+    tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application = database.execute("PRAGMA application_id").fetchone()[0]
+    form = database.execute("PRAGMA user_version").fetchone()[0]
+    if tables and application != _APPLICATION:
+        raise StoreError(f"{path} is a database of something else; name another file")
+    if form > _FORM:
+        raise StoreError(
+            f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
+        )
+
+
+def _body(database: sqlite3.Connection, receipt: int) -> bytes:
+    row = database.execute("SELECT body FROM receipts WHERE id = ?", (receipt,)).fetchone()
+    return bytes(row[0]) if row else b""
+
+
+def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notification]:
+    number, at, receipt, posted_as, kind, fields_json, reason, verified, receipts, differing, *rest = row
+    corrects, standing, state, attempts, error = rest
+    fields = json.loads(fields_json)
+    notification: Notification
+    if kind is None:
+        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=reason)
+    else:
+        notification = understand(Kind(kind), Named(fields))
+    return Fact(
+        id=number,
+        notification=notification,
+        fields=fields,
+        received_at=datetime.fromtimestamp(at, UTC),
+        receipts=receipts,
+        differing=differing,
+        verified=bool(verified),
+        corrects=corrects,
+        standing=Standing(standing),
+        state=State(state),
+        attempts=attempts,
+        error=error,
+    )

@@ -1,0 +1,218 @@
+"""What is stored: a receipt for each hit, a fact for each thing that was told; and what a store must do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from attrs import field, frozen
+
+from sampling_async._contract.errors import SamplingError
+from sampling_async._contract.records import hidden
+from sampling_async.notifications._records import Fields, Kind, Notification, UnknownNotification
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+N_co = TypeVar("N_co", bound=Notification, covariant=True)
+
+
+class StoreError(SamplingError):
+    """The store of notifications cannot be opened, read or written. The text says why."""
+
+
+class Standing(StrEnum):
+    """Whether a fact is still true.
+
+    `OVERRULED`: a terminate of a member who has a completion of the same survey and wave. `STALE`: a quota
+    status that is older than another one of its quota. Handlers get only facts that stand.
+    """
+
+    STANDS = "stands"
+    OVERRULED = "overruled"
+    STALE = "stale"
+
+
+class State(StrEnum):
+    """How far the handling of a fact is. `DEAD` facts wait for a replay; `SKIPPED` ones do not stand."""
+
+    PENDING = "pending"
+    HANDLED = "handled"
+    DEAD = "dead"
+    SKIPPED = "skipped"
+
+
+@frozen
+class Receipt:
+    """One hit: what was posted, from where, to which URL."""
+
+    kind: Kind
+    at: float
+    body: bytes = field(repr=lambda body: f"<{len(body)} bytes>")
+    query: str = field(default="", repr=hidden)
+    headers: Sequence[tuple[str, str]] = field(default=(), repr=hidden)
+    peer: str = ""
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One thing that a receipt tells, prepared for the store.
+
+    Attributes:
+        kind: The kind; None if it was not understood.
+        posted_as: The kind whose URL it came to.
+        key: What it is about: a member in a survey and wave, a quota, a survey. Order is kept for each key.
+        identity: What makes it the same thing: a second entry with this identity is a repetition.
+        content: A hash of all fields, by which a repetition with other content is noticed.
+        rank: Orders the entries of a key where the newest counts; None where all count.
+        fields: The fields as JSON.
+        reason: Why it was not understood.
+        verified: Whether the signature over survey, wave and member was there, and right.
+    """
+
+    kind: Kind | None
+    posted_as: Kind
+    key: str
+    identity: str
+    content: str
+    rank: int | None = None
+    fields: str = "{}"
+    reason: str = ""
+    verified: bool = False
+
+
+@frozen(kw_only=True)
+class Fact(Generic[N_co]):
+    """One thing that the service has told, however often it did.
+
+    Attributes:
+        id: The number of the fact in its store, in the order of arrival. Use it to do your work only once:
+            handlers get a fact at least once.
+        notification: What was told.
+        fields: The fields as they came first, in the service's names.
+        received_at: When it came first.
+        receipts: How many times it came.
+        differing: How many of these differed from the first in some field.
+        verified: Whether EncryptedValue proves the survey, the wave and the member. It never proves the kind
+            or the revenue.
+        corrects: For a completion with another revenue than the member's first: the ID of that first fact.
+        standing: Whether it is still true.
+        state: How far its handling is.
+        attempts: How many times a handler was called with it, this time included.
+        error: The type and text of what the last attempt raised.
+    """
+
+    id: int
+    notification: N_co
+    fields: Fields = field(repr=hidden)
+    received_at: datetime
+    receipts: int = 1
+    differing: int = 0
+    verified: bool = False
+    corrects: int | None = None
+    standing: Standing = Standing.STANDS
+    state: State = State.PENDING
+    attempts: int = 0
+    error: str | None = field(default=None, repr=hidden)
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind, or None if the notification was not understood."""
+        return None if isinstance(self.notification, UnknownNotification) else self.posted_as
+
+    @property
+    def posted_as(self) -> Kind:
+        """The kind whose URL it came to."""
+        return self.notification.kind
+
+
+@frozen(kw_only=True)
+class Settled:
+    """What one attempt to handle a fact came to.
+
+    Attributes:
+        fact_id: The fact.
+        state: Handled or dead; pending if it is tried again.
+        due: When it is tried again, in seconds since 1970.
+        error: What the attempt raised.
+    """
+
+    fact_id: int
+    state: State
+    due: float = 0.0
+    error: str | None = None
+
+
+class Store(Protocol):
+    """Where receipts and facts are kept. Every method is called in one thread, and may block.
+
+    Each method but `open`, `close`, `facts` and `receipts` is called inside the block of `transaction()`. What
+    was done there must be on the disk when the block ends, or the block must raise `StoreError`. If the block
+    is left by an exception, nothing of it may stay.
+    """
+
+    def open(self) -> None:
+        """Open the store; make it if there is none."""
+
+    def close(self) -> None:
+        """Close the store."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a block whose writes are stored together."""
+        ...
+
+    def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
+        """Return the secrets of the kinds' URLs, the newest first; keep `fresh` for those that have none."""
+        ...
+
+    def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
+        """Put new secrets in front, and drop all but `keep` of each kind."""
+
+    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
+        """Store a receipt and what it tells.
+
+        Args:
+            receipt: The hit.
+            entries: What it tells; none if it was refused.
+            verdict: The reason why it was refused.
+
+        Returns:
+            What became of each entry: `new`, `repeated`, `differs`, `stale` or `overruled`.
+        """
+        ...
+
+    def claim(
+        self, owner: str, kinds: Sequence[Kind | None], now: float, until: float, most: int
+    ) -> Sequence[Fact[Notification]]:
+        """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
+
+        Args:
+            owner: Who asks.
+            kinds: The kinds that have a handler; None stands for what was not understood.
+            now: The time, in seconds since 1970.
+            until: The end of the lease. Facts that are not settled by then are due again.
+            most: How many.
+        """
+        ...
+
+    def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
+        """Prolong leases."""
+
+    def release(self, owner: str) -> None:
+        """End all leases of somebody, without counting their last attempt."""
+
+    def settle(self, owner: str, settled: Settled) -> bool:
+        """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
+        ...
+
+    def replay(self, fact_ids: Iterable[int] | None = None) -> int:
+        """Make facts due again: those named, or all dead ones. Returns how many."""
+        ...
+
+    def facts(
+        self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
+    ) -> Iterator[Fact[Notification]]:
+        """Yield the facts with a higher ID than `after`, in the order of arrival."""
+        ...
