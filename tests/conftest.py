@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
+
 import pytest
 from cli_kit import point_at
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,21 @@ settings.load_profile("repeatable")
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run async tests on both event loops."""
     return request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Mark async tests with `anyio`, except those that are marked `asyncio`: pytest-asyncio runs these.
+
+    anyio's hook of the same name reads the mark, so this one must run first. It does: of the hooks that want to
+    be first, pytest calls the one that was registered last, and a conftest is registered after plugins.
+    """
+    if not collector.istestfunction(obj, name):
+        return
+    test = obj.hypothesis.inner_test if hasattr(obj, "hypothesis") else obj
+    marks = {mark.name for mark in (*getattr(obj, "pytestmark", ()), *collector.iter_markers())}
+    if iscoroutinefunction(test) and marks.isdisjoint({"asyncio", "anyio"}):
+        pytest.mark.anyio(obj)
 
 
 # --- Services that commands ask

@@ -26,7 +26,6 @@ from agent_canary import AGENTS, CALLERS
 
 from sampling_async import RetryPolicy, SamplingClient
 
-pytestmark = pytest.mark.anyio
 CANARY = Path(__file__).with_name("agent_canary.py")
 MEMBER = "canary"
 
@@ -38,10 +37,9 @@ def installed(agent: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_would_transmit_none_of_our_secrets(agent, caller, anyio_backend):
+def test_an_agent_would_transmit_none_of_our_secrets(agent, caller):
     if not installed(agent):
         pytest.skip(f"{agent} is not installed; the dependency group `scoreboard` has it")
     command = [sys.executable, str(CANARY), agent, caller]
@@ -188,8 +186,7 @@ async def test_a_call_that_is_cancelled_leaves_the_instrumentation_as_it_was():
     assert arrived.is_set()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_an_agent_that_is_not_loaded_is_not_imported(anyio_backend):
+def test_an_agent_that_is_not_loaded_is_not_imported():
     code = "import sys, sampling_async; sampling_async.SamplingClient; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

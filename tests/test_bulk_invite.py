@@ -28,7 +28,6 @@ from sampling_async import (
 )
 from sampling_async._contract import errors as _errors
 
-pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 
 

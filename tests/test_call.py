@@ -21,8 +21,6 @@ from sampling_async import (
 )
 from sampling_async._calls import call as calls
 
-pytestmark = pytest.mark.anyio
-
 
 def status(code: int, **headers: str) -> httpx.Response:
     return httpx.Response(code, headers={name.replace("_", "-"): value for name, value in headers.items()})

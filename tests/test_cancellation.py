@@ -10,8 +10,6 @@ import pytest
 
 from sampling_async._pacing.cancellation import is_stray
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_an_error_is_no_cancellation():
     assert not is_stray(ValueError())
@@ -29,7 +27,7 @@ async def test_a_cancellation_by_a_scope_is_meant():
     assert caught is False
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_a_cancellation_of_the_task_is_meant():
     caught = []
 

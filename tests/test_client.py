@@ -25,7 +25,6 @@ from sampling_async import (
     Timeouts,
 )
 
-pytestmark = pytest.mark.anyio
 BASE = "https://service.example/prefix"
 SAMPLES = f"{BASE}/IPExternalSamplingService/ExternalSample/{doubles.PANEL}"
 
@@ -215,7 +214,7 @@ async def test_breaking_off_is_safe_and_resumed_after_the_last_code():
     assert seen == ["a", "b", "c", "d", "e"]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio scolds any generator that is left unclosed
+@pytest.mark.asyncio  # trio scolds any generator that is left unclosed
 async def test_breaking_off_without_closing_is_safe_too():
     async with doubles.client(listing("a", "b", "c", "d", "e")) as client:
         async for _ in client.recontact_members(5):

@@ -32,10 +32,6 @@ from sampling_async._wire import engine as _engine
 if TYPE_CHECKING:
     from sampling_async._wire.engine import Engine
 
-pytestmark = pytest.mark.anyio
-
-ON_ASYNCIO = ["asyncio"]
-
 
 def client_of(url: str, **options) -> SamplingClient:
     once = RetryPolicy(max_attempts=1)
@@ -205,7 +201,7 @@ def slowly(connection: wire.Connection) -> None:
         connection.send(wire.answer(b"[]"))
 
 
-@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+@pytest.mark.asyncio
 async def test_a_timer_closes_what_is_unused_for_long():
     script = Closing()
     with wire.serve(script) as url:
@@ -217,7 +213,7 @@ async def test_a_timer_closes_what_is_unused_for_long():
                 await until(lambda: engine_of(client)._timer is None)
 
 
-@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+@pytest.mark.asyncio
 async def test_the_timer_looks_again_when_the_next_one_is_due():
     with wire.serve(slowly) as url:
         async with client_of(url) as client:
@@ -231,7 +227,7 @@ async def test_the_timer_looks_again_when_the_next_one_is_due():
             first.cancel()
 
 
-@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+@pytest.mark.asyncio
 async def test_a_timer_keeps_no_client_alive():
     with wire.serve(Closing()) as url:
         client = client_of(url)
@@ -279,7 +275,7 @@ async def test_what_a_signal_handler_raises_in_a_send_comes_out():
         await _engine._Connection(Line()).send(b"x", bool, 1)
 
 
-@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+@pytest.mark.asyncio
 async def test_what_the_server_closes_is_closed_at_once():
     """It stood half closed until the next request, which may be hours away."""
     script = Closing()
@@ -293,7 +289,7 @@ async def test_what_the_server_closes_is_closed_at_once():
             await client.get_settings()
 
 
-@pytest.mark.parametrize("anyio_backend", ON_ASYNCIO)
+@pytest.mark.asyncio
 async def test_news_of_a_connection_that_is_in_use_or_quiet_is_none():
     with wire.serve(slowly) as url:
         async with client_of(url) as client:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 import doubles
-import pytest
 from anyio import wait_all_tasks_blocked
 
 from sampling_async._pacing.gate import Gate, Lane, Permit
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_gate_gives_as_many_permits_as_its_limit():

@@ -32,7 +32,6 @@ from sampling_async import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 NO_PATIENCE = OutagePolicy(patience=0)
 """What is refused for load, or cannot be sent, uses up its attempts."""

@@ -13,8 +13,6 @@ from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.read_ahead import ReadAhead
 from sampling_async._pacing.stepwise import Stepwise
 
-pytestmark = pytest.mark.anyio
-
 
 async def numbers(count: int, drawn: list[int] | None = None):
     for number in range(count):

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from sampling_async._journal.run import JournalRun
 
-pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 PANEL = [InviteRequest(f"m{n}", range(1, 7)) for n in range(5)]
 
@@ -783,7 +782,7 @@ async def test_a_journal_that_is_not_open_says_so(tmp_path):
 # --- Letting go
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 @pytest.mark.parametrize("cancels", [1, 2, 3, 7])
 async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tmp_path, monkeypatch, cancels):
     let_go, go_on = JournalFile._let_go, threading.Event()
@@ -814,7 +813,7 @@ async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tm
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monkeypatch):
     append, writing, go_on = Rows.append, threading.Event(), threading.Event()
 

@@ -42,9 +42,6 @@ def test_the_latest_links_are_remembered_and_no_more():
     links.hand("other", ["1/0"], "$")  # forgotten
 
 
-pytestmark = pytest.mark.anyio
-
-
 async def test_over_any_transport_links_of_another_member_are_not_told():
     """A transport that hands an answer to the wrong request: what can be known is known from the links."""
     last: list[httpx.Response] = []

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.mark.anyio
 async def test_the_loop_is_asyncios_or_none(anyio_backend):
     if anyio_backend == "asyncio":
         assert asyncio_loop() is running_loop() is asyncio.get_running_loop()
@@ -32,14 +31,12 @@ async def test_the_loop_is_asyncios_or_none(anyio_backend):
         assert running_loop() == anyio.lowlevel.current_token()
 
 
-@pytest.mark.anyio
 async def test_it_is_found_so_whatever_else_is_loaded(anyio_backend, monkeypatch):
     monkeypatch.delitem(sys.modules, "trio" if anyio_backend == "asyncio" else "asyncio")
     assert (asyncio_loop() is None) is (anyio_backend == "trio")
 
 
-@pytest.mark.anyio
-async def test_older_and_newer_tokens_of_anyio_name_it(anyio_backend, monkeypatch):
+async def test_older_and_newer_tokens_of_anyio_name_it(monkeypatch):
     class Token:
         native_token = asyncio_loop()
 
@@ -48,8 +45,7 @@ async def test_older_and_newer_tokens_of_anyio_name_it(anyio_backend, monkeypatc
         assert asyncio_loop() is Token.native_token
 
 
-@pytest.mark.anyio
-async def test_its_time_is_that_of_anyio(anyio_backend):
+async def test_its_time_is_that_of_anyio():
     before = anyio.current_time()
     assert before <= current_time() <= anyio.current_time()
 
@@ -194,8 +190,7 @@ def test_a_wire_can_be_closed_when_its_loop_is(sockets):
     assert ours.fileno() == -1
 
 
-@pytest.mark.anyio
-async def test_what_tls_has_decrypted_already_is_not_waited_for(anyio_backend, monkeypatch):
+async def test_what_tls_has_decrypted_already_is_not_waited_for(monkeypatch):
     class Pending:
         def pending(self) -> int:
             return 1
@@ -209,8 +204,7 @@ async def test_what_tls_has_decrypted_already_is_not_waited_for(anyio_backend, m
     assert await wire.receive() == b"a"
 
 
-@pytest.mark.anyio
-async def test_a_peer_that_takes_nothing_is_waited_for_up_to_the_limit(anyio_backend, sockets):
+async def test_a_peer_that_takes_nothing_is_waited_for_up_to_the_limit(sockets):
     ours, _ = sockets
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -25,8 +25,6 @@ from sampling_async import (
 )
 from sampling_async._pacing.outage import Outage
 
-pytestmark = pytest.mark.anyio
-
 GONE = [
     httpx.ConnectError("refused"),
     httpx.ReadError("cut"),

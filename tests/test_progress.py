@@ -16,8 +16,6 @@ from sampling_async._bulk import source as _chunks
 if TYPE_CHECKING:
     import httpx
 
-pytestmark = pytest.mark.anyio
-
 
 def ticking(time: doubles.FakeTime, seconds: float = 2.0):
     """Return a service that takes so long for each request."""

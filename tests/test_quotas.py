@@ -46,7 +46,6 @@ from sampling_async._wire import engine as _engine
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 TAIL = b'],"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
 HEAD = b'{"Surveys":['

@@ -41,7 +41,6 @@ from sampling_async import (
 from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import get_settings
 
-pytestmark = pytest.mark.anyio
 ONCE = RetryPolicy(max_attempts=1)
 
 
@@ -517,7 +516,7 @@ async def test_a_client_works_after_a_cancel_at_any_tick(warm):
         await _sweep(_call_cancelled_after, url, warm=warm)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_client_works_after_its_task_was_cancelled_at_any_tick(warm):
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
@@ -635,7 +634,7 @@ class Endless(httpx.AsyncByteStream):
             yield b"x" * 100
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio scolds httpx for what such a stream leaves
+@pytest.mark.asyncio  # trio scolds httpx for what such a stream leaves
 async def test_a_body_that_goes_on_after_it_was_closed_is_not_waited_for():
     def endless(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, stream=Endless())

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sampling_async import Quota, Survey
 
-pytestmark = pytest.mark.anyio
 
 # Without halves of surrogate pairs, which no URL can hold, and without what a URL takes for steps of a path.
 ANY_CODE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(

@@ -10,8 +10,6 @@ import pytest
 
 from sampling_async.simulator import Fault, Latency, Simulator, VirtualClock
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_sleepers_wake_in_the_order_of_their_times_and_see_their_own():
     clock, woken = VirtualClock(10.0), []

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sampling_async import Quotas
 
-pytestmark = pytest.mark.anyio
-
 
 class Naps:
     """A sleep that takes no time and notes what it was asked for."""

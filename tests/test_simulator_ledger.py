@@ -14,8 +14,6 @@ from sampling_async import Invite, InviteOutcome, RetryPolicy, ServerError
 from sampling_async.simulator import Fault, LedgerEntry, SimulatedMember, Simulator, VirtualClock
 from sampling_async.simulator._verdict import verdict
 
-pytestmark = pytest.mark.anyio
-
 
 def outcome(
     status: Literal["invited", "rejected", "not_sent", "unknown"],

@@ -245,7 +245,6 @@ def test_the_client_reads_of_a_bulk_item_what_the_document_allows():
 # --- What the simulator sends
 
 
-@pytest.mark.anyio
 async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
     sim = Simulator(surveys=1, members=1, faults=[Fault.status(503)])
     async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url) as client:
@@ -255,8 +254,7 @@ async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
     assert sim.ledger.request_count == 0
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_every_answer_of_the_simulator_fits_its_operation():
     sim = Simulator(surveys=10, members=20)
     recontact = sim.recontact_quota_ids[0]

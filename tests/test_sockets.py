@@ -15,8 +15,6 @@ from sampling_async._wire import sockets as _sockets
 from sampling_async._wire.forks import forks
 from sampling_async._wire.sockets import Wire, connect
 
-pytestmark = pytest.mark.anyio
-
 
 @contextlib.contextmanager
 def pair():
@@ -322,7 +320,7 @@ async def test_what_was_opened_before_a_fork_is_not_used_after_it(monkeypatch):
         assert ours.fileno() == -1
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_a_socket_closed_elsewhere_is_closed_by_its_loop_or_there_if_that_has_ended(monkeypatch):
     loop = asyncio.get_running_loop()
     for ended in (False, True):

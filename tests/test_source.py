@@ -12,8 +12,6 @@ from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._bulk.source import MemberSource, PanelSource, checked_request
 from sampling_async._pacing.stepwise import ENTRIES
 
-pytestmark = pytest.mark.anyio
-
 
 def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
     """Return the outcomes of what was taken and not handed over."""

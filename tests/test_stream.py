@@ -17,8 +17,6 @@ from sampling_async import (
     InviteRequest,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def bulk(handler, quota_ids, **options) -> BulkInviteResult:
     chunk_size = options.pop("chunk_size", 100)

@@ -11,8 +11,6 @@ import pytest
 
 from sampling_async._pacing.threads import in_thread
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_what_a_function_returns_comes_back_from_another_thread():
     assert await in_thread(lambda a, b: (a + b, threading.current_thread().daemon), 1, 2) == (3, True)

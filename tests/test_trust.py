@@ -20,8 +20,6 @@ from sampling_async._wire.engine import _Connection
 from sampling_async._wire.sockets import Wire
 from sampling_async._wire.trust import context_of_files
 
-pytestmark = pytest.mark.anyio
-
 ONCE = RetryPolicy(max_attempts=1)
 ANSWERS = wire.serve_each(lambda _: wire.answer(b"[]"))
 

@@ -16,8 +16,6 @@ from sampling_async._wire.address import Proxy
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.tunnels import Tunnel, refusal_of
 
-pytestmark = pytest.mark.anyio
-
 
 class Behind:
     """A service that answers settings and bulk invites, and what it was sent."""

@@ -24,8 +24,6 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 
-pytestmark = pytest.mark.anyio
-
 TABLE = json.loads(Path(__file__).with_name("conformance.json").read_text("utf-8"))
 KINDS = {
     TransportError: "transport",

@@ -26,7 +26,6 @@ from sampling_async._journal.lines import line_of
 from sampling_async._journal.lock import Damage
 from sampling_async._journal.rows import ANSWERED, SENT, Rows
 
-pytestmark = pytest.mark.anyio
 OWNER = "https://service.example", doubles.PANEL
 MEMBERS = [f"member-{number}" for number in range(4)]
 QUOTAS = range(1, 61)

@@ -25,7 +25,6 @@ from sampling_async import InvalidRequestError, TransportError
 from sampling_async._wire import engine as _engine
 from sampling_async._wire.lookups import Lookups
 
-pytestmark = pytest.mark.anyio
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
 FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
 TIMED = 5
@@ -150,7 +149,7 @@ async def test_mode_41_an_end_that_tls_does_not_vouch_for_is_not_that_of_the_ans
 # --- 42: threads of the host
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(host):
     release = threading.Event()
@@ -233,7 +232,7 @@ async def test_mode_42_where_no_thread_can_be_started_nothing_was_sent(monkeypat
 # --- 43: clients that are dropped
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 @pytest.mark.parametrize("collected_in", ["this thread", "another"])
 async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop(collected_in):
     """What the system numbers alike is watched like any other then."""
@@ -270,7 +269,7 @@ async def test_mode_43_a_client_that_never_called_may_be_dropped():
     gc.collect()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_mode_43_closing_that_is_cancelled_has_closed_what_was_idle():
     stubborn = asyncio.Event()
     with FaultServer(RIGHT, then=[*PROCESSED, silence()]) as server:
@@ -340,7 +339,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
         assert set(server.ledger.invites.values()) == {1}
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_mode_44_a_busy_client_refuses_a_second_event_loop_at_once():
     with FaultServer(then=[*PROCESSED, silence()]) as server:
         client = client_of(server.url, max_concurrency=1, retry=ONCE)

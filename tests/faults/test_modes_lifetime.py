@@ -17,9 +17,6 @@ from kit import ONCE, assert_idle, call, client_of
 import sampling_async
 from sampling_async import ClientClosedError, InvalidRequestError, InviteRequest, RetryPolicy, TransportError
 
-pytestmark = pytest.mark.anyio
-
-
 # --- 13: a list that is interrupted
 
 
@@ -69,7 +66,7 @@ async def test_mode_13_who_breaks_out_and_comes_back_misses_nobody(taken):
     assert codes == list(RECONTACT_CODES)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio scolds every async generator that is not closed
+@pytest.mark.asyncio  # trio scolds every async generator that is not closed
 async def test_mode_13_a_break_without_closing_holds_nothing_and_is_not_scolded():
     with FaultServer() as server, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

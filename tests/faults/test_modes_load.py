@@ -29,7 +29,6 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 
-pytestmark = pytest.mark.anyio
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 SEED = 20_240_229
 

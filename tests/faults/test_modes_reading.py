@@ -33,9 +33,6 @@ from sampling_async import (
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._protocol.bulk_reply import read_bulk
 
-pytestmark = pytest.mark.anyio
-
-
 # --- 10 and 11: one outcome for every ID, whatever the answer says
 
 _MUTATIONS = st.sampled_from(

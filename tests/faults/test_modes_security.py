@@ -41,8 +41,6 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 
-pytestmark = pytest.mark.anyio
-
 LEAKY = f'{{"Message": "no such key {doubles.KEY} for /ExternalSample/x/m1/Invites", "ResultCode": 2}}'
 FAULTS = {
     "rst": [*PROCESSED, rst()],

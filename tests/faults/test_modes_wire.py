@@ -47,8 +47,6 @@ from sampling_async import (
     TransportTimeoutError,
 )
 
-pytestmark = pytest.mark.anyio
-
 AMBIGUOUS = {
     "silence": [*PROCESSED, silence()],
     "fin": [*PROCESSED, fin()],

@@ -38,8 +38,6 @@ from sampling_async import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-pytestmark = pytest.mark.anyio
-
 
 # --- Cuts
 

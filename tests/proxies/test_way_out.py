@@ -19,8 +19,6 @@ from real_proxies import PASSWORD, nginx_that_asks_who, squid, tinyproxy
 
 from sampling_async import BadRequestError, RetryPolicy, SamplingClient, SamplingError, TransportError
 
-pytestmark = [pytest.mark.anyio]
-
 PROXIES = {"squid": squid, "tinyproxy": tinyproxy}
 ENDPOINTS = ["get_settings", "get_quotas", "generate_invite", "bulk_invite", "recontact_members"]
 
@@ -100,7 +98,7 @@ async def test_a_service_that_is_not_there_is_told_of_the_proxy(proxy):
     assert (caught.value.delivery, caught.value.permanent) == ("not_sent", False)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 @pytest.mark.parametrize("scheme", ["https", "http"])
 async def test_after_many_cancelled_calls_through_a_proxy_all_calls_work(scheme, proxy):
     """The engine of httpx was dead for good after 600 of them."""
@@ -134,7 +132,7 @@ async def _cut_off(client: SamplingClient, seconds: float) -> None:
         await client.get_settings()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_path, monkeypatch):
     authority = trustme.CA()
     authority.issue_cert("partner@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me")
@@ -158,7 +156,7 @@ async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_pa
             assert "No required SSL certificate was sent" in caught.value.body_excerpt
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.asyncio
 async def test_through_squid_to_nginx_with_a_client_certificate(tmp_path):
     authority = trustme.CA()
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
