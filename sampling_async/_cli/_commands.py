@@ -17,6 +17,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
 from sampling_async._cli._connection import KEY_VARIABLE, Connection, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
+from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import takes
 from sampling_async._cli._outcome_printer import OutcomePrinter
 from sampling_async._cli._requests import RequestLines
@@ -381,6 +382,6 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
 
 
 app.command(cls=Command)(takes(options=_match.MatchOptions, connection=Connection)(_match.match))
-app.command(cls=Command)(_simulation.simulate)
+app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
 app.command(cls=Command)(_simulation.demo)
 app.add_typer(_notifications.app, name="notifications")

@@ -87,6 +87,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async simulate --members panel.jsonl",
         "sampling-async simulate --port 0 \\\n  --latency-base 0.05 --workers 4",
         "sampling-async simulate --faults faults.json",
+        "sampling-async simulate --notify urls.json",
     ),
     "demo": ("sampling-async demo", "sampling-async demo --faults"),
 }

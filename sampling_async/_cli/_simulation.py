@@ -16,6 +16,7 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._notify import Notify, sending
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 
 _PANEL = "Latency of the simulated service"
@@ -24,6 +25,7 @@ _DIGITS = 8
 
 
 def simulate(
+    notify: Notify,
     *,
     port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8080,
     host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
@@ -74,13 +76,21 @@ def simulate(
 
     panel = ended_by_failure(lambda: _Panel.of(members or []))
     planned = ended_by_failure(lambda: _faults_of(faults))
+    urls = ended_by_failure(notify.urls)
     latency = Latency(a=latency_base, b=latency_per_id, workers=workers)
-    simulator = Simulator(seed, surveys=surveys, members=panel.size, latency=latency, faults=planned)
+    simulator = Simulator(
+        seed,
+        surveys=surveys,
+        members=panel.size,
+        latency=latency,
+        faults=planned,
+        notifying=notify.notifying(),
+    )
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
     ended_by_failure(lambda: panel.write(simulator))
     ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
-    with suppress(KeyboardInterrupt):  # the way to end it
+    with suppress(KeyboardInterrupt), sending(simulator, urls):  # Ctrl-C is the way to end it
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
 

@@ -80,13 +80,15 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _form(body: bytes) -> dict[str, str]:
+    if not body:
+        raise NotUnderstoodError("an empty body")
     try:
         text = body.decode("utf-8-sig").strip()
         pairs = parse_qsl(
             text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=_MOST_FIELDS
         )
     except ValueError:
-        raise NotUnderstoodError("neither JSON nor XML nor a form" if body else "an empty body") from None
+        raise NotUnderstoodError("neither JSON nor XML nor a form") from None
     return _object([(name, value) for name, value in pairs])
 
 

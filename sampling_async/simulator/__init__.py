@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         SimulatedMember,
         generate_members,
     )
+    from sampling_async.simulator._outbox import Notifying, Outbox
     from sampling_async.simulator._panels import SimulatedPanel
+    from sampling_async.simulator._postings import Posting
     from sampling_async.simulator._questions import AGE_BANDS
     from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
     from sampling_async.simulator._simulator import Simulator
@@ -45,7 +47,10 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "Lie",
+    "Notifying",
+    "Outbox",
     "Participation",
+    "Posting",
     "ProfileAnswer",
     "RequestRecord",
     "Requests",
@@ -68,6 +73,9 @@ _HOMES: Final = {
     "Ledger": "_ledger",
     "LedgerEntry": "_records",
     "Lie": "_verdict",
+    "Notifying": "_outbox",
+    "Outbox": "_outbox",
+    "Posting": "_postings",
     "Participation": "_members",
     "ProfileAnswer": "_members",
     "RequestRecord": "_records",

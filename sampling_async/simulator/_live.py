@@ -124,6 +124,11 @@ class LiveInventory:
     def __iter__(self) -> Iterator[LiveQuota]:
         return iter(self._quotas.values())
 
+    @property
+    def surveys(self) -> Sequence[LiveSurvey]:
+        """All surveys, closed ones included."""
+        return self._surveys
+
     def get(self, quota_id: int) -> LiveQuota | None:
         """Return the quota with this ID, or None."""
         return self._quotas.get(quota_id)

@@ -126,32 +126,39 @@ _END_PAGES: Final = {
     "Max Surveys Reached URL": (None, "Where members go after reaching the daily maximum of surveys"),
 }
 _NOTIFICATIONS: Final = {
-    "Invite Notification URL": (None, "Where invite notifications or requests are sent"),
-    "Completion Notification URL": ("completions", "Where qualified completes are sent"),
-    "Terminate Notification URL": ("terminates", "Where terminates are sent"),
-    "Survey Notification URL": ("surveys", "Where notifications of closed surveys are sent "),
+    "Invite Notification URL": ("invite", "Where invite notifications or requests are sent"),
+    "Completion Notification URL": ("completion", "Where qualified completes are sent"),
+    "Terminate Notification URL": ("terminate", "Where terminates are sent"),
+    "Survey Notification URL": ("survey_closed", "Where notifications of closed surveys are sent "),
+}
+_MADE_UP_URLS: Final = {
+    "completion": f"{_PANEL_SITE}/notify/completions",
+    "terminate": f"{_PANEL_SITE}/notify/terminates",
+    "survey_closed": f"{_PANEL_SITE}/notify/surveys",
+    "quota_status": f"{_PANEL_SITE}/notify/quotas",
 }
 
 
-def settings_of(panel_guid: str) -> tuple[Setting, ...]:
-    """Return all settings of the contract. Some are unset; some descriptions end in a blank."""
+def settings_of(panel_guid: str, urls: Mapping[str, str] | None = None) -> tuple[Setting, ...]:
+    """Return all settings of the contract. Some are unset; some descriptions end in a blank.
+
+    Args:
+        panel_guid: The panel.
+        urls: The URLs of notifications by kind; made-up ones by default.
+    """
+    urls = _MADE_UP_URLS if urls is None else urls
     return (
         *(
             Setting(name, text, page and f"{_PANEL_SITE}/{page}?member=[pid]")
             for name, (page, text) in _END_PAGES.items()
         ),
         Setting("Max Surveys To Fetch", "Maximum number of surveys a dashboard call returns", "0"),
-        *(
-            Setting(name, text, page and f"{_PANEL_SITE}/notify/{page}")
-            for name, (page, text) in _NOTIFICATIONS.items()
-        ),
+        *(Setting(name, text, urls.get(kind)) for name, (kind, text) in _NOTIFICATIONS.items()),
         Setting(
             REFERENCE_DATA_KEY, "Authorization key for reference data", str(uuid5(NAMESPACE_URL, panel_guid))
         ),
         Setting("Panel GUID", "Identifier of the partner and culture", panel_guid),
         Setting("Quota Notifications Enabled", "Whether quota notifications are sent", "True"),
-        Setting(
-            "Quota Notification URL", "Where quota status updates are sent", f"{_PANEL_SITE}/notify/quotas"
-        ),
+        Setting("Quota Notification URL", "Where quota status updates are sent", urls.get("quota_status")),
         Setting("Standard EncryptionResult Parameter Name", "Parameter of the encrypted value", "hash"),
     )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._live import LiveInventory, LiveQuota
     from sampling_async.simulator._members import SimulatedMember
+    from sampling_async.simulator._outbox import Outbox
     from sampling_async.simulator._panels import MemberState, PanelState
 
 BULK_LIMIT: Final = 100
@@ -74,9 +75,13 @@ class Service:
     Simulators that are served need the lock: they handle requests in another thread than the test's.
     """
 
-    def __init__(self, inventory: LiveInventory, ledger: Ledger, *, recontact_page_size: int) -> None:
+    def __init__(
+        self, inventory: LiveInventory, ledger: Ledger, outbox: Outbox, *, recontact_page_size: int
+    ) -> None:
         self._inventory = inventory
         self._ledger = ledger
+        self._outbox = outbox
+        self.notification_urls: Mapping[str, str] | None = None
         self._recontact_page_size = recontact_page_size
         self._panels: dict[str, PanelState] = {}
         self._keys: dict[str, PanelState] = {}
@@ -123,7 +128,7 @@ class Service:
             case "generate_invite":
                 return self._generate_invite(panel, call)
             case "get_settings":
-                return Answer(settings_of(panel.panel.panel_guid))
+                return Answer(settings_of(panel.panel.panel_guid, self.notification_urls))
             case "recontact_members":
                 return self._recontact_members(panel, call)
 
@@ -219,6 +224,8 @@ class Service:
             endpoint=call.endpoint,
             request_number=call.request_number,
         )
+        self._outbox.invited(quota, state.member.member_code, url)
+        self._outbox.moved(quota.survey)
         return BulkItem(quota_id, ResultCode.SUCCESS, _invite_to(quota.survey.survey, quota_id, url))
 
 

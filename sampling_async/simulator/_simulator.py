@@ -14,6 +14,7 @@ from sampling_async.simulator._latency import Latency, WorkQueue
 from sampling_async.simulator._ledger import Ledger
 from sampling_async.simulator._live import LiveInventory, LiveQuota
 from sampling_async.simulator._members import SimulatedMember, generate_members
+from sampling_async.simulator._outbox import Outbox
 from sampling_async.simulator._panels import PanelState, SimulatedPanel, new_panel
 from sampling_async.simulator._service import Service, recontact_quota_ids
 from sampling_async.simulator._transport import SimulatorTransport
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async._contract.records import Quotas
+    from sampling_async.simulator._outbox import Notifying
     from sampling_async.simulator._transport import Sleep
 
 KEPT_REQUESTS: Final = 10_000
@@ -58,10 +60,12 @@ class Simulator:
         recontact_page_size: How many member codes a page holds if the request does not say.
         keep_requests: How many of the latest requests the ledger keeps; 0 or False for none.
         gzip: Whether bodies over 1 KB are compressed for clients that accept it.
+        notifying: What notifications tell, and how badly they are delivered; by default there are none.
 
     Attributes:
         faults: The plan of faults. Faults can be added and cleared at any time.
         ledger: Every invite and request of the service.
+        notifications: What the service tells of, to be delivered to an inbox or sent to URLs.
         app: The service as an ASGI application.
         base_url: The base URL for use in process, together with `transport()`.
     """
@@ -80,6 +84,7 @@ class Simulator:
         recontact_page_size: int = 10_000,
         keep_requests: int | bool = KEPT_REQUESTS,
         gzip: bool = True,
+        notifying: Notifying | None = None,
     ) -> None:
         if surveys < 0 or recontact_page_size < 1 or (isinstance(members, int) and members < 0):
             raise ValueError("surveys and members are at least 0, recontact_page_size is at least 1")
@@ -93,7 +98,18 @@ class Simulator:
             seed, keep_requests=KEPT_REQUESTS if keep_requests is True else keep_requests
         )
         self.faults: Final = FaultPlan(faults, seed=seed)
-        self._service = Service(self._live, self.ledger, recontact_page_size=recontact_page_size)
+        self.notifications: Final = Outbox(
+            notifying,
+            seed=seed,
+            began=self._inventory.cache_expires,
+            clock=clock,
+            sleep=sleep,
+        )
+        for survey in self._live.surveys:
+            self.notifications.begin(survey)
+        self._service = Service(
+            self._live, self.ledger, self.notifications, recontact_page_size=recontact_page_size
+        )
         self._panels: list[PanelState] = []
         self._members_made = 0
         self.base_url: Final = "http://localhost"
@@ -182,6 +198,7 @@ class Simulator:
             quota = self._live.named(quota_id)
             quota.is_live = False
             self._live.moved(quota)
+            self.notifications.moved(quota.survey)
 
     def open_quota(self, quota_id: int, *, remaining: int | None = None) -> None:
         """Open a closed quota again.
@@ -199,6 +216,16 @@ class Simulator:
             quota.is_live = True
             _give(quota, quota.remaining if remaining is None else remaining)
             self._live.moved(quota)
+            self.notifications.moved(quota.survey)
+
+    @property
+    def notification_urls(self) -> Mapping[str, str] | None:
+        """The URLs that Get Settings shows for the kinds of notifications; None for made-up ones."""
+        return self._service.notification_urls
+
+    @notification_urls.setter
+    def notification_urls(self, urls: Mapping[str, str] | None) -> None:
+        self._service.notification_urls = urls
 
     def set_recontact_members(
         self, quota_id: int, member_codes: Iterable[str], *, panel_guid: str | None = None

@@ -1,8 +1,14 @@
-"""The fixture `sampling_simulator`: a new simulator for every test.
+"""The fixtures `sampling_simulator` and `sampling_inbox`: a new simulator for every test, and an inbox for it.
 
     @pytest.mark.sampling_simulator(surveys=5, seed=3)
     async def test_something(sampling_simulator):
         async with sampling_simulator.client() as client: ...
+
+    @pytest.mark.sampling_simulator(notifying=Notifying(completes=1.0))
+    async def test_notifications(sampling_simulator, sampling_inbox):
+        async with sampling_inbox:
+            ...
+            await sampling_simulator.notifications.deliver(sampling_inbox)
 
 The marker takes the arguments of `Simulator`; without the marker the simulator is small. pytest loads this
 module in every run where the package is installed, so it imports only pytest until the fixture is used.
@@ -15,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sampling_async.notifications import Inbox
     from sampling_async.simulator import Simulator
 
 
@@ -41,3 +50,11 @@ def sampling_simulator(request: pytest.FixtureRequest) -> Simulator:
             raise pytest.UsageError("the sampling_simulator marker takes keyword arguments only: seed=3")
         arguments.update(marker.kwargs)
     return Simulator(**arguments)
+
+
+@pytest.fixture
+def sampling_inbox(tmp_path: Path) -> Inbox:
+    """A new inbox with a store in `tmp_path`. Register handlers, then enter it: `async with sampling_inbox`."""
+    from sampling_async.notifications import Inbox  # noqa: PLC0415  see above
+
+    return Inbox(tmp_path / "notifications.db", secrets="secret-of-the-tests")

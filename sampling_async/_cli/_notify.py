@@ -1,0 +1,105 @@
+"""The options of `simulate` about notifications: where they are sent, and how badly."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from attrs import frozen
+
+from sampling_async import InvalidRequestError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_PANEL = "Notifications of the simulated service"
+
+
+@frozen(kw_only=True)
+class Notify:
+    """Where the simulated service sends notifications."""
+
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
+            " {kind} in it is replaced, or the kind is appended.",
+            metavar="URL|FILE",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    notify_badly: Annotated[
+        bool,
+        typer.Option(
+            "--notify-badly",
+            help="Send some of them late, twice, forged or in other spellings.",
+            metavar="",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False
+    survey_seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long a member's survey takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL
+        ),
+    ] = 1.0
+
+    def urls(self) -> dict[str, str] | None:
+        """Return the URL of each kind; None if nothing is sent.
+
+        Raises:
+            InvalidRequestError: The value is neither an http URL nor a file with the URLs.
+        """
+        from sampling_async.simulator._postings import KINDS  # noqa: PLC0415  an extra
+
+        if self.notify is None:
+            return None
+        if urlsplit(self.notify).scheme in ("http", "https"):
+            url = self.notify if "{kind}" in self.notify else f"{self.notify.rstrip('/')}/{{kind}}"
+            return {kind: url.replace("{kind}", kind) for kind in KINDS}
+        try:
+            found: Any = json.loads(Path(self.notify).read_bytes())
+        except OSError as exc:
+            raise InvalidRequestError(
+                f"--notify {self.notify}: no http URL, and no file: {exc.strerror}"
+            ) from None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not found.keys() <= set(KINDS):
+            raise InvalidRequestError(
+                f"{self.notify}: expected one JSON object of URLs by kind, as `notifications serve` prints it"
+            )
+        return {kind: str(url) for kind, url in found.items()}
+
+    def notifying(self) -> Any:
+        """Return what the simulator tells and how; None if nothing is sent."""
+        from sampling_async.simulator import Notifying  # noqa: PLC0415  an extra, and slow to load
+
+        if self.notify is None:
+            return None
+        if not self.notify_badly:
+            return Notifying(survey_seconds=self.survey_seconds)
+        return Notifying(
+            survey_seconds=self.survey_seconds,
+            late=0.1,
+            late_seconds=5.0,
+            repeated=0.1,
+            forged=0.02,
+            drifted=0.2,
+            corrected=0.02,
+            terminated_late=0.02,
+        )
+
+
+def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:
+    """Return a block in which a simulator sends its notifications."""
+    if urls is None:
+        return nullcontext()
+    simulator.notification_urls = urls
+    block: AbstractContextManager[None] = simulator.notifications.sending_to(urls)
+    return block

@@ -1,0 +1,307 @@
+"""The simulator's notifications: caused by what happens in it, sent late, twice, forged, or badly spelled."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from datetime import UTC, timedelta
+from heapq import heappop, heappush
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import httpx
+from attrs import field, frozen
+
+from sampling_async.simulator._postings import KINDS, Posting, drifted_body, plain_body, signed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from attrs import Attribute
+
+    from sampling_async.notifications import Inbox
+    from sampling_async.simulator._live import LiveQuota, LiveSurvey
+    from sampling_async.simulator._postings import NotificationKind
+    from sampling_async.simulator._transport import Sleep
+
+_IDLE_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 1.0
+_REASONS: Final = ("SCREENED_OUT", "QUOTA_FULL", "QUALITY", "ABANDONED")
+_INBOX_URL: Final = "http://inbox.example"
+
+
+def _share(_: object, attribute: Attribute[Any], value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"Notifying.{attribute.name} is a share from 0 to 1, not {value!r}")
+
+
+def _seconds(_: object, attribute: Attribute[Any], value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"Notifying.{attribute.name} is a number of seconds, at least 0, not {value!r}")
+
+
+@frozen(kw_only=True)
+class Notifying:
+    """What the simulator tells of, and how badly it is delivered. Shares are from 0 to 1.
+
+    Attributes:
+        completes: The share of invites that end in a complete; the others end in a terminate.
+        survey_seconds: How long a member's survey takes.
+        late: The share that is sent `late_seconds` later than it happened, and so out of order.
+        late_seconds: See there.
+        repeated: The share that is sent twice.
+        forged: How many forged notifications there are for each true one.
+        drifted: The share in another spelling, format or encoding.
+        corrected: The share of completions that are followed by a correction of their revenue.
+        terminated_late: The share of completions that are followed by a terminate.
+        shared_secret: What the status of members is signed with (EncryptedValue); empty: it is not signed.
+    """
+
+    completes: float = field(default=0.5, validator=_share)
+    survey_seconds: float = field(default=0.0, validator=_seconds)
+    late: float = field(default=0.0, validator=_share)
+    late_seconds: float = field(default=1.0, validator=_seconds)
+    repeated: float = field(default=0.0, validator=_share)
+    forged: float = field(default=0.0, validator=_share)
+    drifted: float = field(default=0.0, validator=_share)
+    corrected: float = field(default=0.0, validator=_share)
+    terminated_late: float = field(default=0.0, validator=_share)
+    shared_secret: str = field(default="", repr=False)
+
+
+class Outbox:
+    """The notifications of a simulator: what has happened, and what is still to be sent.
+
+        sim = Simulator(notifying=Notifying(completes=0.3, repeated=0.1))
+        ...
+        await sim.notifications.deliver(inbox)          # in process: all that is due
+        with sim.notifications.sending_to(urls):        # over HTTP, from a thread
+            ...
+
+    Causes: an invite (invite notification), the end of a member's survey (completion or terminate), a quota
+    that closes, fills or opens (quota status), a survey without open quotas (survey closed). A posting that
+    gets another response than 2xx is sent again later. A simulator without `notifying` keeps nothing here.
+    """
+
+    def __init__(
+        self,
+        notifying: Notifying | None,
+        *,
+        seed: int | str,
+        began: datetime,
+        clock: Callable[[], float],
+        sleep: Sleep,
+    ) -> None:
+        self._notifying = notifying or Notifying()
+        self._is_on = notifying is not None
+        self._random = Random(f"{seed}/notifications")  # noqa: S311  no secret
+        self._began_at = (began if began.tzinfo else began.replace(tzinfo=UTC)).astimezone(UTC)
+        self._clock = clock
+        self._began = clock()
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._told: list[Posting] = []
+        self._number = 0
+        # Due time, place, posting.
+        self._queue: list[tuple[float, int, Posting]] = []
+        self._open: dict[int, bool] = {}
+        self.sent = 0
+
+    def __repr__(self) -> str:
+        return f"<Outbox told={len(self._told)} waiting={len(self._queue)} sent={self.sent}>"
+
+    @property
+    def told(self) -> Sequence[Posting]:
+        """All true notifications so far, those that are not due yet included."""
+        with self._lock:
+            return tuple(self._told)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait to be sent, repetitions and forged ones included."""
+        with self._lock:
+            return len(self._queue)
+
+    # --- Causes; called under the lock of the service
+
+    def begin(self, survey: LiveSurvey) -> None:
+        """Note which quotas of a survey are open at the beginning."""
+        self._open.update({quota.quota.quota_id: _is_open(quota) for quota in survey.quotas})
+
+    def invited(self, quota: LiveQuota, member_code: str, url: str) -> None:
+        """Tell of an invite, and decide how the member's survey will end."""
+        if not self._is_on:
+            return
+        now, notifying = self._now(), self._notifying
+        survey, quota_id = quota.survey.survey, quota.quota.quota_id
+        member: dict[str, Any] = {
+            "UniqueCode": member_code,
+            "SurveyId": survey.survey_id,
+            "SurveyRef": f"S-{survey.survey_id}",
+            "WaveId": survey.wave_id,
+            "QuotaID": quota_id,
+        }
+        self._tell("invite", {**member, "DateTime": self._seconds_text(now)}, now)
+        end = now + notifying.survey_seconds
+        ended = {**member, "DateTime": self._seconds_text(end), "AdditionalData": url.partition("?")[2]}
+        if self._random.random() >= notifying.completes:
+            self._tell("terminate", {**ended, "Reason": self._random.choice(_REASONS)}, end)
+            return
+        revenue = round(survey.price.amount * 100)
+        self._tell("completion", {**ended, "Revenue": revenue}, end)
+        if self._random.random() < notifying.corrected:
+            self._tell("completion", {**ended, "Revenue": revenue // 2}, end)
+        if self._random.random() < notifying.terminated_late:
+            self._tell("terminate", {**ended, "Reason": "QUALITY"}, end)
+
+    def moved(self, survey: LiveSurvey) -> None:
+        """Tell of the quotas of a survey that have closed or opened, and of the survey if none is open."""
+        if not self._is_on:
+            return
+        now, was_open = self._now(), any(self._open[quota.quota.quota_id] for quota in survey.quotas)
+        for quota in survey.quotas:
+            quota_id, is_open = quota.quota.quota_id, _is_open(quota)
+            if self._open[quota_id] is is_open:
+                continue
+            self._open[quota_id] = is_open
+            status = {
+                "QuotaID": quota_id,
+                "SurveyID": survey.survey.survey_id,
+                "WaveID": survey.survey.wave_id,
+                "IsLive": is_open,
+                # A microsecond for each posting keeps two changes in the same tick of the clock apart.
+                "UpdateDateTimeUTC": self._moment(now + self._number / 1e6).isoformat(timespec="microseconds"),
+            }
+            self._tell("quota_status", status, now)
+        if was_open and not any(self._open[quota.quota.quota_id] for quota in survey.quotas):
+            closed = {
+                "SurveyID": survey.survey.survey_id,
+                "SurveyRef": f"S-{survey.survey.survey_id}",
+                "Status": "Closed",
+                "DateTime": self._seconds_text(now),
+                "WaveId": survey.survey.wave_id,
+            }
+            self._tell("survey_closed", closed, now)
+
+    def _tell(self, kind: NotificationKind, fields: dict[str, Any], at: float) -> None:
+        notifying, random = self._notifying, self._random
+        if notifying.shared_secret and kind in ("completion", "terminate"):
+            fields = signed(fields, notifying.shared_secret)
+        posting = Posting(self._number, kind, fields, at)
+        with self._lock:
+            self._told.append(posting)
+            self._put(posting, at + (notifying.late_seconds if random.random() < notifying.late else 0))
+            if random.random() < notifying.repeated:
+                self._put(posting, at + random.random() * notifying.late_seconds)
+            if random.random() < notifying.forged:
+                forged = {**fields, "Revenue": 99_999_00} if kind == "completion" else fields
+                if "EncryptedValue" in forged:
+                    forged["EncryptedValue"] = "0" * 64
+                self._put(Posting(self._number, kind, forged, at, is_forged=True), at)
+
+    def _put(self, posting: Posting, due: float) -> None:
+        heappush(self._queue, (due, self._number, posting))
+        self._number += 1
+
+    def _now(self) -> float:
+        return self._clock() - self._began
+
+    def _moment(self, seconds: float) -> datetime:
+        return self._began_at + timedelta(seconds=seconds)
+
+    def _seconds_text(self, seconds: float) -> str:
+        return f"{self._moment(seconds):%Y-%m-%d %H:%M:%S}"
+
+    # --- Sending
+
+    async def deliver(self, inbox: Inbox, *, everything: bool = True) -> int:
+        """Post to an open inbox in process, and return how many were posted.
+
+        Args:
+            inbox: The inbox.
+            everything: Whether what is not due yet is sent too, in the order in which it will be.
+        """
+        transport = httpx.ASGITransport(inbox.app, client=("127.0.0.1", 0))
+        urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
+        count = 0
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            for posting in self._due(everything=everything):
+                await self._post(client, urls, posting)
+                count += 1
+        return count
+
+    async def send(self, urls: Mapping[str, str]) -> None:
+        """Post over HTTP what is due, until this is cancelled.
+
+        Args:
+            urls: The URL of each kind; kinds without one are not sent.
+        """
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+            while True:
+                for posting in self._due():
+                    await self._post(client, urls, posting)
+                await self._sleep(_IDLE_SECONDS)
+
+    @contextmanager
+    def sending_to(self, urls: Mapping[str, str]) -> Generator[None]:
+        """Post over HTTP from a thread while the `with` block runs; see `send`."""
+        _check_urls(urls)
+        ended = threading.Event()
+
+        async def run() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.send, urls)
+                while not ended.is_set():  # noqa: ASYNC110  it is set by another thread
+                    await anyio.sleep(_IDLE_SECONDS)
+                tasks.cancel_scope.cancel()
+
+        thread = threading.Thread(target=anyio.run, args=(run,), name="simulator", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _due(self, *, everything: bool = False) -> Iterator[Posting]:
+        if not self._is_on:
+            raise RuntimeError("this simulator tells nothing: Simulator(notifying=Notifying())")
+        while True:
+            with self._lock:
+                if not self._queue or not (everything or self._queue[0][0] <= self._now()):
+                    return
+                posting = heappop(self._queue)[2]
+            yield posting
+
+    async def _post(self, client: httpx.AsyncClient, urls: Mapping[str, str], posting: Posting) -> None:
+        url = urls.get(posting.kind)
+        if url is None:
+            return
+        if posting.is_forged and "EncryptedValue" not in posting.fields:
+            url += "x"
+        is_drifted = self._random.random() < self._notifying.drifted
+        body, content_type = (
+            drifted_body(posting.fields, self._random) if is_drifted else plain_body(posting.fields)
+        )
+        try:
+            response = await client.post(url, content=body, headers={"Content-Type": content_type})
+        except httpx.HTTPError:
+            is_stored = False
+        else:
+            is_stored = response.is_success
+        with self._lock:
+            self.sent += is_stored
+            if not is_stored and not posting.is_forged:
+                self._put(posting, self._now() + _RETRY_SECONDS)
+
+
+def _is_open(quota: LiveQuota) -> bool:
+    return quota.is_live and not quota.is_full
+
+
+def _check_urls(urls: Mapping[str, str]) -> None:
+    unknown = [kind for kind in urls if kind not in KINDS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no kind of notification: {', '.join(KINDS)}")

@@ -1,0 +1,202 @@
+"""Notifications as records: any spelling of names, and values that are never guessed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, status
+
+from sampling_async.notifications import (
+    Completion,
+    InviteNotification,
+    Kind,
+    QuotaStatus,
+    SurveyClosed,
+    Terminate,
+)
+from sampling_async.notifications._bodies import NotUnderstoodError
+from sampling_async.notifications._understanding import Named, understand
+
+AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+
+
+def read(kind, fields):
+    return understand(Kind(kind), Named(fields))
+
+
+def test_a_completion_as_services_send_it():
+    assert read("completion", {**COMPLETION, "IsAutoRouted": "true", "OriginalSurveyID": 3}) == Completion(
+        member_code="m-1",
+        survey_id=2401,
+        wave_id=77,
+        revenue=Decimal("1.50"),
+        at=AT,
+        quota_id=1100,
+        survey_ref="S-2401",
+        additional_data="invite=1&quota=1100",
+        is_auto_routed=True,
+        original_survey_id=3,
+    )
+
+
+def test_a_terminate_as_services_send_it():
+    assert read("terminate", {**TERMINATE, "RejectionID": 4, "RejectionName": "AGE"}) == Terminate(
+        member_code="m-1",
+        survey_id=2401,
+        wave_id=77,
+        reason="SCREENED_OUT",
+        at=AT,
+        quota_id=1100,
+        survey_ref="S-2401",
+        additional_data="invite=1&quota=1100",
+        rejection_id=4,
+        rejection_name="AGE",
+    )
+
+
+def test_a_closed_survey_and_a_quota_status_as_services_send_them():
+    closed = SurveyClosed(survey_id=2401, wave_id=77, survey_ref="S-2401", at=AT)
+    assert read("survey_closed", CLOSED) == closed
+    at = AT + timedelta(seconds=5, microseconds=123456)
+    live = QuotaStatus(quota_id=1100, is_live=True, at=at, survey_id=2401, wave_id=77)
+    assert read("quota_status", status(5, is_live=True)) == live
+
+
+def test_an_invite_names_a_member_and_what_the_member_is_invited_to():
+    assert read("invite", MEMBER).quota_id == 1100
+    assert read("invite", {"MemberCode": 5, "quota_id": "9"}) == InviteNotification(member_code="5", quota_id=9)
+    with pytest.raises(NotUnderstoodError, match="neither a survey nor a quota"):
+        read("invite", {"UniqueCode": "m"})
+
+
+SPELLINGS = [str.lower, str.upper, "_".join, lambda name: name.replace("I", "-i")]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("completion", COMPLETION),
+        ("terminate", TERMINATE),
+        ("survey_closed", CLOSED),
+        ("quota_status", status(1, is_live=False)),
+        ("invite", MEMBER),
+    ],
+)
+def test_any_spelling_is_the_same(kind, fields, spelling):
+    respelled = {spelling(name): value for name, value in fields.items()}
+    assert read(kind, respelled) == read(kind, fields)
+    assert Named(respelled).digest() == Named(fields).digest()
+
+
+def test_values_as_texts_are_the_same():
+    for kind, fields in (("completion", COMPLETION), ("quota_status", status(1, is_live=True))):
+        texts = {name: str(value) for name, value in fields.items()}
+        assert read(kind, texts) == read(kind, fields)
+        assert Named(texts).digest() == Named(fields).digest()
+
+
+def test_the_digest_sees_every_other_value_but_the_signature():
+    plain = Named(COMPLETION).digest()
+    assert Named({**COMPLETION, "EncryptedValue": "00"}).digest() == plain
+    for name in COMPLETION:
+        assert Named({**COMPLETION, name: "9"}).digest() != plain
+
+
+@pytest.mark.parametrize(
+    ("revenue", "expected"),
+    [(150, "1.50"), ("150", "1.50"), (150.0, "1.50"), ("150.00", "1.50"), (0, "0.00"), (-150, "-1.50")],
+)
+def test_revenue_is_hundredths(revenue, expected):
+    assert str(read("completion", {**COMPLETION, "Revenue": revenue}).revenue) == expected
+
+
+@pytest.mark.parametrize("revenue", [1.5, "1.50", "1,50", "", None, True, "x", [1], 1e300, 10**400, "9" * 20])
+def test_revenue_is_never_guessed(revenue):
+    with pytest.raises(NotUnderstoodError, match="revenue"):
+        read("completion", {**COMPLETION, "Revenue": revenue})
+
+
+@pytest.mark.parametrize("name", ["UniqueCode", "SurveyId", "WaveId", "Revenue"])
+@pytest.mark.parametrize("value", [None, "", [], {"a": 1}])
+def test_what_makes_a_completion_is_needed(name, value):
+    with pytest.raises(NotUnderstoodError, match=name.lower()):
+        read("completion", {**COMPLETION, name: value})
+
+
+@pytest.mark.parametrize("live", ["maybe", 2, None, 1.0, []])
+def test_a_quota_is_live_or_not(live):
+    with pytest.raises(NotUnderstoodError, match="islive"):
+        read("quota_status", {**status(1, is_live=True), "IsLive": live})
+
+
+@pytest.mark.parametrize("moment", ["yesterday", 5, None, "2026-13-01 00:00:00", "9999999-01-01", "/Date(x)/"])
+def test_a_quota_status_has_a_time(moment):
+    with pytest.raises(NotUnderstoodError, match="updatedatetimeutc"):
+        read("quota_status", {**status(1, is_live=True), "UpdateDateTimeUTC": moment})
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "2026-11-22 10:00:00",
+        "2026-11-22T10:00:00Z",
+        "2026-11-22T10:00:00.0000000Z",
+        "2026-11-22T12:00:00+02:00",
+        " 2026-11-22 10:00 ",
+        "/Date(1795341600000)/",
+        "/Date(1795341600000+0200)/",
+    ],
+)
+def test_times_are_utc_unless_they_have_a_zone(moment):
+    assert read("quota_status", {**status(1, is_live=True), "UpdateDateTimeUTC": moment}).at == AT
+
+
+def test_a_time_that_cannot_be_read_is_left_out_where_it_is_not_needed():
+    assert read("completion", {**COMPLETION, "DateTime": "soon"}).at is None
+
+
+def test_a_survey_that_is_not_closed_is_not_understood():
+    with pytest.raises(NotUnderstoodError, match="not Closed"):
+        read("survey_closed", {**CLOSED, "Status": "Open"})
+    assert read("survey_closed", {"SurveyID": 1, "status": "CLOSED"}) == SurveyClosed(survey_id=1)
+
+
+def test_two_spellings_with_two_values_are_not_understood():
+    with pytest.raises(NotUnderstoodError, match="two spellings"):
+        read("completion", {**COMPLETION, "revenue": 900})
+    assert read("completion", {**COMPLETION, "revenue": 150}).revenue == Decimal("1.5")
+
+
+def test_a_member_code_is_taken_as_it_is():
+    assert read("completion", {**COMPLETION, "UniqueCode": " m 1 "}).member_code == " m 1 "
+    assert read("completion", {**COMPLETION, "UniqueCode": "\ud800"}).member_code == "\ud800"
+    with pytest.raises(NotUnderstoodError, match="uniquecode"):
+        read("completion", {**COMPLETION, "UniqueCode": "m" * 1001})
+
+
+def test_no_record_shows_a_member_code():
+    for kind, fields in (("completion", COMPLETION), ("terminate", TERMINATE), ("invite", MEMBER)):
+        assert "m-1" not in repr(read(kind, fields))
+        assert "invite=1" not in repr(read(kind, fields))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+NAMES = st.sampled_from([*COMPLETION, *TERMINATE, *CLOSED, *status(1, is_live=True), "x"])
+
+
+@given(st.sampled_from(list(Kind)), st.dictionaries(NAMES, VALUES, max_size=12))
+def test_no_fields_raise_anything_else(kind, fields):
+    with suppress(NotUnderstoodError):
+        named = Named(fields)
+        assert len(named.digest()) == 64
+        assert understand(kind, named).kind is kind
