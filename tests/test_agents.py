@@ -95,7 +95,7 @@ def watched(monkeypatch, targets) -> list[str]:
     return seen
 
 
-async def test_nothing_that_agents_wrap_is_passed(monkeypatch):
+async def test_no_call_goes_through_what_agents_wrap(monkeypatch):
     seen = watched(monkeypatch, WRAPPED)
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await used(client_of(url))
@@ -105,14 +105,14 @@ async def test_nothing_that_agents_wrap_is_passed(monkeypatch):
     assert {"AsyncClient.send", "AsyncHTTPTransport.handle_async_request"} < set(seen)
 
 
-async def test_over_a_transport_of_httpx_nothing_of_its_client_is_passed(monkeypatch):
+async def test_no_call_over_a_transport_of_httpx_goes_through_its_client(monkeypatch):
     seen = watched(monkeypatch, WRAPPED[:6])
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await used(client_of(url, transport=httpx.AsyncHTTPTransport()))
     assert not seen
 
 
-async def test_what_an_agent_puts_between_a_client_and_its_transport_is_not_used(monkeypatch):
+async def test_a_transport_that_an_agent_puts_between_a_client_and_its_own_is_not_used(monkeypatch):
     made, init = [], httpx.AsyncClient.__init__
 
     class Between(httpx.AsyncBaseTransport):
@@ -151,7 +151,7 @@ def telemetry(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("telemetry")
 @pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), KeyError("of the transport")])
-async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(answer):
+async def test_open_telemetry_is_suppressed_for_other_transports(answer):
     during: list[bool] = []
 
     async def answered(request: httpx.Request) -> httpx.Response:
@@ -169,7 +169,7 @@ async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(an
 
 
 @pytest.mark.usefixtures("telemetry")
-async def test_a_call_that_is_cancelled_leaves_the_instrumentation_as_it_was():
+async def test_a_cancelled_call_leaves_the_instrumentation_unchanged():
     arrived = anyio.Event()
 
     async def silent(_request: httpx.Request) -> httpx.Response:

@@ -259,20 +259,20 @@ def plain(cls: type, seed: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("cls", RECORDS)
-def test_what_is_as_it_should_be_takes_the_fast_lane(cls):
+def test_correct_documents_take_the_fast_decoder(cls):
     assert all(assert_lanes_agree(cls, plain(cls, seed)) for seed in range(20))
 
 
 @pytest.mark.parametrize("cls", RECORDS)
 @settings(max_examples=60)
 @given(scribe=documents)
-def test_both_lanes_agree_on_every_record(cls, scribe):
+def test_both_decoders_agree_on_every_record(cls, scribe):
     assert_lanes_agree(cls, scribe.record(cls).encode("utf-8"))
 
 
 @settings(max_examples=100)
 @given(inventories.documents, st.sampled_from([None, 2]), st.booleans())
-def test_both_lanes_agree_on_inventories(document, indent, ascii_only):
+def test_both_decoders_agree_on_inventories(document, indent, ascii_only):
     assert_lanes_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
 
 
@@ -318,7 +318,7 @@ TOKENS = (
     removed=st.sampled_from([0, 0, 1, 1, 2, 5, 30]),
     put=st.sampled_from(TOKENS) | st.binary(max_size=2),
 )
-def test_one_mutation_is_read_alike_or_not_at_all(cls, seed, where, removed, put):
+def test_both_decoders_agree_after_one_mutation(cls, seed, where, removed, put):
     body = plain(cls, seed)
     at = int(where * len(body))
     assert_lanes_agree(cls, body[:at] + put + body[at + removed :])
@@ -326,7 +326,7 @@ def test_one_mutation_is_read_alike_or_not_at_all(cls, seed, where, removed, put
 
 @settings(max_examples=300)
 @given(st.data())
-def test_one_value_exchanged_is_read_alike_or_not_at_all(data):
+def test_both_decoders_agree_after_one_changed_value(data):
     values = INTS + ODD_INTS + ODD_FLOATS + TEXTS + ODD_TEXTS + VALUES + ODD_VALUES + ODD_DATES + IGNORED
     cls = data.draw(st.sampled_from(RECORDS))
     body = plain(cls, data.draw(st.integers(0, 30))).decode()
@@ -340,25 +340,25 @@ def test_one_value_exchanged_is_read_alike_or_not_at_all(data):
 
 
 @pytest.mark.parametrize("at", [b'"X":"\xff"', b'"X":"\xc3"', b'"X":"\xed\xa0\x80"', b'"\xff":1'])
-def test_other_bytes_than_utf_8_are_not_read_fast_even_where_nobody_looks(at):
+def test_the_fast_decoder_refuses_bytes_that_are_not_utf_8_even_in_skipped_fields(at):
     body = b'{"Amount":1.5,%b,"CurrencyID":2}' % at
     assert _fastlane.read(Price, body) is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le"])
-def test_other_encodings_are_left_to_the_slow_lane(encoding):
+def test_other_encodings_are_left_to_the_careful_decoder(encoding):
     body = '{"Amount":1.5,"CurrencyID":2}'.encode(encoding)
     assert _fastlane.read(Price, body) is None
     assert from_json(Price, body) == Price(1.5, 2)
 
 
-def test_endless_digits_where_nobody_looks_are_the_one_thing_only_the_slow_lane_refuses():
+def test_only_the_careful_decoder_refuses_too_many_digits_in_skipped_fields():
     body = b'{"Amount":1.5,"CurrencyID":2,"X":%b}' % (b"9" * 5000)
     assert both(Price, body) == (Price(1.5, 2), None)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1_000, 5_000, 100_000])
-def test_nested_levels_without_number_are_an_error_of_ours_or_none(depth):
+def test_deeply_nested_json_is_decoded_or_a_decode_error(depth):
     nested = b"[" * depth + b"]" * depth
     condition = b'{"QuestionID":1,"X":%b}' % nested
     sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
@@ -370,11 +370,11 @@ def test_nested_levels_without_number_are_an_error_of_ours_or_none(depth):
 
 
 @pytest.mark.parametrize("cls", [int, float, str, dict, list, tuple])
-def test_what_is_no_record_is_left_to_the_slow_lane(cls):
+def test_types_that_are_no_records_are_left_to_the_careful_decoder(cls):
     assert _fastlane.read(cls, b"1") is None
 
 
-def test_a_list_with_one_odd_record_is_read_by_nobody():
+def test_both_decoders_refuse_a_list_with_one_wrong_record():
     good, drifted = b'{"Name":"a"}', b'{"Name":7}'
     assert _fastlane.read_many(Setting, b"[%b]" % good, _fastlane.Shared()) == (Setting("a"),)
     assert _fastlane.read_many(Setting, b"[%b,%b]" % (good, drifted), _fastlane.Shared()) is None
@@ -383,7 +383,7 @@ def test_a_list_with_one_odd_record_is_read_by_nobody():
     assert _fastlane.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
 
 
-def test_warming_up_makes_ready_and_no_more():
+def test_warming_up_prepares_the_decoders_and_nothing_else():
     _codec.warm_up()
     assert _fastlane.is_usable()
 
@@ -441,7 +441,7 @@ def told(answer: _replies.BulkReply) -> Any:
 
 @settings(max_examples=300)
 @given(items=bulk_items(), asked=st.lists(st.integers(1, 5), min_size=1, max_size=5, unique=True))
-def test_bulk_replies_say_the_same_on_both_lanes(items, asked):
+def test_both_decoders_agree_on_bulk_responses(items, asked):
     body = json.dumps({"Invites": items, "X": 1}).encode()
     fast = _replies.read_bulk("m1", tuple(asked), body)
     with pytest.MonkeyPatch.context() as patch:
@@ -450,7 +450,7 @@ def test_bulk_replies_say_the_same_on_both_lanes(items, asked):
     assert told(fast) == told(slow)
 
 
-def test_a_right_bulk_reply_takes_the_fast_lane(monkeypatch):
+def test_a_correct_bulk_response_takes_the_fast_decoder(monkeypatch):
     monkeypatch.setattr(_replies, "parse", None)
     items = [
         {"QuotaID": 1, "ResultCode": 9, "Invite": None},
@@ -481,7 +481,7 @@ def fresh():
     forget()
 
 
-def test_the_fast_lane_is_usable_here(fresh, caplog):
+def test_the_fast_decoder_is_usable_here(fresh, caplog):
     assert _fastlane.is_usable()
     assert caplog.records == []
 
@@ -493,7 +493,7 @@ def never(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("place", "broken"), [("draft_of", never), ("_become", never), ("_become", lambda *_: False)]
 )
-def test_where_it_is_not_usable_it_says_so_once_and_everything_is_read_slowly(
+def test_an_unusable_fast_decoder_is_logged_once_and_the_careful_one_takes_over(
     fresh, monkeypatch, caplog, place, broken
 ):
     caplog.set_level(logging.WARNING, "sampling_async")
@@ -533,7 +533,7 @@ def test_equal_conditions_of_an_inventory_are_one_object():
     assert first is second
 
 
-def test_they_are_so_across_the_parts_of_an_inventory():
+def test_equal_conditions_in_different_parts_of_an_inventory_are_one_object():
     inventory, body = Inventory(), json.dumps(inventories.quotas(*[inventories.survey()] * 3)).encode()
     surveys = [survey for at in range(0, len(body), 50) for survey in inventory.feed(body[at : at + 50])]
     surveys += inventory.end()
@@ -542,7 +542,7 @@ def test_they_are_so_across_the_parts_of_an_inventory():
     assert len(set(map(id, conditions))) == 1
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_the_cache_of_conditions_is_bounded(monkeypatch):
     monkeypatch.setattr(_fastlane, "_SHARED_BYTES", 1000)
     shared = _fastlane.Shared()
     largest = 0
@@ -555,7 +555,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert 1000 < largest < 1000 + 2 * len(body)
 
 
-def test_a_part_that_could_not_be_read_leaves_nothing_half_made_behind():
+def test_a_part_that_cannot_be_decoded_leaves_no_unfinished_record():
     shared = _fastlane.Shared()
     rows = [inventories.condition(QuestionID=1), inventories.condition(QuestionID="x")]
     assert _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
@@ -569,7 +569,7 @@ def test_a_part_that_could_not_be_read_leaves_nothing_half_made_behind():
 
 
 @pytest.mark.parametrize("cls", RECORDS[:-1])
-def test_the_records_bear_no_trace_of_the_technique(cls):
+def test_records_have_no_trace_of_the_fast_decoder(cls):
     assert assert_lanes_agree(cls, plain(cls))
     assert "__msgspec_cache__" not in vars(cls)
     assert not dataclasses.is_dataclass(cls)
@@ -584,7 +584,7 @@ def test_the_records_bear_no_trace_of_the_technique(cls):
     assert copy.deepcopy(record) == copy.copy(record) == attrs.evolve(record) == record
 
 
-def test_users_of_attrs_cattrs_and_msgspec_see_the_records_as_they_are():
+def test_attrs_cattrs_and_msgspec_see_ordinary_records():
     read = from_json(Price, b'{"Amount":1.5,"CurrencyID":2}')
     own = {"amount": 1.5, "currency_id": 2}
     assert attrs.asdict(read) == own

@@ -88,7 +88,7 @@ def facts(outcomes: list[InviteOutcome]) -> list[tuple]:
     return sorted((o.member_code, o.quota_id, o.status, o.invite and o.invite.url) for o in outcomes)
 
 
-async def test_a_second_run_sends_nothing_and_hands_over_the_same_outcomes(tmp_path):
+async def test_a_second_run_sends_nothing_and_returns_the_same_outcomes(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal")
     second = await run(service, tmp_path / "journal")
@@ -97,7 +97,7 @@ async def test_a_second_run_sends_nothing_and_hands_over_the_same_outcomes(tmp_p
     assert len(service.requests) == 10
 
 
-async def test_what_a_run_was_left_with_is_sent_by_the_next(tmp_path):
+async def test_ids_left_over_by_a_run_are_sent_by_the_next(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal", take=4)
     assert "not_sent" in {outcome.status for outcome in first}
@@ -107,7 +107,7 @@ async def test_what_a_run_was_left_with_is_sent_by_the_next(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-async def test_more_input_than_last_time_is_sent_too(tmp_path):
+async def test_additional_input_is_sent_by_the_next_run(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:2])
     outcomes = await run(service, str(tmp_path / "journal"), [*reversed(PANEL), InviteRequest("m0", [7, 1])])
@@ -137,7 +137,7 @@ def killed(path: Path, chunk: int | None = 1) -> None:
     written_anew(path, [n for n in rows_of(path) if n.kind == SENT or chunk not in {None, n.chunk}])
 
 
-async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
+async def test_ids_in_flight_at_a_kill_are_unknown_and_named(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
@@ -162,7 +162,7 @@ async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
 
 
 @pytest.mark.parametrize("failure", [httpx.ConnectError("refused"), httpx.Response(403)])
-async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
+async def test_ids_stay_unknown_after_a_failed_resend(tmp_path, failure):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
@@ -173,7 +173,7 @@ async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
     assert Counter(o.status for o in third)["unknown"] == 3
 
 
-async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
+async def test_ids_stay_unknown_after_a_stopped_resend(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal", chunk=None)
     again = Journal(tmp_path / "journal", resend_unknown=True)
@@ -181,7 +181,7 @@ async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
     assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
 
 
-async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
+async def test_the_next_run_sends_not_sent_ids_and_no_unknown_ids(tmp_path):
     answers = iter([httpx.Response(500), httpx.Response(429), *[doubles.bulk] * 99])
 
     def answer(request: httpx.Request):
@@ -199,7 +199,7 @@ async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
     assert service.asked["m0", 1] == 1
 
 
-async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_place(tmp_path):
+async def test_a_repeated_member_is_sent_once_and_has_outcomes_at_each_place(tmp_path):
     service = Ledger()
     outcomes = await run(
         service,
@@ -210,7 +210,7 @@ async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_plac
     assert set(service.asked.values()) == {1}
 
 
-async def test_cancelled_runs_write_down_what_is_known(tmp_path):
+async def test_cancelled_runs_write_down_their_outcomes(tmp_path):
     arrived = anyio.Event()
 
     async def silent(request: httpx.Request) -> httpx.Response:
@@ -236,7 +236,7 @@ async def test_cancelled_runs_write_down_what_is_known(tmp_path):
     assert sum(service.asked.values()) == 27
 
 
-async def test_a_client_that_is_closed_leaves_a_journal_to_go_on_with(tmp_path):
+async def test_a_closed_client_leaves_a_usable_journal(tmp_path):
     arrived = anyio.Event()
 
     async def silent(request: httpx.Request) -> httpx.Response:
@@ -255,7 +255,7 @@ async def test_a_client_that_is_closed_leaves_a_journal_to_go_on_with(tmp_path):
     assert sum(service.asked.values()) == 6
 
 
-async def test_a_journal_can_be_used_again_and_shows_no_member(tmp_path):
+async def test_a_journal_object_can_be_reused_and_shows_no_member(tmp_path):
     journal = Journal(tmp_path / "journal")
     for _ in range(2):
         await run(Ledger(), journal, PANEL[:1])
@@ -336,7 +336,7 @@ def full(*_: object) -> None:
     raise error
 
 
-async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
+async def test_a_chunk_that_cannot_be_written_to_the_journal_is_not_sent(tmp_path, monkeypatch):
     service = Ledger()
     async with doubles.client(service) as client:
         stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
@@ -351,7 +351,7 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
     assert not service.requests
 
 
-async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monkeypatch):
+async def test_an_outcome_that_cannot_be_written_to_the_journal_is_not_lost(tmp_path, monkeypatch):
     append, calls = Rows.append, []
 
     def full_later(self, notes) -> None:
@@ -382,7 +382,7 @@ async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, m
     assert set(service.asked.values()) == {1}
 
 
-async def test_an_error_of_the_input_comes_through(tmp_path):
+async def test_an_error_of_the_input_propagates(tmp_path):
     def broken():
         yield PANEL[0]
         raise SamplingError("of the input")
@@ -391,7 +391,7 @@ async def test_an_error_of_the_input_comes_through(tmp_path):
         await run(Ledger(), tmp_path / "journal", broken())
 
 
-async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
+async def test_ids_known_from_an_earlier_run_are_never_reported_as_not_sent(tmp_path):
     """A request that waits for another about the same is cut off: its IDs are as the journal has them."""
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     arrived = anyio.Event()
@@ -417,7 +417,7 @@ async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["load", "make"])
-async def test_a_run_that_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch, moment):
+async def test_a_run_cancelled_during_opening_releases_the_journal(tmp_path, monkeypatch, moment):
     if moment == "load":
         await run(Ledger(), tmp_path / "journal", PANEL[:1])
     work, working, go_on = getattr(Rows, moment), threading.Event(), threading.Event()
@@ -455,7 +455,7 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
-def test_a_path_that_can_be_none_is_refused_at_once(path):
+def test_an_invalid_path_is_refused_at_once(path):
     with pytest.raises(InvalidRequestError, match="a journal's path is a str or PathLike"):
         Journal(path)
 
@@ -463,7 +463,7 @@ def test_a_path_that_can_be_none_is_refused_at_once(path):
 # --- Of a run before
 
 
-async def test_what_a_run_before_knows_is_replayed_and_what_this_one_asked_is_not(tmp_path):
+async def test_outcomes_of_an_earlier_run_are_replayed_and_those_of_this_run_are_not(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal", [PANEL[0], PANEL[0]])
     assert len(first) == 12
@@ -474,7 +474,7 @@ async def test_what_a_run_before_knows_is_replayed_and_what_this_one_asked_is_no
     assert {o.status for o in second if o.replayed} == {"invited", "rejected", "unknown"}
 
 
-async def test_what_is_asked_again_is_not_replayed(tmp_path):
+async def test_outcomes_of_ids_sent_again_are_not_replayed(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
@@ -487,7 +487,7 @@ async def test_what_is_asked_again_is_not_replayed(tmp_path):
     assert {o.quota_id for o in once_more if o.replayed} >= {4, 5, 6}
 
 
-async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
+async def test_left_over_outcomes_from_a_journal_are_marked_as_replayed(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     async with doubles.client(Ledger()) as client:
         async with client.fan_out(PANEL[:1], journal=tmp_path / "journal") as stream:
@@ -496,7 +496,7 @@ async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
     assert len(stream.left_over) == 5
 
 
-async def test_a_run_that_goes_on_with_its_journal_replays_nothing_of_its_own(tmp_path):
+async def test_a_reopened_run_replays_none_of_its_own_outcomes(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     journal = await opened(tmp_path / "journal")
     journal.note_answered(journal.note_sent(Chunk("m1", {1: 1})), answers("m1", [1]))
@@ -590,7 +590,7 @@ async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
     assert len(await run(Ledger(), journal)) == 30
 
 
-async def test_reading_that_is_cancelled_lets_go(tmp_path, monkeypatch):
+async def test_cancelled_reading_releases_the_journal(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
     load, working, go_on = Rows.load, threading.Event(), threading.Event()
 
@@ -610,7 +610,7 @@ async def test_reading_that_is_cancelled_lets_go(tmp_path, monkeypatch):
         assert (await Journal(tmp_path / "journal").counts())["unknown"] == 0
 
 
-async def test_reading_that_was_cancelled_in_the_middle_goes_on(tmp_path, monkeypatch):
+async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
     requests, working, go_on = Rows.requests, threading.Event(), threading.Event()
 
@@ -630,7 +630,7 @@ async def test_reading_that_was_cancelled_in_the_middle_goes_on(tmp_path, monkey
         await anext(outcomes)
 
 
-async def test_what_cannot_be_read_is_refused(tmp_path):
+async def test_an_unreadable_journal_is_refused(tmp_path):
     with pytest.raises(JournalError, match="is not there"):
         await Journal(tmp_path / "journal").counts()
     assert not list(tmp_path.iterdir())
@@ -646,7 +646,7 @@ async def test_what_cannot_be_read_is_refused(tmp_path):
     assert sum((await Journal(tmp_path / "journal").counts()).values()) == 30
 
 
-def test_users_see_of_a_journal_what_is_theirs():
+def test_a_journal_shows_only_its_public_names():
     assert {name for name in dir(Journal) if not name.startswith("_")} == {
         "backup",
         "counts",
@@ -678,7 +678,7 @@ def answers(member_code: str, quota_ids) -> list[InviteOutcome]:
 
 
 @pytest.mark.parametrize("asked", [[1, 2, 3], range(1, 41), [0, 99]])
-async def test_outcomes_are_read_back_as_they_were(tmp_path, asked):
+async def test_outcomes_are_read_back_unchanged(tmp_path, asked):
     journal = await opened(tmp_path / "journal")
     for start in (1, 21):
         chunk = Chunk("m\u00fc", dict.fromkeys(range(start, start + 20), 1))
@@ -698,7 +698,7 @@ def told(outcome: InviteOutcome) -> tuple:
     return evolve(outcome, error=None), error
 
 
-async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
+async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_path):
     journal = await opened(tmp_path / "journal")
     chunk, same = Chunk("m0", {1: 1, 2: 1}), Chunk("m0", {1: 1, 2: 1})
     await journal.settled("m0", [1, 2])
@@ -722,7 +722,7 @@ async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
     await journal.close()
 
 
-async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
+async def test_a_wait_for_an_unsettled_pair_can_be_cancelled(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.take_up(Chunk("m0", {1: 1}))
     source = PanelSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
@@ -734,7 +734,7 @@ async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
     await journal.close()
 
 
-async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
+async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
     journal = await opened(tmp_path / "journal")
     costs = []
     for chunks in (10, 1_000):
@@ -753,7 +753,7 @@ async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
     await journal.close()
 
 
-async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown(tmp_path):
+async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
     journal = await opened(tmp_path / "journal")
     chunk = Chunk("m0", {1: 1})
     journal.note_answered(journal.note_sent(chunk), answers("m0", [1]))
@@ -770,7 +770,7 @@ async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown
     await journal.close()
 
 
-async def test_a_journal_that_is_not_open_says_so(tmp_path):
+async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
     journal = run_of(Journal(tmp_path / "journal"))
     await journal.close()
     with pytest.raises(JournalError, match="is not open"):
@@ -784,7 +784,9 @@ async def test_a_journal_that_is_not_open_says_so(tmp_path):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cancels", [1, 2, 3, 7])
-async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tmp_path, monkeypatch, cancels):
+async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file(
+    tmp_path, monkeypatch, cancels
+):
     let_go, go_on = JournalFile._let_go, threading.Event()
 
     def slow(self) -> None:
@@ -814,7 +816,7 @@ async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tm
 
 
 @pytest.mark.asyncio
-async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monkeypatch):
+async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkeypatch):
     append, writing, go_on = Rows.append, threading.Event(), threading.Event()
 
     def slow(self, notes) -> None:
@@ -837,7 +839,7 @@ async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monk
     assert [note.chunk for note in rows_of(tmp_path / "journal")] == [1, 2]
 
 
-def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
+def test_a_journal_is_released_after_its_event_loop_ended(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     del file
@@ -845,7 +847,7 @@ def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
     assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
 
 
-async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
+async def test_a_failure_on_leaving_is_raised_bare(tmp_path, monkeypatch):
     monkeypatch.setattr(Rows, "append", full)
     async with doubles.client(Ledger()) as client:
         with pytest.raises(JournalError, match="disk is full") as caught:
@@ -857,7 +859,7 @@ async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
     assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
-def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
+def test_an_opening_abandoned_before_it_began_opens_nothing(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.abandon()
     file.open()
@@ -866,7 +868,7 @@ def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
         file.write()
 
 
-def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkeypatch):
+def test_an_opening_abandoned_at_its_last_moment_releases_the_file(tmp_path, monkeypatch):
     file, opened = JournalFile(tmp_path / "journal", OWNER), JournalFile._open
 
     def given_up(self) -> None:
@@ -881,7 +883,7 @@ def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkey
         file.write()
 
 
-def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
+def test_a_forked_child_shares_nothing_of_the_file_of_its_parent(tmp_path, monkeypatch):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     file.note(SENT, 1, b"m0", b"[1]")
@@ -894,7 +896,7 @@ def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
     assert (tmp_path / "journal-wal").exists()
 
 
-def test_a_lock_file_that_was_removed_as_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+def test_a_lock_file_removed_while_it_was_being_locked_is_no_lock(tmp_path, monkeypatch):
     lock, removed = _journal_lock._lock, []
 
     def late(file: int) -> None:
@@ -920,7 +922,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         JournalFile(tmp_path / "journal", OWNER).open()
 
 
-async def test_an_answer_about_nothing_is_not_written(tmp_path):
+async def test_an_empty_result_is_not_written(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.note_answered(1, [])
     await journal.close()
@@ -930,7 +932,7 @@ async def test_an_answer_about_nothing_is_not_written(tmp_path):
 # --- Copies
 
 
-async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
+async def test_a_copy_of_a_journal_in_use_is_complete(tmp_path):
     service, copy = Ledger(), tmp_path / "copy"
     async with doubles.client(service) as client:
         journal = Journal(tmp_path / "journal")
@@ -944,7 +946,7 @@ async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
+async def test_a_journal_that_nobody_uses_can_be_copied(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal")
     await Journal(tmp_path / "journal").backup(str(tmp_path / "copy"))
@@ -952,7 +954,7 @@ async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-async def test_what_cannot_be_copied_is_refused(tmp_path):
+async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
     with pytest.raises(JournalError, match="is not there"):
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     (tmp_path / "empty").touch()

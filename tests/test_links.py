@@ -14,7 +14,7 @@ from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.links import Links
 
 
-def test_a_link_is_of_the_member_it_was_handed_to_first():
+def test_a_link_belongs_to_the_first_member_that_got_it():
     links = Links()
     links.hand("m1", ["a", "b"], "$.Invites")
     links.hand("m1", ["a"], "$.Invites")
@@ -25,7 +25,7 @@ def test_a_link_is_of_the_member_it_was_handed_to_first():
     links.hand("m1", ["b"], "$.Invites")
 
 
-def test_an_empty_link_is_nobodys():
+def test_an_empty_link_belongs_to_nobody():
     links = Links()
     links.hand("m1", ["", "a"], "$")
     links.hand("m2", ["", "b"], "$")
@@ -42,7 +42,7 @@ def test_the_latest_links_are_remembered_and_no_more():
     links.hand("other", ["1/0"], "$")  # forgotten
 
 
-async def test_over_any_transport_links_of_another_member_are_not_told():
+async def test_links_of_another_member_are_not_returned_over_any_transport():
     """A transport that hands an answer to the wrong request: what can be known is known from the links."""
     last: list[httpx.Response] = []
 
@@ -75,7 +75,7 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
     )
 
 
-async def test_requests_in_flight_at_once_are_told_apart_too():
+async def test_links_of_concurrent_requests_are_checked_too():
     """The first two ask at the same time, and get the same answer."""
     both = anyio.Event()
     asked: list[httpx.Request] = []
@@ -94,7 +94,7 @@ async def test_requests_in_flight_at_once_are_told_apart_too():
     assert len({url.rpartition("=")[2] for url in told}) == 1
 
 
-async def test_a_connection_that_gave_another_members_answer_is_not_used_again():
+async def test_a_connection_that_gave_the_response_of_another_member_is_not_used_again():
     """The right answer is still on its way there, and would be the next member's."""
 
     def script(connection: wire.Connection) -> None:

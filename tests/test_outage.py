@@ -78,7 +78,7 @@ async def statuses(stream) -> list[str]:
 
 
 @pytest.mark.parametrize("gone", GONE, ids=str)
-async def test_one_window_is_lost_at_most_and_the_rest_is_asked_when_it_is_back(gone):
+async def test_one_window_is_lost_at_most_and_the_rest_is_sent_after_the_outage(gone):
     service = Service(until=3.5, since=0.5, gone=gone, seconds=0.01)
     async with service.client(max_concurrency=4) as client:
         seen = await statuses(client.fan_out(members(400)))
@@ -90,7 +90,7 @@ async def test_one_window_is_lost_at_most_and_the_rest_is_asked_when_it_is_back(
     assert back < 3.5 + 2
 
 
-async def test_while_it_is_away_only_get_settings_is_asked_less_and_less_often():
+async def test_during_an_outage_only_get_settings_is_sent_less_and_less_often():
     service = Service(until=100.0)
     async with service.client() as client:
         result = await client.bulk_invite("m", range(1, 2001))
@@ -102,7 +102,7 @@ async def test_while_it_is_away_only_get_settings_is_asked_less_and_less_often()
     assert all(at >= 100 for at, method in service.asked[20:] if method == "POST")
 
 
-async def test_it_goes_on_slowly_first():
+async def test_sending_resumes_slowly_after_an_outage():
     time, running, beside = doubles.FakeTime(), 0, []
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -126,7 +126,7 @@ async def test_it_goes_on_slowly_first():
     assert max(beside) >= 6
 
 
-async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
+async def test_a_fan_out_out_of_patience_stops_reading_its_input():
     service, taken = Service(until=1e9, since=1.0, seconds=0.01), 0
 
     def requests():
@@ -147,13 +147,13 @@ async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
     assert "no connection" in str(last.error)
 
 
-async def test_a_collection_is_answered_whole_all_the_same():
+async def test_every_id_of_a_collection_has_an_outcome_in_an_outage():
     async with Service(until=1e9).client(outage=OutagePolicy(patience=10.0)) as client:
         result = await client.bulk_invite("m", range(1, 10_001))
     assert len(result.not_sent) == len(result) == 10_000
 
 
-async def test_without_patience_nothing_is_waited_for():
+async def test_a_fan_out_without_patience_does_not_wait():
     service = Service(until=1e9)
     async with service.client(outage=OutagePolicy(patience=0)) as client:
         result = await client.bulk_invite("m", range(1, 10_001))
@@ -161,7 +161,7 @@ async def test_without_patience_nothing_is_waited_for():
     assert service.time.now < 5  # the pauses between three attempts
 
 
-async def test_a_call_that_somebody_waits_for_fails_at_once_and_says_why():
+async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
     service = Service(until=10.0)
     async with service.client(retry=RetryPolicy(max_attempts=1)) as client:
         for _ in range(5):
@@ -179,7 +179,7 @@ async def test_a_call_that_somebody_waits_for_fails_at_once_and_says_why():
         assert [method for _, method in service.asked[5:]] == ["GET", "GET"]
 
 
-async def test_calls_find_it_away_still_while_a_fan_out_waits():
+async def test_calls_fail_during_an_outage_while_a_fan_out_waits():
     service = Service(until=5.0)
     async with service.client() as client:
         async with client.fan_out(members(100)) as outcomes, anyio.create_task_group() as tasks:
@@ -192,7 +192,7 @@ async def test_calls_find_it_away_still_while_a_fan_out_waits():
         assert len([*outcomes.left_over]) > 0
 
 
-async def test_the_log_says_it_once(caplog):
+async def test_an_outage_is_logged_once(caplog):
     caplog.set_level(logging.INFO, "sampling_async")
     async with Service(until=60.0).client() as client:
         await client.bulk_invite("m", range(1, 3001))
@@ -206,7 +206,7 @@ async def test_the_log_says_it_once(caplog):
 
 
 @pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
-async def test_whatever_the_service_itself_says_ends_it(answer):
+async def test_any_response_of_the_service_itself_ends_an_outage(answer):
     """A key that is refused is an answer too; what that means, the next request finds out."""
     state = {"gone": True}
 
@@ -235,7 +235,7 @@ async def test_a_refused_key_ends_the_fan_out_after_an_outage():
     assert isinstance(result[999].error, ForbiddenError)
 
 
-async def test_requests_that_hang_from_before_do_not_keep_it_from_going_on():
+async def test_requests_that_hang_since_before_the_outage_do_not_block_its_end():
     """Some of a window fail at once, the others hang: nothing more would come to count as a failure."""
     time, hung = doubles.FakeTime(), 0
 
@@ -262,7 +262,7 @@ async def test_requests_that_hang_from_before_do_not_keep_it_from_going_on():
     assert "not_sent" not in seen
 
 
-async def test_successes_in_between_are_no_outage():
+async def test_failures_between_successes_are_no_outage():
     posts = 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -279,7 +279,7 @@ async def test_successes_in_between_are_no_outage():
     assert seen.count("unknown") == 2 * 80
 
 
-async def test_when_some_have_failed_and_nothing_more_can_be_sent_it_is_asked_whether_it_is_there():
+async def test_the_service_is_probed_if_some_requests_failed_and_the_others_hang():
     """It is: what failed was about these requests, and those under way are waited for."""
     all_there, hung, time, posts, asked = anyio.Event(), anyio.Event(), doubles.FakeTime(), 0, 0
 
@@ -312,7 +312,7 @@ async def test_an_outage_obeys_retry_after():
     assert [at for at, _ in service.asked if 0 < at < 20] == []
 
 
-async def test_get_settings_that_fails_alone_stops_nobody():
+async def test_failures_of_get_settings_alone_stop_nothing():
     def answer(request: httpx.Request):
         return doubles.bulk(request) if request.method == "POST" else httpx.Response(502)
 
@@ -323,7 +323,7 @@ async def test_get_settings_that_fails_alone_stops_nobody():
         assert not (await client.bulk_invite("m", [2, 3])).not_sent
 
 
-async def test_closing_ends_the_wait():
+async def test_closing_the_client_ends_the_wait_for_the_service():
     async def away(_request: httpx.Request) -> httpx.Response:
         await anyio.lowlevel.checkpoint()
         raise httpx.ConnectError("refused")
@@ -338,7 +338,7 @@ async def test_closing_ends_the_wait():
     assert isinstance(seen[-1].error, ClientClosedError)
 
 
-async def test_who_asks_may_be_cancelled_and_another_one_takes_over():
+async def test_another_caller_probes_if_the_first_is_cancelled():
     """No task of its own asks: if the one who does gives up, the next one who waits must."""
     time, asked = doubles.FakeTime(), 0
 
@@ -366,6 +366,6 @@ async def test_who_asks_may_be_cancelled_and_another_one_takes_over():
 
 
 @pytest.mark.parametrize("field", ["patience", "failures", "first_pause", "longest_pause"])
-def test_a_policy_has_numbers_in_range(field):
+def test_an_outage_policy_checks_its_numbers(field):
     with pytest.raises(InvalidRequestError, match=f"OutagePolicy.{field}"):
         OutagePolicy(**{field: -1})

@@ -85,7 +85,7 @@ def test_every_file_is_in_a_room():
     assert (rooms | files) - TOOLS == set(ROOMS)
 
 
-def test_rooms_have_no_rooms():
+def test_rooms_have_no_subfolders():
     """A room is one subject, and its files are seen at one look."""
     assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []
 
@@ -96,19 +96,19 @@ def test_importing_a_room_loads_nothing(room):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_go_one_way(path):
+def test_imports_follow_the_arrows(path):
     room = name_of(path).split("/")[0]
     assert ours(imported(path)) - {room} <= ROOMS[room]
 
 
-def test_each_arrow_that_is_allowed_is_there():
+def test_each_allowed_arrow_is_used():
     """What nobody uses should not be drawn."""
     for room, allowed in ROOMS.items():
         used = set().union(*(ours(imported(path)) for path in files_of(room)))
         assert used - {room} == allowed, room
 
 
-def test_no_room_is_above_itself():
+def test_there_is_no_cycle_of_rooms():
     order: list[str] = []
     while len(order) < len(ROOMS):
         ready = [room for room in ROOMS if room not in order and ROOMS[room] <= set(order)]
@@ -116,7 +116,7 @@ def test_no_room_is_above_itself():
         order += ready
 
 
-def test_there_is_no_circle_of_files_at_run_time():
+def test_there_is_no_import_cycle_of_files_at_run_time():
     modules = {f"sampling_async.{name_of(path).replace('/', '.')}": path for path in FILES}
     needs = {name: imported(path, at_run_time=True) & set(modules) for name, path in modules.items()}
     order: set[str] = set()
@@ -127,7 +127,7 @@ def test_there_is_no_circle_of_files_at_run_time():
 
 
 @pytest.mark.parametrize(("library", "places"), THIRD_PARTY.items())
-def test_each_library_has_one_place_that_knows_it(library, places):
+def test_each_library_is_imported_in_one_place(library, places):
     users = {
         name_of(path)
         for path in FILES

@@ -155,7 +155,7 @@ def is_readable(record: type, fields: dict[str, Any]) -> bool:
 # --- The document by itself
 
 
-def test_it_is_a_valid_openapi_document():
+def test_the_document_is_valid_openapi():
     validate(DOCUMENT)
 
 
@@ -209,7 +209,7 @@ def test_properties_are_the_fields_of_the_record(record):
 
 
 @pytest.mark.parametrize("record", samples(), ids=lambda record: record.__name__)
-def test_the_client_reads_of_a_record_what_the_document_allows(record):
+def test_the_client_decodes_the_records_that_the_document_allows(record):
     sample, schema = samples()[record], SCHEMAS[record.__name__]
     assert is_readable(record, sample)
     for name in sample:
@@ -229,7 +229,7 @@ def test_an_invite_has_its_survey_id_in_one_of_two_spellings():
         assert (not errors(SCHEMAS["Invite"], fields)) is is_right
 
 
-def test_the_client_reads_of_a_bulk_item_what_the_document_allows():
+def test_the_client_decodes_the_bulk_items_that_the_document_allows():
     item = {"QuotaID": 3, "Invite": None, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE"}
     assert SCHEMAS["BulkInviteItem"]["properties"].keys() == item.keys()
     for name in item:
@@ -245,7 +245,7 @@ def test_the_client_reads_of_a_bulk_item_what_the_document_allows():
 # --- What the simulator sends
 
 
-async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
+async def test_the_document_is_served_unchanged_and_without_a_key():
     sim = Simulator(surveys=1, members=1, faults=[Fault.status(503)])
     async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url) as client:
         response = await client.get("/openapi.json")
@@ -255,7 +255,7 @@ async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
 
 
 @pytest.mark.asyncio
-async def test_every_answer_of_the_simulator_fits_its_operation():
+async def test_every_response_of_the_simulator_fits_its_operation():
     sim = Simulator(surveys=10, members=20)
     recontact = sim.recontact_quota_ids[0]
     sim.set_recontact_members(recontact, [f"m{number:02}" for number in range(9)])

@@ -70,7 +70,7 @@ RUNNERS = {
 
 
 @pytest.mark.parametrize("case", RUNNERS.values(), ids=list(RUNNERS))
-def test_the_fixture_serves_whatever_runs_async_tests(case, tmp_path, monkeypatch):
+def test_the_fixture_works_with_every_async_runner(case, tmp_path, monkeypatch):
     runner, mark, mode, passed = case
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", _root())
@@ -104,7 +104,7 @@ def test_every_exported_name_exists_and_nothing_else_shows():
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_without_the_extra_the_error_names_the_way_out(
+def test_the_error_without_the_extra_says_what_to_install(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", _root())

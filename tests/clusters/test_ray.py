@@ -24,6 +24,6 @@ def ray():
     ray.shutdown()
 
 
-def test_it_comes_to_the_same(folder, ray):
+def test_ray_gives_the_same_results(folder, ray):
     # As it stands, all of this panel would be one part.
     check(folder, ran("ray", ("batch_size=65_536", "batch_size=700")))

@@ -110,7 +110,7 @@ def copy_of(killed: Path, folder: str) -> Path:
     return Path(folder) / "journal"
 
 
-def test_a_journal_of_a_killed_process_is_whole(killed, tmp_path):
+def test_the_journal_of_a_killed_process_is_complete(killed, tmp_path):
     assert (killed / "journal-wal").stat().st_size > 0
     assert facts(told(copy_of(killed, tmp_path))) == EXPECTED
 
@@ -159,7 +159,7 @@ def test_a_flipped_byte_is_noticed_or_does_no_harm(killed, data):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["journal", "journal-wal", "journal-lock"]), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_cut_file_is_noticed_or_does_no_harm(killed, name, kept):
+def test_a_truncated_file_is_detected_or_harmless(killed, name, kept):
     with tempfile.TemporaryDirectory() as folder:
         path = copy_of(killed, folder)
         os.truncate(path.with_name(name), int(path.with_name(name).stat().st_size * kept))
@@ -186,7 +186,7 @@ def test_a_cut_file_is_noticed_or_does_no_harm(killed, name, kept):
         ),
     ],
 )
-def test_what_is_missing_is_named(killed, tmp_path, damage, text):
+def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
     path = copy_of(killed, tmp_path)
     damage(path)
     said = is_noticed(path)
@@ -214,7 +214,7 @@ def test_what_is_missing_is_named(killed, tmp_path, damage, text):
         ("PRAGMA user_version = 5", "the number of its form"),
     ],
 )
-def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
+def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.executescript(statement)
@@ -223,7 +223,7 @@ def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
     assert Path(f"{path}-damaged").exists()
 
 
-def test_what_is_doubtful_is_unknown_and_not_asked_again(killed, tmp_path):
+def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # an answer
@@ -239,7 +239,7 @@ def test_what_is_doubtful_is_unknown_and_not_asked_again(killed, tmp_path):
     assert {known[pair][0] for pair in unknown} == {"unknown"}
 
 
-def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
+def test_rows_newer_than_the_header_are_accepted_if_they_continue_the_chain(killed, tmp_path):
     """After a loss of power the header may be older than the rows."""
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
@@ -259,7 +259,7 @@ def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
     assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
 
 
-def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_path):
+def test_a_damaged_journal_of_another_panel_is_refused(killed, tmp_path):
     path = copy_of(killed, tmp_path)
     path.with_name("journal-lock").write_bytes(b"?")
     before = path.read_bytes()
@@ -271,7 +271,7 @@ def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_pat
     assert facts(told(path, accept_damage=True)) == EXPECTED
 
 
-def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, monkeypatch):
+def test_a_journal_that_cannot_be_repaired_is_refused(killed, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise Damage("row 1 is missing")
 
@@ -280,7 +280,7 @@ def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, mo
         told(copy_of(killed, tmp_path), accept_damage=True)
 
 
-def test_a_transaction_that_sqlite_ended_is_not_ended_twice(tmp_path):
+def test_a_transaction_that_sqlite_rolled_back_is_not_rolled_back_again(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     rows = file._rows._database
@@ -353,7 +353,7 @@ def by_sqlite(path: Path) -> None:
         by_sqlite,
     ],
 )
-def test_a_second_look_lets_nobody_in(tmp_path, look):
+def test_a_second_look_at_the_file_does_not_release_its_lock(tmp_path, look):
     path = tmp_path / "journal"
     file = JournalFile(path, OWNER)
     file.open()
@@ -440,7 +440,7 @@ loop.run_until_complete(main())
 """
 
 
-def test_a_process_ends_though_its_journal_hangs(tmp_path):
+def test_a_process_ends_even_if_its_journal_hangs(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", EXIT, str(tmp_path / "journal")], capture_output=True, check=False, timeout=15
     )

@@ -55,7 +55,7 @@ class Deaf:
 
 @LINUX
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-async def test_mode_40_what_comes_before_the_request_arrived_is_no_answer(tls, monkeypatch):
+async def test_mode_40_bytes_that_came_before_the_request_arrived_are_no_response(tls, monkeypatch):
     """A second answer to the request before, late enough to meet the next one on its way."""
     deaf = Deaf()
     late = [read(), deaf.begin, answer(), deaf.until_told, surplus(), deaf.end]
@@ -76,7 +76,7 @@ async def _tell_after(event: threading.Event, seconds: float) -> None:
 
 
 @LINUX
-async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
+async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
     """The first packets are lost on the way; what arrives at last is acknowledged together with the answer."""
     deaf = Deaf()
     lossy = [read(), deaf.begin, answer(), deaf.until_told, deaf.end]
@@ -91,7 +91,7 @@ async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
 
 
 @pytest.mark.parametrize("said", ["an answer", "the end"])
-async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, monkeypatch):
+async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, monkeypatch):
     async def connect(*args, **named):
         wire = await _connect(*args, **named)
         await anyio.sleep(0.02)  # what a server says at once is there by now
@@ -112,7 +112,7 @@ async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, 
     assert [request for request in received if request] == []
 
 
-async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
+async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
     async def connect(*args, **named):
         wire = await _connect(*args, **named)
         await anyio.sleep(0.02)
@@ -130,7 +130,7 @@ async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
 
 
 @pytest.mark.parametrize("vouched", [False, True], ids=["cut", "ended"])
-async def test_mode_41_an_end_that_tls_does_not_vouch_for_is_not_that_of_the_answer(vouched, monkeypatch):
+async def test_mode_41_an_end_that_tls_does_not_vouch_for_does_not_end_the_response(vouched, monkeypatch):
     def end(exchange) -> None:
         exchange.send(exchange.right("close"))
         if vouched:
@@ -173,7 +173,7 @@ async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(h
             await busy
 
 
-async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monkeypatch):
+async def test_mode_42_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monkeypatch):
     go_on, asked = threading.Event(), []
     real = socket.getaddrinfo
 
@@ -211,13 +211,13 @@ async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monk
 
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_mode_42_a_number_is_not_looked_up(number, monkeypatch):
+async def test_mode_42_an_ip_address_is_not_looked_up(number, monkeypatch):
     monkeypatch.setattr("sampling_async._wire.lookups.begun", None)
     ((_, address),) = await Lookups().addresses(number, 80)
     assert address[0] == number
 
 
-async def test_mode_42_where_no_thread_can_be_started_nothing_was_sent(monkeypatch):
+async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):
     def refuse(_thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -270,7 +270,7 @@ async def test_mode_43_a_client_that_never_called_may_be_dropped():
 
 
 @pytest.mark.asyncio
-async def test_mode_43_closing_that_is_cancelled_has_closed_what_was_idle():
+async def test_mode_43_a_cancelled_aclose_has_closed_the_idle_connections():
     stubborn = asyncio.Event()
     with FaultServer(RIGHT, then=[*PROCESSED, silence()]) as server:
         client = client_of(server.url, retry=ONCE)

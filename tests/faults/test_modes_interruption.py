@@ -132,7 +132,7 @@ def swept(server: FaultServer, exception: type[BaseException], first: int, **opt
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("exception", [Alarm, KeyboardInterrupt, SystemExit, TimeoutError])
-def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(exception, backend, warm, caplog):
+def test_mode_39_the_reported_delivery_is_true_whichever_line_is_interrupted(exception, backend, warm, caplog):
     caplog.set_level(logging.CRITICAL)
     first = [Alarm, KeyboardInterrupt, SystemExit, TimeoutError].index(exception)
     with FaultServer() as server:
@@ -149,7 +149,7 @@ def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(excep
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("exception", [Alarm, BrokenPipeError])
-def test_mode_39_nor_does_it_look_unsent_when_what_send_returned_is_lost(exception, backend):
+def test_mode_39_a_sent_request_does_not_look_unsent_if_the_result_of_send_is_lost(exception, backend):
     """A handler that writes to a broken pipe raises what a broken connection does."""
 
     def send(file: str, function: str) -> bool:

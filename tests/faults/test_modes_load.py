@@ -62,7 +62,9 @@ def brown_out(backend: str, seed: int, **model) -> tuple[BulkInviteResult, Model
     [(((0, 4),), 0), (((0, 16),), 0), (((0, 1),), 500), (((0, 4), (60, 1)), 500)],
     ids=["4 workers", "16 workers", "1 worker", "4 then 1"],
 )
-def test_mode_04_a_slow_service_is_asked_less_and_few_answers_come_too_late(backend, workers, most_unknown):
+def test_mode_04_a_slow_service_gets_fewer_requests_and_few_responses_come_too_late(
+    backend, workers, most_unknown
+):
     result, service, _ = brown_out(backend, SEED, workers=workers)
     assert len(result.unknown) <= most_unknown
     assert service.ledger.lies(result) == []
@@ -70,7 +72,7 @@ def test_mode_04_a_slow_service_is_asked_less_and_few_answers_come_too_late(back
 
 
 @BACKENDS
-def test_mode_04_after_a_brown_out_the_client_finds_back_to_its_speed(backend):
+def test_mode_04_the_client_regains_its_speed_after_a_brownout(backend):
     _, _, steady = brown_out(backend, SEED, workers=((0, 4),))
     result, _, with_a_dip = brown_out(backend, SEED, workers=((0, 4), (60, 1), (120, 4)))
     assert len(result.unknown) <= 500
@@ -92,7 +94,7 @@ def test_mode_04_failures_in_a_brown_out_make_no_lies_and_no_flood(backend, seed
 
 
 @pytest.mark.parametrize("outage", ["503", "500", "refused"])
-async def test_mode_05_an_outage_is_not_met_with_a_multiple_of_the_load(outage):
+async def test_mode_05_retries_do_not_multiply_the_load_in_an_outage(outage):
     answers = {"503": httpx.Response(503), "500": httpx.Response(500), "refused": httpx.ConnectError("refused")}
     down = True
     service = doubles.Service(lambda request: answers[outage] if down else [])
@@ -115,7 +117,7 @@ async def test_mode_05_an_outage_is_not_met_with_a_multiple_of_the_load(outage):
         assert len(service.requests) <= 441
 
 
-async def test_mode_05_a_fan_out_through_an_outage_ends_soon_and_says_what_may_be_sent_again():
+async def test_mode_05_a_fan_out_in_an_outage_ends_soon_and_reports_what_may_be_sent_again():
     service = doubles.Service(httpx.Response(429))
     requests = [InviteRequest(f"m{n}", range(1, 101)) for n in range(200)]
     async with doubles.client(service) as client, client.fan_out(requests) as outcomes:
@@ -144,7 +146,7 @@ def test_mode_09_the_time_limit_grows_with_the_quota_ids(backend, n):
 
 @BACKENDS
 @pytest.mark.parametrize("seconds", [5, 30, 200])
-def test_mode_29_a_deadline_of_a_bulk_is_kept_and_the_account_is_whole_and_true(backend, seconds):
+def test_mode_29_a_bulk_keeps_its_deadline_and_its_outcomes_are_complete_and_true(backend, seconds):
     service = ModelService(workers=((0, 2),))
 
     async def main() -> tuple[BulkInviteResult, float]:
@@ -163,7 +165,7 @@ def test_mode_29_a_deadline_of_a_bulk_is_kept_and_the_account_is_whole_and_true(
 
 @BACKENDS
 @pytest.mark.parametrize("endpoint", ENDPOINTS[:-1])
-def test_mode_29_a_deadline_of_a_call_counts_its_attempts_and_its_waits(backend, endpoint):
+def test_mode_29_the_deadline_of_a_call_includes_attempts_and_waits(backend, endpoint):
     service = ModelService(base=14, per_id=0, failures=1.0)
 
     async def main() -> float:
@@ -224,7 +226,7 @@ async def test_mode_15_a_wait_too_long_is_left_to_the_caller(asked):
 
 
 @BACKENDS
-def test_mode_15_all_requests_wait_and_come_back_spread_out(backend):
+def test_mode_15_all_requests_wait_and_restart_at_different_moments(backend):
     with seeded(SEED) as rng:
         started: list[float] = []
 
@@ -248,7 +250,7 @@ def test_mode_15_all_requests_wait_and_come_back_spread_out(backend):
 
 @BACKENDS
 @pytest.mark.parametrize(("status", "burst"), [(429, 5), (429, 0), (503, 5)])
-def test_a_gateway_that_lets_some_through_is_kept_to(backend, status, burst):
+def test_the_client_adapts_to_the_rate_of_a_gateway(backend, status, burst):
     """20 requests a second: nothing is given up, little is refused, and it takes hardly longer than it must."""
     with seeded(SEED) as rng:
         level, last, refused = 0.0, 0.0, 0
@@ -298,7 +300,7 @@ async def test_mode_27_after_a_403_no_chunk_follows_and_the_rest_is_not_sent():
 # --- 37: long queues
 
 
-async def test_mode_37_calls_queue_in_front_of_the_connections():
+async def test_mode_37_calls_wait_before_they_take_a_connection():
     with FaultServer() as server:
         async with client_of(server.url, max_concurrency=8) as client:
             async with anyio.create_task_group() as tasks:

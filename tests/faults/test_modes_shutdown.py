@@ -230,7 +230,7 @@ def strike_sweep(
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("exception", "first"), [(SystemExit, 0), (KeyboardInterrupt, 13), (Alarm, 27)])
-def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, first):
+def test_mode_41_the_reported_outcomes_are_true_wherever_a_handler_raises(exception, first):
     tried, wrong = strike_sweep(exception, first, every=41)
     assert wrong == []
     assert tried > 20
@@ -238,7 +238,7 @@ def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_mode_41_with_a_journal_what_a_handler_struck_is_gone_on_with(tmp_path):
+def test_mode_41_a_run_with_a_journal_resumes_after_a_handler_raised(tmp_path):
     tried, wrong = strike_sweep(SystemExit, 7, every=83, folder=tmp_path)
     assert wrong == []
     assert tried > 20
@@ -254,7 +254,7 @@ async def outcomes(client: SamplingClient):
             yield outcome
 
 
-def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_its_host():
+def test_mode_40_a_fan_out_in_an_abandoned_generator_does_not_cancel_its_caller():
     """PEP 789: the loop ends the generator in a task of its own, some time after the host has left it."""
 
     async def main() -> None:
@@ -273,7 +273,7 @@ def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_i
     asyncio.run(main())
 
 
-def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
+def test_mode_40_trio_reports_a_block_that_is_left_in_another_task():
     async def main() -> None:
         with FaultServer(then=SLOW) as server:
             async with client_of(server.url, max_concurrency=4) as client:

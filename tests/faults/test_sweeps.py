@@ -92,14 +92,14 @@ async def _verdict(server: FaultServer, client: SamplingClient, endpoint: str, m
     return "whole" if got == meant else "wrong"
 
 
-async def test_mode_21_no_cut_is_taken_for_an_answer():
+async def test_mode_21_no_cut_response_is_accepted_as_complete():
     counts = await cut_sweep(stride=41)
     assert counts["wrong"] == 0, counts
     assert counts["cuts"] == counts["whole"] + counts["failed"] > 300
     assert counts["whole"] < counts["cuts"] / 20
 
 
-async def test_mode_21_the_last_bytes_decide_and_nothing_before_them():
+async def test_mode_21_only_a_response_with_its_last_bytes_is_complete():
     """At the very end of each framing, byte by byte: only what is whole is taken."""
     with FaultServer() as server:
         async with client_of(server.url, retry=ONCE) as client:
@@ -207,7 +207,7 @@ async def _cancelled_after(ticks: int, operation: Awaitable[object]) -> bool:
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_mode_02_a_cancel_at_any_tick_costs_nothing_but_the_call(operation, warm):
+async def test_mode_02_a_cancel_at_any_tick_affects_only_its_own_call(operation, warm):
     assert await cancel_sweep(OPERATIONS[operation], warm=warm) > 1
 
 

@@ -46,7 +46,7 @@ async def test_an_outage_costs_one_window_and_its_end_is_noticed_soon(behind_ngi
 
 
 @pytest.mark.parametrize(("status", "policy"), [(429, None), (503, DIRECT), (503, None)])
-async def test_what_nginx_lets_through_is_used_and_little_is_refused(status, policy):
+async def test_the_client_uses_the_rate_that_nginx_allows_and_little_is_refused(status, policy):
     location = f"limit_req zone=all burst=5; limit_req_status {status};"
     requests = [InviteRequest(f"m{number}", [2, 3]) for number in range(60)]
     began = time.monotonic()

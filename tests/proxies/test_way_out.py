@@ -48,7 +48,7 @@ async def test_all_calls_go_through_a_tunnel(proxy):
     assert server.ledger.lies(result) == []
 
 
-async def test_all_calls_are_fetched(proxy):
+async def test_all_calls_go_through_a_forward_proxy(proxy):
     with FaultServer() as server:
         async with client_of(server.url, proxy=proxy) as client:
             for endpoint in ENDPOINTS:
@@ -60,7 +60,7 @@ async def test_all_calls_are_fetched(proxy):
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.parametrize("password", ["none", "wrong"])
-async def test_wrong_credentials_are_told_with_the_status_and_nothing_was_sent(scheme, password, proxy):
+async def test_wrong_credentials_are_reported_with_the_status_and_nothing_was_sent(scheme, password, proxy):
     """Tinyproxy says 401 of a wrong password, which a service might say too where it is asked by the proxy."""
     is_tinys = password == "wrong" and "401" in await _said_to("sesame", proxy)
     way = proxy.replace(f"agent:{PASSWORD}@", "" if password == "none" else "agent:sesame@")
@@ -91,7 +91,7 @@ async def _said_to(password: str, proxy: str) -> str:
     return str(caught.value)
 
 
-async def test_a_service_that_is_not_there_is_told_of_the_proxy(proxy):
+async def test_the_error_of_an_unreachable_service_mentions_the_proxy(proxy):
     async with client_of("https://127.0.0.1:1", proxy=proxy) as client:
         with pytest.raises(TransportError, match=r"the proxy answered 5\d\d; nothing was sent") as caught:
             await client.get_settings()
@@ -133,7 +133,7 @@ async def _cut_off(client: SamplingClient, seconds: float) -> None:
 
 
 @pytest.mark.asyncio
-async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_path, monkeypatch):
+async def test_nginx_accepts_our_client_certificate_and_tls_sessions_are_resumed(tmp_path, monkeypatch):
     authority = trustme.CA()
     authority.issue_cert("partner@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me")
     authority.cert_pem.write_to_path(tmp_path / "authority")
@@ -157,7 +157,7 @@ async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_pa
 
 
 @pytest.mark.asyncio
-async def test_through_squid_to_nginx_with_a_client_certificate(tmp_path):
+async def test_a_client_certificate_works_through_squid(tmp_path):
     authority = trustme.CA()
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
     authority.issue_cert("partner@example.org").configure_cert(context)
