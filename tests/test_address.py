@@ -1,4 +1,4 @@
-"""What a client may be configured with."""
+"""Addresses, keys and proxies that a client accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Application monitoring: what agents wrap is not passed, and what they would transmit holds no secret of ours.
+"""Monitoring agents: calls avoid what agents wrap, and agents transmit none of our secrets.
 
-The agents themselves run in processes of their own (`agent_canary.py`), where they are installed: the
-dependency group `scoreboard` has them. The other tests stand in for them everywhere.
+The agents themselves run in other processes (`agent_canary.py`), if they are installed: the
+dependency group `scoreboard` has them. The other tests imitate them everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEMBER = "canary"
 def installed(agent: str) -> bool:
     try:
         return find_spec(AGENTS[agent].module) is not None
-    except ModuleNotFoundError:  # of the package it is in
+    except ModuleNotFoundError:  # of its parent package
         return False
 
 
@@ -46,9 +46,9 @@ def test_an_agent_would_transmit_none_of_our_secrets(agent, caller):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["texts"]
-    if caller == "plain":  # or nobody would know whether a hit can be seen
+    if caller == "plain":  # proves that a hit can be seen
         assert all(found["hits"][name] for name in ("member code", "panel", "URL"))
-        assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # which look at no headers
+        assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # these read no headers
     else:
         assert not any(found["hits"].values()), found
 
@@ -77,7 +77,7 @@ WRAPPED = [
 
 
 def watched(monkeypatch, targets) -> list[str]:
-    """Wrap methods as agents do, which leave their names and modules as they were."""
+    """Wrap methods as agents do, without a change of their names and modules."""
     seen: list[str] = []
 
     def wrap(target: type, name: str) -> None:
@@ -116,7 +116,7 @@ async def test_a_transport_that_an_agent_puts_between_a_client_and_its_own_is_no
     made, init = [], httpx.AsyncClient.__init__
 
     class Between(httpx.AsyncBaseTransport):
-        """As OpenTelemetry's of earlier versions: it wraps what a client is made with."""
+        """As earlier versions of OpenTelemetry: it wraps the transport that a client is given."""
 
     def with_between(self, **options) -> None:
         init(self, **options)
@@ -134,7 +134,7 @@ suppressed: ContextVar[bool] = ContextVar("suppressed", default=False)
 
 @pytest.fixture
 def telemetry(monkeypatch) -> None:
-    """Stand in for OpenTelemetry, whose instrumentation asks whether it is suppressed."""
+    """Imitate OpenTelemetry, whose instrumentation checks whether it is suppressed."""
 
     @contextmanager
     def suppress_http_instrumentation():
@@ -163,7 +163,7 @@ async def test_open_telemetry_is_suppressed_for_other_transports(answer):
         async with client.stream_bulk_invite(MEMBER, range(1, 301)) as outcomes:
             async for _ in outcomes:
                 assert not suppressed.get()
-    assert len(during) >= 4  # and what is asked to find out whether the service is there
+    assert len(during) >= 4  # the bulk requests and the probes of the outage
     assert all(during)
     assert not suppressed.get()
 

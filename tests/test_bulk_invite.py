@@ -46,7 +46,7 @@ async def test_outcomes_come_in_the_callers_order():
 
 
 async def test_an_error_holds_nothing_of_the_request():
-    """A traceback has the frames, with the key and the bodies; a million IDs may leave ten thousand of them."""
+    """A traceback holds frames with the key and the bodies; a million IDs may leave ten thousand tracebacks."""
     for status in (403, 500, 503):
         result = await bulk(
             doubles.Service(lambda _, status=status: httpx.Response(status)), range(1, 301), retry=ONCE
@@ -110,7 +110,7 @@ async def test_requests_run_in_parallel_up_to_the_limit():
 
 
 def failing(chunk: int, failure) -> doubles.Service:
-    """Return a service that fails for the chunk which holds this quota ID."""
+    """Return a service that fails for the chunk with this quota ID."""
 
     def answer(request: httpx.Request):
         if chunk not in doubles.asked(request):
@@ -170,7 +170,7 @@ async def test_a_bulk_invite_that_was_refused_unprocessed_is_sent_again():
 async def test_ambiguous_retries_are_opt_in_and_marked():
     service = doubles.Service(httpx.ReadError("cut"), doubles.bulk)
     result = await bulk(service, [2, 3], retry=RetryPolicy(retry_ambiguous=True))
-    # A rejection proves nothing: the lost invite itself may be the reason.
+    # A rejection proves nothing: the lost invite may be its reason.
     assert [outcome.status for outcome in result] == ["invited", "unknown"]
     assert (result[1].result_code, result[1].error.delivery) == (9, "unknown")
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
@@ -200,7 +200,7 @@ async def test_a_retry_after_beyond_the_maximum_stops_new_chunks():
 
 
 async def test_chunks_that_are_no_longer_sent_do_not_block_the_event_loop():
-    """Nothing waits for the wire then: thousands of chunks without a turn would hold up the application."""
+    """Nothing waits for the network then: thousands of chunks in one turn would block the application."""
     turns = 0
 
     async def tick() -> None:
@@ -220,7 +220,7 @@ async def test_chunks_that_are_no_longer_sent_do_not_block_the_event_loop():
 
 @pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), httpx.Response(400)])
 async def test_a_transport_that_never_waits_does_not_block_the_event_loop(answer):
-    """As mocks and services in the same process do: a bulk over one can be cancelled, and others run."""
+    """Mocks and in-process services never wait. A bulk over one can still be cancelled, and other tasks run."""
     turns = asked = 0
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -264,7 +264,7 @@ async def test_a_stopped_bulk_ends_soon_after_cancellation():
                 await client.bulk_invite("m", range(1, 100_001))
             tasks.cancel_scope.cancel()
     assert scope.cancelled_caught
-    assert turns < 100  # of 500 that the rest of it takes
+    assert turns < 100  # the rest of the bulk takes 500
 
 
 async def test_a_stopped_bulk_can_be_cancelled_and_accounts_for_every_id():
@@ -323,7 +323,7 @@ async def test_closing_the_client_ends_a_fan_out_with_outcomes():
 
 @pytest.fixture
 def errors_that_share_when_they_are_copied(monkeypatch):
-    """Have errors copied as tblib does it for the whole process, which dask.distributed imports."""
+    """Copy errors as tblib does for the whole process; dask.distributed imports it."""
 
     def shared(kind, attributes, args):
         other = kind.__new__(kind, *args)
@@ -380,7 +380,7 @@ _answers = st.sampled_from(
     st.lists(st.integers(1, 60), max_size=120), st.integers(1, 20), st.lists(_answers, min_size=1, max_size=8)
 )
 def test_every_id_has_one_true_outcome_whatever_the_service_does(quota_ids, chunk_size, plan):
-    """The invariant, against a ledger of the invites that were really made."""
+    """The invariant, checked against a ledger of the invites that were really made."""
     ledger: set[int] = set()
     script = iter(plan * 1000)
 

@@ -1,4 +1,4 @@
-"""What the answers mean."""
+"""What responses to a bulk invite mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sampling_async._contract.exchange import Reply
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
 from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after
 
-# --- Replies
+# --- Refusals
 
 
 def refused(status: int, body: bytes = b"", **headers: str):
@@ -310,7 +310,7 @@ def test_a_body_without_a_list_of_items_is_unreadable(body):
         read_bulk("m", [1], body)
 
 
-@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the second one is read with care
+@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the careful decoder reads the second one
 @pytest.mark.parametrize(
     ("result", "shown"),
     [

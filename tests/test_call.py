@@ -1,4 +1,4 @@
-"""One call from beginning to end: attempts, waits, what the last error knows."""
+"""One call from beginning to end: attempts, waits, attributes of the last error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_the_last_error_covers_all_attempts():
             await client.get_settings()
     error = caught.value
     assert (error.endpoint, error.attempts, error.elapsed) == ("get_settings", 3, 0.75)
-    # The last attempt was never sent, but the ones before may have worked.
+    # The last attempt was never sent, but earlier ones may have worked.
     assert error.delivery == "unknown"
 
 
@@ -56,7 +56,7 @@ async def test_a_call_that_was_never_sent_says_so():
 
 @pytest.mark.parametrize("code", [400, 403, 404])
 async def test_no_later_response_takes_back_that_an_invite_may_exist(code):
-    """The quota may be full because of the very invite whose answer was lost."""
+    """The quota may be full because of the invite whose response was lost."""
     service = doubles.Service(httpx.ReadError("cut"), status(code))
     async with doubles.client(service) as client:
         with pytest.raises(ServiceError) as caught:
@@ -122,7 +122,7 @@ async def test_other_calls_wait_for_the_end_of_a_hold():
         assert (caught.value.retry_after, time.now) == (30.0, 0)
         assert client.snapshot().held_for == 30
         await client.get_settings()
-    assert time.now == 31  # and not at the very moment, in which all others come back
+    assert time.now == 31  # and not at the moment when all other calls continue
 
 
 async def test_a_retry_after_beyond_the_maximum_is_left_to_the_caller():

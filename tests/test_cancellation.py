@@ -1,4 +1,4 @@
-"""Cancellations that are meant, and those that came along."""
+"""Which cancellations are stray: not meant for the current task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, how it ends, and what it never shows."""
+"""The command line: its output, its exit codes, and the secrets that it never shows."""
 
 from __future__ import annotations
 
@@ -465,8 +465,8 @@ def test_a_closed_output_pipe_ends_a_command_quietly(sim):
     assert process.returncode == 1
 
 
-def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
     arguments = ("bulk-invite", member(sim), *arguments, "--max-concurrency", 1)
     before = sim.ledger.request_count
     with program(*arguments, stdin=stdin if text is None else subprocess.PIPE, **options) as process:
@@ -491,16 +491,20 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     file.write_text("\n".join(map(str, ASKED)))
     match source:
         case "arguments":
-            outcomes, code, errors = struck(slow, number, *ASKED)
+            outcomes, code, errors = interrupted(slow, number, *ASKED)
         case "file":
-            outcomes, code, errors = struck(slow, number, "--file", file)
+            outcomes, code, errors = interrupted(slow, number, "--file", file)
         case "stdin":
-            outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+            outcomes, code, errors = interrupted(
+                slow, number, text=file.read_text()
+            )  # from a pipe that stays open
             assert "has not ended" in errors
         case _:
             with file.open("rb") as stdin:
-                outcomes, code, errors = struck(slow, number, stdin=stdin)
-    asked = ASKED[:-1] if source == "stdin" else ASKED  # without its end, nobody knows whether 3001 is whole
+                outcomes, code, errors = interrupted(slow, number, stdin=stdin)
+    asked = (
+        ASKED[:-1] if source == "stdin" else ASKED
+    )  # without the end of input, the number 3001 may be incomplete
     assert code == ENDINGS[number]
     assert sorted(each["QuotaID"] for each in outcomes) == list(asked)
     assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
@@ -531,7 +535,7 @@ def test_after_a_signal_a_pipe_is_read_to_its_end_if_that_comes_soon(slow, numbe
         ["sh", "-c", "seq 1 500; sleep 0.6; seq 501 900; sleep 0.2; seq 901 1000"], stdout=subprocess.PIPE
     )
     with writer:
-        outcomes, code, errors = struck(slow, number, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, number, stdin=writer.stdout)
     assert code == ENDINGS[number]
     assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, 1001)]
     assert "has not ended" not in errors
@@ -542,7 +546,7 @@ def test_after_a_signal_an_endless_pipe_is_read_for_a_short_time_only(slow):
     with subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as writer:
-        outcomes, code, errors = struck(slow, signal.SIGTERM, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, signal.SIGTERM, stdin=writer.stdout)
         writer.kill()
     assert code == 143
     assert "has not ended" in errors
@@ -552,7 +556,7 @@ def test_after_a_signal_an_endless_pipe_is_read_for_a_short_time_only(slow):
 def test_after_a_signal_an_invalid_quota_id_ends_the_input(slow, tmp_path):
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, [*range(1, 20_001), "oops", 5])))
-    outcomes, code, errors = struck(slow, signal.SIGTERM, "--file", file)
+    outcomes, code, errors = interrupted(slow, signal.SIGTERM, "--file", file)
     assert code == 143
     assert [each["QuotaID"] for each in sorted(outcomes, key=lambda each: each["QuotaID"])] == [
         *range(1, 20_001)
@@ -567,12 +571,12 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, ASKED)))
     given = ("--file", file) if source == "file" else ASKED
-    outcomes, _, _ = struck(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
+    outcomes, _, _ = interrupted(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
     by_id = {each["QuotaID"]: each for each in outcomes}
     assert len(outcomes) == len(by_id) == len(ASKED)
     assert [each["Status"] for each in first] == [by_id[each["QuotaID"]]["Status"] for each in first]
     assert {quota_id for quota_id, each in by_id.items() if each["Replayed"]} == set(range(2501, 2601))
-    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("bulk-invite", code, *ASKED, "--journal", tmp_path / "journal"))
     told = {quota_id for quota_id, each in by_id.items() if each["Status"] != "not_sent"}
     assert {each["QuotaID"] for each in again if each["Replayed"]} == told
@@ -622,14 +626,14 @@ def test_a_signal_before_a_command_has_begun_accounts_for_every_id_too(slow, tmp
 
 @pytest.mark.parametrize("number", ENDINGS)
 def test_a_second_signal_ends_at_once(slow, number):
-    """Also where nobody reads what is written."""
+    """This holds even if nobody reads the output."""
     arguments = ("bulk-invite", member(slow), *range(1, 20_001), "--max-concurrency", 1)
     with program(*arguments, stdin=subprocess.DEVNULL) as process:
         while slow.ledger.request_count < 2:
             time.sleep(0.01)
         process.send_signal(number)
         time.sleep(0.5)
-        assert process.poll() is None  # it writes, and the pipe is full
+        assert process.poll() is None  # it is blocked on a full pipe
         process.send_signal(number)
         assert process.wait(5) == ENDINGS[number]
         process.stdout.close()
@@ -637,7 +641,7 @@ def test_a_second_signal_ends_at_once(slow, number):
 
 @pytest.mark.parametrize("command", [["quotas"], ["bulk-invite", "m1", "1"]])
 def test_sigterm_works_if_ctrl_c_is_ignored(slow, command):
-    """As of a script that has put the program into the background."""
+    """A script that runs the program in the background ignores it."""
     slow.faults.add(Fault.delay(20))
     process = program(*command, stdin=subprocess.DEVNULL, sigint=signal.SIG_IGN)
     while not slow.ledger.request_count:
@@ -657,7 +661,7 @@ def test_sigterm_before_a_command_has_begun_gives_its_exit_code(monkeypatch):
     monkeypatch.setattr(_cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(
         signal.SIGTERM, signal.SIG_DFL
-    )  # a plugin of pytest may have its own, which is left alone
+    )  # a plugin of pytest may have its own handler, which stays
     try:
         with pytest.raises(SystemExit) as ended:
             _cli.main()
@@ -757,7 +761,7 @@ def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkey
 
 
 def test_a_full_disk_does_not_lose_the_account(sim):
-    """What was asked has been asked, wherever its outcome could be written."""
+    """Requests were sent, even if their outcomes could not be written."""
     asked = quota_ids(sim, 40)
     with Path("/dev/full").open("wb") as full:
         process = program("bulk-invite", member(sim), *asked, stdin=subprocess.DEVNULL, stdout=full)

@@ -1,4 +1,4 @@
-"""The client's own promises: construction, the five calls, recontact paging."""
+"""The client: construction, the five calls, recontact paging."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_iteration_can_be_left_and_resumed_after_the_last_code():
     assert seen == ["a", "b", "c", "d", "e"]
 
 
-@pytest.mark.asyncio  # trio scolds any generator that is left unclosed
+@pytest.mark.asyncio  # trio warns about generators that are not closed
 async def test_iteration_can_be_left_without_closing():
     async with doubles.client(listing("a", "b", "c", "d", "e")) as client:
         async for _ in client.recontact_members(5):

@@ -201,7 +201,7 @@ def test_text_beyond_ascii_is_kept():
         ("/Date(1456826400000)/", datetime(2016, 3, 1, 10, tzinfo=UTC)),
         ("/Date(1456826400000-0800)/", datetime(2016, 3, 1, 2, tzinfo=timezone(-timedelta(hours=8)))),
         ("/Date(-1)/", datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
-        ("/Date(-62135596800000-0500)/", datetime(1, 1, 1, tzinfo=UTC)),  # what .NET writes for "none"
+        ("/Date(-62135596800000-0500)/", datetime(1, 1, 1, tzinfo=UTC)),  # what .NET writes for "no date"
         ("0001-01-01T00:00:00", datetime.min),  # noqa: DTZ901
         ("9999-12-31T23:59:59.9999999", datetime.max),  # noqa: DTZ901
     ],
@@ -285,7 +285,7 @@ def test_invalid_json_is_reported_and_not_shown(body, rule):
         from_json(Price, body)
     assert caught.value.path == "$"
     assert rule in caught.value.rule
-    assert caught.value.__context__ is None  # the parser's own error would hold the body
+    assert caught.value.__context__ is None  # the error of the parser would hold the body
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -343,7 +343,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(st.data())
 def test_one_mutation_gives_a_record_or_a_decode_error(data):
-    """Whatever is changed in a right body, nothing else comes out."""
+    """Whatever is changed in a valid body, there is no other result."""
     body = {"root": copy.deepcopy(data.draw(inventories.documents))}
     *path, last = data.draw(st.sampled_from(places(body)[1:]))
     place: Any = body

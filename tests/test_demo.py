@@ -1,4 +1,4 @@
-"""The demo: it runs, it agrees with the simulator's ledger, and it leaves nothing behind."""
+"""The demo: it runs, agrees with the ledger of the simulator, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_demo_agrees_with_the_ledger(processes):
     findings = run_demo(SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=outcome))
     assert findings.agrees
     findings.ledger_invites += 1
-    assert not findings.agrees  # an invite more, and the counts no longer meet
+    assert not findings.agrees  # with one more invite the counts disagree
     findings.ledger_invites -= 1
     assert findings.verdict.ok
     assert findings.ledger_invites == findings.tally.statuses["invited"] > 0

@@ -1,4 +1,4 @@
-"""Examples of the README and of docs/ run as they stand; what they say of the code is held against it."""
+"""Examples of the README and of docs/ run unchanged; statements about the code are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_page(page):
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=of_page)
 def test_the_scripts_of_a_page_run_in_order(page, monkeypatch, capsys, tmp_path):
-    """They share a folder, since one may read what another has written, and each has a fresh simulator."""
+    """They share a folder, because one may read the files of another. Each has a fresh simulator."""
     monkeypatch.chdir(tmp_path)
     port = 0
     for example in examples_of(page):
@@ -31,7 +31,7 @@ def test_the_scripts_of_a_page_run_in_order(page, monkeypatch, capsys, tmp_path)
             continue
         simulator = Simulator(seed=0, surveys=20, members=200)  # as `sampling-async simulate` makes it
         with simulator.serve(port=port) as url:
-            port = int(url.rpartition(":")[2])  # a journal belongs to one address
+            port = int(url.rpartition(":")[2])  # the same port, because a journal belongs to one address
             monkeypatch.setenv("SAMPLING_BASE_URL", url)
             monkeypatch.setenv("SAMPLING_PANEL_GUID", simulator.panel_guid)
             monkeypatch.setenv("SAMPLING_API_KEY", simulator.api_key)
@@ -50,7 +50,7 @@ def test_the_tests_of_a_page_pass(page, tmp_path):
         if example.is_test or example.is_service:
             (tmp_path / example.name).write_text(example.text)
             tests += example.is_test
-    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # which warns where it is not configured
+    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # it warns if it is not configured
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert f"{tests} passed" in done.stdout, done.stdout + done.stderr

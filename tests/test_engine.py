@@ -1,4 +1,4 @@
-"""The engine under httpx: connections kept and dropped, surplus answers, mocks of httpx's own engine."""
+"""The engine under httpx: kept and dropped connections, surplus responses, mocks of httpx."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def client_of(url: str, **options) -> SamplingClient:
 
 
 class Counted:
-    """A script that answers settings, and counts connections and what was read on each."""
+    """A script that responds with settings, and counts connections and the requests on each."""
 
     def __init__(self, *answers: bytes, then=None) -> None:
         self.requests: list[int] = []
@@ -99,7 +99,7 @@ async def test_a_surplus_response_in_the_same_packet_is_discarded():
 
 @pytest.mark.parametrize("after", [lambda connection: connection.send(STALE), lambda connection: None])
 async def test_a_late_surplus_response_or_close_is_seen_before_the_next_request(after):
-    """The second request of a connection is never sent into a dead one: a bulk invite would end unknown."""
+    """A request is never sent into a dead connection, because a bulk invite would end unknown."""
     script = Counted(then=after)
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -107,7 +107,7 @@ async def test_a_late_surplus_response_or_close_is_seen_before_the_next_request(
                 assert len(await client.get_settings()) == 0
                 await anyio.to_thread.run_sync(script.ended.wait)
                 script.ended.clear()
-                await anyio.sleep(0.005)  # on loopback, what was sent has come by now
+                await anyio.sleep(0.005)  # on loopback, the bytes have arrived by now
     assert script.requests == [1, 1, 1]
 
 
@@ -116,7 +116,7 @@ def engine_of(client: SamplingClient) -> Engine:
 
 
 def aged(client: SamplingClient, seconds: float, *connections: int) -> None:
-    """Let unused connections, all or some, have been used last so many seconds earlier."""
+    """Make unused connections, all or some, look older by this many seconds."""
     idle = engine_of(client)._idle
     for each in connections or range(len(idle)):
         idle[each].used_at -= seconds
@@ -169,7 +169,7 @@ async def test_no_more_idle_connections_are_kept_than_configured():
 
 
 class Closing:
-    """A script that answers settings, and keeps its connections to be closed by a test."""
+    """A script that responds with settings, and keeps its connections so that a test can close them."""
 
     def __init__(self) -> None:
         self.connections: list[wire.Connection] = []
@@ -195,7 +195,7 @@ async def burst(client: SamplingClient, calls: int) -> None:
 
 
 def slowly(connection: wire.Connection) -> None:
-    """Answer so late that other calls take connections of their own."""
+    """Respond so late that other calls open their own connections."""
     while connection.read_request() is not None:
         time.sleep(0.01)
         connection.send(wire.answer(b"[]"))
@@ -277,7 +277,7 @@ async def test_an_exception_of_a_signal_handler_during_a_send_propagates():
 
 @pytest.mark.asyncio
 async def test_a_connection_that_the_server_closes_is_closed_at_once():
-    """It stood half closed until the next request, which may be hours away."""
+    """It used to stay half closed until the next request, which may be hours away."""
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url, idle_seconds=600) as client:
@@ -319,7 +319,7 @@ def test_the_time_is_a_number_of_seconds(seconds):
         client_of("https://service.example", idle_seconds=seconds)
 
 
-# --- What closes teach
+# --- The idle time adapts to closes
 
 
 async def test_a_close_of_an_idle_connection_shortens_the_idle_time():
@@ -333,12 +333,12 @@ async def test_a_close_of_an_idle_connection_shortens_the_idle_time():
             await anyio.sleep(0.01)
             await client.get_settings()
             assert 0.2 < engine._idle_time.limit < 0.4
-            aged(client, 1)  # longer than it is used for, and not as long as it is kept
+            aged(client, 1)  # longer than the idle time, shorter than connections are kept
             await client.get_settings()
             assert len(script.connections) == 3
             assert repr(engine) == "<Engine: 2 idle>"
             aged(client, 60)
-            await client.get_settings()  # both outlived their time, since before the close
+            await client.get_settings()  # both outlived the idle time, but since before the close
             assert repr(engine) == "<Engine: 1 idle>"
             assert engine._idle_time.limit < 0.4
 

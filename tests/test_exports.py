@@ -1,4 +1,4 @@
-"""What can be imported is what is documented."""
+"""Everything that can be imported is documented, and nothing else can be imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 def test_all_is_sorted_and_equals_dir():
     assert dir(sampling_async) == sampling_async.__all__ == sorted(sampling_async.__all__)
     used_inside = {"Any", "Final", "TYPE_CHECKING", "import_module", "matching", "simulator"}
-    # Pytest rewrites what belongs to a plugin, and leaves names with an @ behind.
+    # Pytest rewrites modules of plugins, which leaves names with an @.
     visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
     assert visible - used_inside <= set(PUBLIC)
 
@@ -42,7 +42,7 @@ def test_every_export_is_documented(name):
         f"{name}: not on any page"
     )
     if get_origin(thing) is Literal:
-        return  # documented by the string below it, which Python does not keep
+        return  # the string below it documents it, and Python does not keep that
     assert inspect.getdoc(thing), name
     for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
         if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):

@@ -49,7 +49,7 @@ def test_requests_come_from_an_argument_an_option_and_stdin(sim, tmp_path):
 
 
 def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
-    """The first day of a partner: an inventory, a panel, and what to ask for."""
+    """The first day of a partner: an inventory, a panel, and requests to send."""
     monkeypatch.chdir(tmp_path)
     rows = ["member_code,1001538,1001007", *(f"{code},30,2000247" for code in sim.members)]
     Path("panel.csv").write_text("\n".join(rows))
@@ -190,8 +190,8 @@ def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
 MANY = [(f"m{at:06}", range(1, 101)) for at in range(40)]
 
 
-def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
     arguments = ("fan-out", *arguments, "--max-concurrency", 1)
     before = sim.ledger.request_count
     with program(*arguments, stdin=stdin if text is None else subprocess.PIPE) as process:
@@ -212,9 +212,9 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     file = tmp_path / "requests.jsonl"
     file.write_text(written(MANY))
     if source == "file":
-        outcomes, code, errors = struck(slow, number, file)
+        outcomes, code, errors = interrupted(slow, number, file)
     else:
-        outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+        outcomes, code, errors = interrupted(slow, number, text=file.read_text())  # from a pipe that stays open
         assert "has not ended" in errors
     assert code == ENDINGS[number]
     assert pairs(outcomes) == asked_by(MANY)
@@ -228,10 +228,10 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     file.write_text(written(MANY))
     known = MANY[30:32]
     run("fan-out", "--journal", journal, stdin=written(known))
-    outcomes, _, _ = struck(slow, signal.SIGTERM, file, "--journal", journal)
+    outcomes, _, _ = interrupted(slow, signal.SIGTERM, file, "--journal", journal)
     assert pairs(outcomes) == asked_by(MANY)
     assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
-    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("fan-out", file, "--journal", journal))
     told = [each for each in outcomes if each["Status"] != "not_sent"]
     assert pairs(each for each in again if each["Replayed"]) == pairs(told)
@@ -261,7 +261,7 @@ def test_a_lasting_outage_ends_the_run_and_every_id_is_accounted_for(slow, tmp_p
     base_url = None
     with socket.create_server(("127.0.0.1", 0)) as closed:
         base_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    if not with_journal:  # whose journal it is does not change
+    if not with_journal:  # a journal belongs to one service
         monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
     else:
         slow.faults.add(Fault.cut())

@@ -1,4 +1,4 @@
-"""Two lanes, one answer: what msgspec reads is what cattrs reads, to the last type."""
+"""Two decoders, one result: the fast decoder (msgspec) reads exactly what the careful one (cattrs) reads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from sampling_async import (
     SurveyWaveExclusion,
     from_json,
 )
-from sampling_async._json import careful as _slowlane
+from sampling_async._json import careful as _careful
 from sampling_async._json import codec as _codec
-from sampling_async._json import fast as _fastlane
+from sampling_async._json import fast as _fast
 from sampling_async._json.inventory import Inventory
 from sampling_async._json.rules import DRIFTED, wire_name
 from sampling_async._protocol import bulk_reply as _replies
@@ -60,7 +60,7 @@ RECORDS = (
 )
 
 
-# --- Documents as a service might write them: mostly right, here and there odd
+# --- Documents as a service might write them: mostly valid, with some odd values
 
 
 INTS = ("0", "1", "7", "-0", "-3", "9223372036854775807", "1001538")
@@ -140,7 +140,7 @@ BLANKS = ("", "", "", " ", "\n  ", "\t", "\r\n")
 
 
 class Scribe:
-    """Writes documents; `oddness` is the share of places that are not as they should be."""
+    """Writes documents; `oddness` is the share of odd values."""
 
     def __init__(self, seed: int, oddness: float) -> None:
         self.random = random.Random(seed)
@@ -172,7 +172,7 @@ class Scribe:
                 name = DRIFTED.get(name, name.lower())
             if self.odd():
                 continue
-            if self.odd():  # the last of two counts
+            if self.odd():  # the last of two equal keys counts
                 fields.append((name, self.random.choice(IGNORED)))
             fields.append((name, text))
         fields += [(f"X{i}", self.either(PLAIN_IGNORED, IGNORED)) for i in range(self.random.randrange(3))]
@@ -211,16 +211,16 @@ class Scribe:
 documents = st.builds(Scribe, st.integers(0, 2**64), st.sampled_from([0.0, 0.01, 0.05, 0.3]))
 
 
-# --- What "the same" means
+# --- What "equal" means
 
 
 def both(cls: type, body: bytes) -> tuple[Any, Any]:
-    """Return what each lane reads; None where it does not."""
+    """Return the result of each decoder; None if it refuses."""
     try:
-        slow = _slowlane.structure(cls, _codec.parse(body), "$")
+        slow = _careful.structure(cls, _codec.parse(body), "$")
     except DecodeError:
         slow = None
-    return _fastlane.read(cls, body), slow
+    return _fast.read(cls, body), slow
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -238,12 +238,12 @@ def assert_same(one: Any, other: Any) -> None:
         assert repr(one) == repr(other)
 
 
-def assert_lanes_agree(cls: type, body: bytes) -> bool:
-    """Check that the fast lane gives nothing, or what the slow lane gives; return whether it gave something."""
+def assert_decoders_agree(cls: type, body: bytes) -> bool:
+    """Check that the fast decoder gives the result of the careful one, or None; return whether it gave one."""
     fast, slow = both(cls, body)
     if fast is None:
         return False
-    assert slow is not None, "read what the slow lane refuses"
+    assert slow is not None, "the fast decoder accepts what the careful one refuses"
     assert_same(fast, slow)
     assert fast == slow
     assert (hash(fast), repr(fast)) == (hash(slow), repr(slow))
@@ -255,25 +255,25 @@ def plain(cls: type, seed: int = 0) -> bytes:
     return Scribe(seed, 0).record(cls).encode()
 
 
-# --- Both lanes
+# --- Both decoders
 
 
 @pytest.mark.parametrize("cls", RECORDS)
 def test_correct_documents_take_the_fast_decoder(cls):
-    assert all(assert_lanes_agree(cls, plain(cls, seed)) for seed in range(20))
+    assert all(assert_decoders_agree(cls, plain(cls, seed)) for seed in range(20))
 
 
 @pytest.mark.parametrize("cls", RECORDS)
 @settings(max_examples=60)
 @given(scribe=documents)
 def test_both_decoders_agree_on_every_record(cls, scribe):
-    assert_lanes_agree(cls, scribe.record(cls).encode("utf-8"))
+    assert_decoders_agree(cls, scribe.record(cls).encode("utf-8"))
 
 
 @settings(max_examples=100)
 @given(inventories.documents, st.sampled_from([None, 2]), st.booleans())
 def test_both_decoders_agree_on_inventories(document, indent, ascii_only):
-    assert_lanes_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
+    assert_decoders_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
 
 
 TOKENS = (
@@ -321,7 +321,7 @@ TOKENS = (
 def test_both_decoders_agree_after_one_mutation(cls, seed, where, removed, put):
     body = plain(cls, seed)
     at = int(where * len(body))
-    assert_lanes_agree(cls, body[:at] + put + body[at + removed :])
+    assert_decoders_agree(cls, body[:at] + put + body[at + removed :])
 
 
 @settings(max_examples=300)
@@ -336,19 +336,19 @@ def test_both_decoders_agree_after_one_changed_value(data):
     at = data.draw(st.sampled_from(colons)) + 1
     end = next(i for i in range(at, len(body)) if body[i] in ",}]")
     exchanged = body[:at] + data.draw(st.sampled_from(values)) + body[end:]
-    assert_lanes_agree(cls, exchanged.encode())
+    assert_decoders_agree(cls, exchanged.encode())
 
 
 @pytest.mark.parametrize("at", [b'"X":"\xff"', b'"X":"\xc3"', b'"X":"\xed\xa0\x80"', b'"\xff":1'])
 def test_the_fast_decoder_refuses_bytes_that_are_not_utf_8_even_in_skipped_fields(at):
     body = b'{"Amount":1.5,%b,"CurrencyID":2}' % at
-    assert _fastlane.read(Price, body) is None
+    assert _fast.read(Price, body) is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le"])
 def test_other_encodings_are_left_to_the_careful_decoder(encoding):
     body = '{"Amount":1.5,"CurrencyID":2}'.encode(encoding)
-    assert _fastlane.read(Price, body) is None
+    assert _fast.read(Price, body) is None
     assert from_json(Price, body) == Price(1.5, 2)
 
 
@@ -363,29 +363,29 @@ def test_deeply_nested_json_is_decoded_or_a_decode_error(depth):
     condition = b'{"QuestionID":1,"X":%b}' % nested
     sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
     for cls, body in ((QuestionAndAnswers, condition), (SubQuota, sub_quota % condition)):
-        assert_lanes_agree(cls, body)
-        if depth == 100_000:  # how many are too many before that depends on the Python
+        assert_decoders_agree(cls, body)
+        if depth == 100_000:  # at lower depths it depends on the version of Python
             with pytest.raises(DecodeError, match="nested levels"):
                 from_json(cls, body)
 
 
 @pytest.mark.parametrize("cls", [int, float, str, dict, list, tuple])
 def test_types_that_are_no_records_are_left_to_the_careful_decoder(cls):
-    assert _fastlane.read(cls, b"1") is None
+    assert _fast.read(cls, b"1") is None
 
 
 def test_both_decoders_refuse_a_list_with_one_wrong_record():
     good, drifted = b'{"Name":"a"}', b'{"Name":7}'
-    assert _fastlane.read_many(Setting, b"[%b]" % good, _fastlane.Shared()) == (Setting("a"),)
-    assert _fastlane.read_many(Setting, b"[%b,%b]" % (good, drifted), _fastlane.Shared()) is None
+    assert _fast.read_many(Setting, b"[%b]" % good, _fast.Shared()) == (Setting("a"),)
+    assert _fast.read_many(Setting, b"[%b,%b]" % (good, drifted), _fast.Shared()) is None
     dates = json.dumps([inventories.survey(), inventories.survey(ScheduledCompletionDate="soon")]).encode()
-    assert _fastlane.read_many(Survey, dates, _fastlane.Shared()) is None
-    assert _fastlane.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
+    assert _fast.read_many(Survey, dates, _fast.Shared()) is None
+    assert _fast.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
 
 
 def test_warming_up_prepares_the_decoders_and_nothing_else():
     _codec.warm_up()
-    assert _fastlane.is_usable()
+    assert _fast.is_usable()
 
 
 # --- Bulk replies
@@ -426,8 +426,8 @@ def bulk_items() -> st.SearchStrategy[list[Any]]:
     )
 
 
-def told(answer: _replies.BulkReply) -> Any:
-    """Return all that an answer says, comparable."""
+def content_of(answer: _replies.BulkReply) -> Any:
+    """Return the content of a response in comparable form."""
 
     def plain(outcome: Any) -> Any:
         error = outcome.error
@@ -447,7 +447,7 @@ def test_both_decoders_agree_on_bulk_responses(items, asked):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_replies, "bulk_items", lambda _: None)
         slow = _replies.read_bulk("m1", tuple(asked), body)
-    assert told(fast) == told(slow)
+    assert content_of(fast) == content_of(slow)
 
 
 def test_a_correct_bulk_response_takes_the_fast_decoder(monkeypatch):
@@ -465,15 +465,15 @@ def test_a_correct_bulk_response_takes_the_fast_decoder(monkeypatch):
         made.status = "rejected"
 
 
-# --- Where the technique does not work
+# --- If the fast decoder does not work
 
 
 @pytest.fixture
 def fresh():
-    """Let the fast lane forget what it has made, before and after."""
+    """Clear the caches of the fast decoder, before and after."""
 
     def forget() -> None:
-        for cached in (_fastlane.is_usable, _fastlane._decoder, _fastlane._draft, _fastlane._steps):
+        for cached in (_fast.is_usable, _fast._decoder, _fast._draft, _fast._steps):
             cached.cache_clear()
 
     forget()
@@ -482,7 +482,7 @@ def fresh():
 
 
 def test_the_fast_decoder_is_usable_here(fresh, caplog):
-    assert _fastlane.is_usable()
+    assert _fast.is_usable()
     assert caplog.records == []
 
 
@@ -497,14 +497,14 @@ def test_an_unusable_fast_decoder_is_logged_once_and_the_careful_one_takes_over(
     fresh, monkeypatch, caplog, place, broken
 ):
     caplog.set_level(logging.WARNING, "sampling_async")
-    monkeypatch.setattr(_fastlane, place, broken)
+    monkeypatch.setattr(_fast, place, broken)
     body = json.dumps(inventories.quotas()).encode()
     inventory = Inventory()
     assert len(inventory.feed(body) + inventory.end()) == 1
     assert inventory.frame().country_id == 9
-    assert not _fastlane.is_usable()
+    assert not _fast.is_usable()
     for cls in RECORDS:
-        assert _fastlane.read(cls, plain(cls)) is None
+        assert _fast.read(cls, plain(cls)) is None
         assert isinstance(from_json(cls, plain(cls)), cls)
     answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
     assert next(answer.outcomes()).status == "rejected"
@@ -543,40 +543,40 @@ def test_equal_conditions_in_different_parts_of_an_inventory_are_one_object():
 
 
 def test_the_cache_of_conditions_is_bounded(monkeypatch):
-    monkeypatch.setattr(_fastlane, "_SHARED_BYTES", 1000)
-    shared = _fastlane.Shared()
+    monkeypatch.setattr(_fast, "_SHARED_BYTES", 1000)
+    shared = _fast.Shared()
     largest = 0
     for number in range(200):
         rows = [inventories.condition(QuestionID=number * 10 + row) for row in range(3)]
         body = json.dumps(inventories.sub_quota(*rows)).encode()
-        read = _fastlane.read(SubQuota, body, shared)
+        read = _fast.read(SubQuota, body, shared)
         assert [row.question_id for row in read.questions_and_answers] == [row["QuestionID"] for row in rows]
         largest = max(largest, sum(map(len, shared.conditions)))
     assert 1000 < largest < 1000 + 2 * len(body)
 
 
 def test_a_part_that_cannot_be_decoded_leaves_no_unfinished_record():
-    shared = _fastlane.Shared()
+    shared = _fast.Shared()
     rows = [inventories.condition(QuestionID=1), inventories.condition(QuestionID="x")]
-    assert _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
+    assert _fast.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
     assert shared.conditions == {}
-    read = _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(rows[0])).encode(), shared)
+    read = _fast.read(SubQuota, json.dumps(inventories.sub_quota(rows[0])).encode(), shared)
     [row] = read.questions_and_answers
     assert type(row) is QuestionAndAnswers
 
 
-# --- Others who look at our records
+# --- Other libraries that inspect our records
 
 
 @pytest.mark.parametrize("cls", RECORDS[:-1])
 def test_records_have_no_trace_of_the_fast_decoder(cls):
-    assert assert_lanes_agree(cls, plain(cls))
+    assert assert_decoders_agree(cls, plain(cls))
     assert "__msgspec_cache__" not in vars(cls)
     assert not dataclasses.is_dataclass(cls)
     names = [attribute.name for attribute in attrs.fields(cls)]
     assert all(name == name.lower() for name in names)
     assert not {wire_name(name) for name in names} & set(dir(cls))
-    record = _fastlane.read(cls, plain(cls, 3))
+    record = _fast.read(cls, plain(cls, 3))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         setattr(record, names[0], 1)
     with pytest.raises(attrs.exceptions.FrozenInstanceError):

@@ -1,4 +1,4 @@
-"""The gate: its limit, its order, and being held."""
+"""The gate: its limit, its order, and holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_gate_gives_as_many_permits_as_its_limit():
         assert (shut.running, shut.waiting) == (2, 0)
     for permit in permits:
         permit.release()
-        permit.release()  # giving back what is not held does nothing
+        permit.release()  # releasing a permit that is not held does nothing
     assert shut.running == 0
 
 
@@ -159,7 +159,7 @@ async def test_overload_lowers_the_limit_of_one_kind_unless_two_report_it():
     shut.overloaded(settings)
     assert [permit.kind.adaptive.limit for permit in (quotas, settings, bulk)] == [4, 4, 8]
     time.now += 1
-    shut.overloaded(quotas)  # of a generation before: no news about its own kind
+    shut.overloaded(quotas)  # from an earlier generation: it says nothing new about its own kind
     assert [permit.kind.adaptive.limit for permit in (quotas, settings, bulk)] == [4, 4, 4]
 
 
@@ -190,7 +190,7 @@ async def test_a_kind_at_its_limit_does_not_delay_other_kinds():
 
 
 async def test_a_limit_lowered_for_another_kind_does_not_lower_all_again():
-    """One failure of a second kind must not lower all limits again and again, while one goes on failing."""
+    """While one kind continues to fail, one failure of a second kind must not lower all limits repeatedly."""
     time = doubles.FakeTime()
     shut = Gate(64, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
     quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))

@@ -1,4 +1,4 @@
-"""The collector is put off while an inventory is read, and stays as the host has set it."""
+"""Garbage collection is postponed while an inventory is read; the settings of the host do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sampling_async._json.gc_pauses import _Collections
 
 
 class FakeCollector:
-    """Python's collector as its functions show it."""
+    """A double of the functions of Python's `gc` module."""
 
     def __init__(self) -> None:
         self.due = True

@@ -1,4 +1,4 @@
-"""HTTP answers, fed byte by byte: where one ends, and whether another may follow."""
+"""HTTP responses, fed byte by byte: where one ends, and whether another may follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fed(*parts: bytes) -> Answer:
 
 
 def told(parts: list[bytes]) -> Any:
-    """Return all that is known of an answer after its parts, or that it was refused."""
+    """Return what is known of a response after its parts, or that it was refused."""
     try:
         answer = fed(*parts)
     except httpx.RemoteProtocolError:
@@ -60,7 +60,7 @@ def bytewise(data: bytes) -> list[bytes]:
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\nHTTP/1.1 100 C\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (OK + b"Connection: upgrade\r\nUpgrade: h2c\r\n" + TWO, 200, b"hi", True),
-        # what RFC 9112 has a recipient accept
+        # what a recipient must accept by RFC 9112
         (OK + b"X: a\r\n  b\r\n" + TWO, 200, b"hi", True),
         (OK + b"X: a\r\n \r\n\tb\r\n" + TWO, 200, b"hi", True),
         (OK + b"Content-Length:\r\n 2\r\n\r\nhi", 200, b"hi", True),
@@ -128,7 +128,7 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
         *(b"HTTP/2.0 200 OK\r\n" + TWO, b"HTTP/0.9 200 OK\r\n" + TWO, b"HTTP/1.1 1000 X\r\n" + TWO),
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
-        # where the body ends would be anybody's guess
+        # the end of the body is unclear
         OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
         OK + b"Content-Length: 2\r\n" + CHUNKED + HI,
         OK + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n" + HI,
@@ -143,7 +143,7 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
         ),
         OK + b"Content-Length: 99999999999999999999999\r\n\r\nhi",
         OK + b"Content-Length : 2\r\n\r\nhi",
-        # lines that others read otherwise
+        # lines that other parsers read differently
         OK.replace(b"\r\n", b"\n") + TWO.replace(b"\r\n", b"\n"),
         OK + b"Content-Length: 2\n\r\nhi",
         OK + b" X: folded into the first line\r\n" + TWO,
@@ -262,7 +262,7 @@ def test_the_body_is_taken_part_by_part():
     assert answer.leaves_reusable
 
 
-# --- Any answer, any parts, beside another parser
+# --- Any response in any parts, compared with another parser
 
 
 _bodies = st.binary(max_size=40)
@@ -294,7 +294,7 @@ def answers(draw) -> bytes:
 
 
 def by_h11(parts: list[bytes]) -> Any:
-    """Return what h11 makes of the parts, or None where it refuses them."""
+    """Return the response that h11 reads from the parts, or None if it refuses them."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection.send(h11.EndOfMessage())
@@ -328,7 +328,7 @@ def test_the_parser_agrees_with_h11_however_the_bytes_are_split(data, cuts, ends
     assert ours == told([data, *ended])
     if theirs is None:
         assert ours == "refused"
-    else:  # after the end of the connection nothing is reusable, and nobody asks
+    else:  # after the end of the connection, reuse does not matter
         assert ours[: 4 if ends else 5] == theirs[: 4 if ends else 5]
 
 

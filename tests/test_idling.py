@@ -1,4 +1,4 @@
-"""How long unused connections are good for, by what was seen of them."""
+"""The idle time: how long unused connections are reused, learned from earlier ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ def test_the_idle_time_is_the_configured_one_at_first():
     [
         (0.5, 0.0, 0.25),
         (0.5, 0.1, 0.25),
-        (0.25, 0.1, 0.05),  # a request that leaves at 0.1 s, of a server that closes at 0.25, would come late
+        (
+            0.25,
+            0.1,
+            0.05,
+        ),  # a request sent after 0.1 s would arrive too late at a server that closes after 0.25 s
         (0.2, 0.1, 0.0),
-        (0.0, 0.0, 4.0),  # it fails, or was told to end: connections to it are as good as before
+        (0.0, 0.0, 4.0),  # the server failed or was restarted: this says nothing about its idle time
         (0.09, 0.0, 4.0),
         (60.0, 0.0, 4.0),
     ],

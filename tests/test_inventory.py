@@ -1,4 +1,4 @@
-"""An inventory fed in parts is what it is in one piece, or a DecodeError."""
+"""An inventory fed in parts equals the whole, or raises a DecodeError."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def bodies(draw) -> bytes:
         )
         if draw(st.booleans()):
             row[draw(st.sampled_from(TRICKY))] = draw(st.sampled_from([None, [{}, {"a": {}}], "}", {"}": "{"}]))
-        if draw(st.integers(0, 3)) == 0:  # one that takes the slow lane
+        if draw(st.integers(0, 3)) == 0:  # one for the careful decoder
             row["SurveyId"] = row.pop("SurveyID")
         if draw(st.integers(0, 3)) == 0:
             row = dict(reversed(row.items()))
@@ -184,7 +184,7 @@ def test_a_body_that_does_not_begin_as_an_inventory_is_decoded_as_a_whole(body):
     assert inventory.unread == body
 
 
-# --- When a survey is there
+# --- When a survey is returned
 
 
 def test_a_survey_is_returned_when_the_start_of_the_next_one_arrives():
@@ -193,7 +193,7 @@ def test_a_survey_is_returned_when_the_start_of_the_next_one_arrives():
     assert inventory.feed(survey(2)) == []
     assert [row.survey_id for row in inventory.feed(b"," + survey(3)[:20])] == [2]
     assert inventory.feed(survey(3)[20:]) == []
-    assert inventory.feed(b",") == []  # from now on it takes the beginning of the next one
+    assert inventory.feed(b",") == []  # from now on the beginning of the next one is needed
     assert [row.survey_id for row in inventory.feed(survey(4)[:20])] == [3]
     assert inventory.feed(survey(4)[20:] + b"]" + TAIL) == []
     assert [row.survey_id for row in inventory.end()] == [4]
@@ -222,7 +222,7 @@ def test_a_large_survey_with_an_unusual_end_is_returned_before_the_end(monkeypat
     assert [row.survey_id for row in inventory.feed(b"," + other + b',{"')] == [3]
 
 
-# --- What is wrong, and where
+# --- Errors and their paths
 
 
 def edited(index: int, *path: Any, value: Any) -> bytes:
@@ -284,11 +284,11 @@ def test_blanks_that_are_not_json_are_refused_between_surveys(blank, body):
     refusal(spoiled, 100)
 
 
-# --- The work it takes
+# --- The amount of work
 
 
 class Work:
-    """Counts the bytes that are decoded, and the tokens looked at."""
+    """Counts the decoded bytes and the tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = 0
@@ -335,7 +335,7 @@ def test_surveys_for_the_careful_decoder_are_not_tried_together_repeatedly(monke
 
 @pytest.mark.parametrize("blanks", [b" " * 6000, b"\n  " * 2000])
 def test_many_blanks_take_linear_time(blanks):
-    """Timed with a margin of some hundred: what a regular expression does cannot be counted."""
+    """Timed with a margin of several hundred, because the work of a regular expression cannot be counted."""
     inventory = Inventory()
     began = time.process_time()
     assert inventory.feed(b'{"Surveys":[' + blanks) == []
@@ -362,7 +362,7 @@ def test_too_many_digits_after_the_surveys_are_a_decode_error(size):
         assert len(read(parts_of(body, size)).surveys) == 1
 
 
-# --- Surveys that were read before
+# --- Surveys that are already known
 
 
 def test_unchanged_surveys_are_the_same_objects_while_somebody_holds_them():
@@ -376,7 +376,7 @@ def test_unchanged_surveys_are_the_same_objects_while_somebody_holds_them():
     old = set(map(id, before))
     others = [each.survey_id for each in after if id(each) not in old]
     assert 20 in others
-    # The first and the last ones are read one by one.
+    # The first and the last surveys are decoded one by one.
     assert len(others) < 5
     del before, after
     gc.collect()
@@ -391,6 +391,6 @@ def test_decode_errors_are_reported_even_if_other_surveys_are_cached():
     with pytest.raises(DecodeError) as caught:
         read_again(body_of(*texts), known)
     assert caught.value.path == "$.Surveys[20].LOI"
-    texts[20] = survey(20, LOI=7.0)  # the slow lane takes it
+    texts[20] = survey(20, LOI=7.0)  # the careful decoder reads it
     assert [each.loi for each in read_again(body_of(*texts), known)][20] == 7
     assert len(before) == 50

@@ -1,4 +1,4 @@
-"""What a chunk comes to: one bad ID found, deadlines, goals, lanes."""
+"""Chunks: a bad ID is found by splitting; deadlines, goals, lanes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 ONCE = RetryPolicy(max_attempts=1)
 NO_PATIENCE = OutagePolicy(patience=0)
-"""What is refused for load, or cannot be sent, uses up its attempts."""
+"""Chunks that are refused for load or cannot be sent use up their attempts."""
 
 
 def refusing(bad: set[int], status: int = 400, **headers: str) -> doubles.Service:
-    """Return a service that refuses a request whole if it holds one of these IDs."""
+    """Return a service that refuses a whole request if it contains one of these IDs."""
 
     def answer(request: httpx.Request):
         if request.method == "GET":
@@ -81,7 +81,7 @@ async def test_a_chunk_whose_parts_are_all_refused_stops_further_splitting():
     service = refusing(set(range(1, 1001)))
     result = await bulk(service, range(1, 1001), max_concurrency=1)
     assert len(result.not_sent) == 1000
-    assert len(service.requests) <= 10 + 2 * 4  # one chunk, and one that ran beside it
+    assert len(service.requests) <= 10 + 2 * 4  # one chunk, and one that ran at the same time
 
 
 @pytest.mark.parametrize("code", [3, 12, 14])
@@ -111,7 +111,7 @@ async def test_a_failure_that_proves_nothing_does_not_split_the_chunk(failure):
 
 
 DIRECT = {408, 425, 429, 503}
-"""What proves that nothing was processed where nothing is between the client and the service."""
+"""Statuses that prove non-processing if there is no proxy between the client and the service."""
 
 
 async def test_a_lasting_503_splits_the_chunk_if_it_proves_something_and_others_succeed():
@@ -189,7 +189,7 @@ async def test_a_refused_key_ends_the_splitting():
 
 
 async def test_answered_parts_keep_their_outcomes_after_cancellation():
-    """An invite that was made in the first half is not `not_sent` because the second half was cancelled."""
+    """An invite of the first half is not reported as `not_sent` if the second half is cancelled."""
     second = anyio.Event()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -309,7 +309,9 @@ async def test_waits_are_shortened_to_the_time_before_the_deadline():
     service = doubles.Service(httpx.ConnectError("refused"))
     async with doubles.client(service, time) as client:
         with pytest.raises(Exception, match="no connection") as caught:
-            await client.get_settings(deadline=0.45)  # of which 0.05 must be left; else 0.25 and 0.5
+            await client.get_settings(
+                deadline=0.45
+            )  # 0.05 of it must be left; without a deadline: 0.25 and 0.5
     assert (caught.value.attempts, time.slept) == (3, [pytest.approx(0.2), pytest.approx(0.1)])
 
 
@@ -388,7 +390,7 @@ async def test_a_call_that_waits_for_a_permit_ends_at_its_deadline():
 
 
 async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
-    """In flight: unknown. Not sent by then: not_sent."""
+    """IDs in flight are unknown; IDs not sent by then are not_sent."""
 
     async def slow(request: httpx.Request) -> httpx.Response:
         await anyio.sleep(0.01 if 1 in doubles.asked(request) else 60)
@@ -489,13 +491,13 @@ async def test_a_stream_is_entered_once():
 
 
 async def settled() -> None:
-    """Let everything run until it waits for the service."""
+    """Let all tasks run until they wait for the service."""
     for _ in range(50):
         await anyio.lowlevel.checkpoint()
 
 
 class Slots:
-    """A service that answers when told to, and notes who was let in."""
+    """A service that responds when told to, and records which calls it got."""
 
     def __init__(self) -> None:
         self.let_in: list[str] = []
@@ -509,7 +511,7 @@ class Slots:
         return httpx.Response(200, json=doubles.bulk(request) if is_bulk else [])
 
     async def answer_all(self, times: int = 1) -> None:
-        """Answer all that are in, and let the next ones come in; so many times."""
+        """Respond to all calls and let the next ones in, this many times."""
         for _ in range(times):
             await settled()
             turn, self._turn = self._turn, anyio.Event()
@@ -625,7 +627,7 @@ async def test_the_limit_follows_the_service(shown):
 
 
 async def test_a_failing_endpoint_does_not_slow_down_the_others():
-    """Bulks go on at full width, and without waiting, while quotas cannot be had."""
+    """Bulks continue at full speed while Get Quotas fails."""
 
     def answer(request: httpx.Request):
         if request.method == "POST":
@@ -640,7 +642,7 @@ async def test_a_failing_endpoint_does_not_slow_down_the_others():
             with contextlib.suppress(Exception):
                 await client.get_quotas()
         assert client.snapshot().held_for == 60
-        began = time.now  # reading quotas has a pace by now
+        began = time.now  # Get Quotas has a pace by now
         assert len((await client.bulk_invite("m", range(1, 1001))).unknown) == 0
         assert (client.snapshot().limit, time.now) == (8, began)
 
@@ -655,7 +657,7 @@ async def test_a_fan_out_accepts_a_goal_a_deadline_and_a_weight():
 
 
 async def test_replayed_outcomes_do_not_wait_for_a_hold(tmp_path):
-    """Answers of a journal are handed over at once, whatever the service asks."""
+    """Outcomes from a journal are returned at once, whatever Retry-After says."""
     clock, service = doubles.FakeTime(), doubles.Service(doubles.bulk)
     requests = [InviteRequest("m", range(1, 201))]
     async with doubles.client(service, clock) as client:
@@ -667,7 +669,7 @@ async def test_replayed_outcomes_do_not_wait_for_a_hold(tmp_path):
 
 
 async def test_a_bulk_with_goal_first_uses_all_slots_of_bulks():
-    """Other endpoints have limits of their own; what they use does not count as a bulk's."""
+    """Other endpoints have their own limits; their permits do not count for bulks."""
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=64) as client:
         busy = [client._interactive("get_settings", None) for _ in range(8)]

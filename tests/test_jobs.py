@@ -30,7 +30,7 @@ class Number:
 
 
 class Drawer:
-    """A source of numbers, out of an iterator or async generator."""
+    """A source of numbers from an iterator or async generator."""
 
     def __init__(self, numbers, drawn: list[int] | None = None) -> None:
         self.job: Number | None = None
@@ -38,7 +38,7 @@ class Drawer:
         self._drawn = [] if drawn is None else drawn
 
     async def draw(self) -> Number | None:
-        assert self.job is None, "handed over before the next is drawn"
+        assert self.job is None, "a job must be handed over before the next is drawn"
         number = await anext(self._numbers, None)
         if number is None:
             return None
@@ -60,7 +60,7 @@ async def double(job: Number, permit: Permit) -> None:
 
 
 async def results_of(stream: JobStream[Number], into: list[int] | None = None) -> list[int]:
-    """Take all that comes, and release it."""
+    """Take and release all results."""
     results = [] if into is None else into
     while (job := await stream.next()) is not None:
         results.append(job.result)
@@ -218,7 +218,7 @@ async def test_the_source_is_closed_in_its_own_task():
 
 
 async def test_a_consumer_can_use_the_gate_itself():
-    """A result that waits to be taken holds no permit, so a call inside the loop cannot dead-lock."""
+    """A result that waits to be taken holds no permit, so a call inside the loop cannot deadlock."""
     shut = doubles.gate(1)
     async with stream_of(range(5), shut=shut, window=1) as stream:
         while await stream.next() is not None:
@@ -240,7 +240,7 @@ async def test_a_task_that_finished_its_job_gets_the_next_one():
 
 
 async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:
-    """Cancel a stream after so many ticks, beside another user of its gate, and account for every job."""
+    """Cancel a stream after some ticks, while another lane uses its gate, and account for every job."""
     shut, drawn, results = doubles.gate(limit), [], []
 
     async def run(job: Number, permit: Permit) -> None:

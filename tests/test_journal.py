@@ -1,4 +1,4 @@
-"""The journal: what a run that was killed leaves behind, and what the next one makes of it."""
+"""The journal: what a killed run leaves behind, and how the next run uses it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _OF_CLIENTS = ("retry", "panel_guid", "max_concurrency")
 
 
 async def run(service, journal, requests=PANEL, take: int | None = None, **options) -> list[InviteOutcome]:
-    """Run a panel; return the outcomes, or the first ones and what was left over."""
+    """Run a panel; return the outcomes, or the first ones and the left-over ones."""
     options = {"chunk_size": 3} | options
     client_options = {name: options.pop(name) for name in _OF_CLIENTS if name in options}
     async with doubles.client(service, **client_options) as client:
@@ -122,7 +122,7 @@ def rows_of(path: Path) -> list[Note]:
 
 
 def written_anew(path: Path, notes: list[Note]) -> None:
-    """Leave a journal as a process does that was killed when it had written this much."""
+    """Leave a journal like a process that was killed after it had written these rows."""
     for file in path.parent.glob(f"{path.name}*"):
         file.unlink()
     journal = JournalFile(path, OWNER)
@@ -133,7 +133,7 @@ def written_anew(path: Path, notes: list[Note]) -> None:
 
 
 def killed(path: Path, chunk: int | None = 1) -> None:
-    """Have a journal without the answers, or those of one chunk, as a kill in the middle leaves it."""
+    """Remove all results, or those of one chunk, from a journal, as after a kill in the middle."""
     written_anew(path, [n for n in rows_of(path) if n.kind == SENT or chunk not in {None, n.chunk}])
 
 
@@ -276,7 +276,7 @@ async def test_rows_are_only_ever_added(tmp_path):
     assert rows_of(tmp_path / "journal")[: len(before)] == before
 
 
-# --- What cannot be used
+# --- Unusable journals
 
 
 async def test_two_runs_cannot_use_one_journal(tmp_path):
@@ -345,7 +345,7 @@ async def test_a_chunk_that_cannot_be_written_to_the_journal_is_not_sent(tmp_pat
             async with stream:
                 async for _ in stream:
                     pytest.fail("nothing was asked")
-    # Of a request whose place in the journal could not be read, an earlier run may know.
+    # An earlier run may know a request whose place in the journal could not be read.
     assert {outcome.status for outcome in stream.left_over} <= {"not_sent", "unknown"}
     assert {outcome.status for outcome in stream.left_over if outcome.member_code == "m0"} == {"not_sent"}
     assert not service.requests
@@ -392,7 +392,7 @@ async def test_an_error_of_the_input_propagates(tmp_path):
 
 
 async def test_ids_known_from_an_earlier_run_are_never_reported_as_not_sent(tmp_path):
-    """A request that waits for another about the same is cut off: its IDs are as the journal has them."""
+    """A request that waits for an equal one is cancelled: its IDs have the outcomes of the journal."""
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     arrived = anyio.Event()
 
@@ -435,7 +435,9 @@ async def test_a_run_cancelled_during_opening_releases_the_journal(tmp_path, mon
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(go_on_later, go_on)
         monkeypatch.undo()
-        assert len(await run(Ledger(), tmp_path / "journal")) == 30  # waits for the thread that lets go
+        assert (
+            len(await run(Ledger(), tmp_path / "journal")) == 30
+        )  # waits for the thread that releases the file
 
 
 async def go_on_later(go_on: threading.Event) -> None:
@@ -460,7 +462,7 @@ def test_an_invalid_path_is_refused_at_once(path):
         Journal(path)
 
 
-# --- Of a run before
+# --- Replayed outcomes of earlier runs
 
 
 async def test_outcomes_of_an_earlier_run_are_replayed_and_those_of_this_run_are_not(tmp_path):
@@ -481,9 +483,11 @@ async def test_outcomes_of_ids_sent_again_are_not_replayed(tmp_path):
     journal = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(service, journal, PANEL[:1])
     assert {o.quota_id: o.replayed for o in outcomes} == {i: i > 3 for i in range(1, 7)}
-    again = await run(service, tmp_path / "journal", PANEL[:1])  # with an object of its own
+    again = await run(service, tmp_path / "journal", PANEL[:1])  # with a new Journal object
     assert all(outcome.replayed for outcome in again)
-    once_more = await run(service, journal, PANEL[:1])  # a run of the same object is a run before, too
+    once_more = await run(
+        service, journal, PANEL[:1]
+    )  # an earlier run of the same object counts as earlier too
     assert {o.quota_id for o in once_more if o.replayed} >= {4, 5, 6}
 
 
@@ -544,7 +548,7 @@ async def test_the_latest_outcome_counts_and_each_pair_once(tmp_path):
     assert told == [
         [(1, "not_sent"), (2, "not_sent")],
         [(1, "unknown"), (2, "unknown")],
-        [(1, "unknown"), (2, "invited")],  # a rejection proves nothing any more
+        [(1, "unknown"), (2, "invited")],  # a rejection proves nothing after an unknown outcome
     ]
     assert await journal.counts() == {"invited": 1, "rejected": 0, "not_sent": 0, "unknown": 1}
 
@@ -586,7 +590,7 @@ async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
     await anext(outcomes)
     with pytest.raises(JournalError, match="in use"):
         await run(Ledger(), journal)
-    del outcomes  # dropped, it lets go at once
+    del outcomes  # when the iterator is dropped, it releases the file at once
     assert len(await run(Ledger(), journal)) == 30
 
 
@@ -704,7 +708,7 @@ async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_
     await journal.settled("m0", [1, 2])
     journal.take_up(chunk)
     number = journal.note_sent(chunk)
-    journal.settle(same)  # of an equal one that was never taken up
+    journal.settle(same)  # settles an equal chunk that was never taken up
     assert {o.status for o in (await journal.recall("m0", [1, 2])).values()} == {"unknown"}
     for quota_ids in ([2], range(1, 30_000), iter([1])):
         with anyio.move_on_after(0.005) as scope:
@@ -738,7 +742,7 @@ async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
     journal = await opened(tmp_path / "journal")
     costs = []
     for chunks in (10, 1_000):
-        for number in range(chunks):  # of one member, interleaved
+        for number in range(chunks):  # chunks of one member, interleaved with others
             places = dict.fromkeys(range(number + 1, number + 100_001, 10_000), 1)
             journal.note_answered(journal.note_sent(Chunk("m0", places)), answers("m0", places))
         await journal.written()
@@ -779,7 +783,7 @@ async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
         journal.note_sent(Chunk("m0", {1: 1}))
 
 
-# --- Letting go
+# --- Releasing the file
 
 
 @pytest.mark.asyncio
@@ -790,7 +794,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
     let_go, go_on = JournalFile._let_go, threading.Event()
 
     def slow(self) -> None:
-        if self is file:  # others of earlier tests may be collected now
+        if self is file:  # files of earlier tests may be collected now
             go_on.wait(5)
         let_go(self)
 
@@ -810,7 +814,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
     journal = await opened(tmp_path / "journal")
     assert list(await journal.recall("m0", [1])) == [1]
     await journal.close()
-    # Here, while `file` is held: else `slow` would go with it, and be called by its `__del__` as it goes, which
+    # Undo this while `file` is alive. Otherwise its `__del__` would call `slow` while both are destroyed, which
     # crashes Python 3.11.
     monkeypatch.undo()
 
@@ -873,7 +877,7 @@ def test_an_opening_abandoned_at_its_last_moment_releases_the_file(tmp_path, mon
 
     def given_up(self) -> None:
         opened(self)
-        self.abandon()  # from another thread, which finds the file taken
+        self.abandon()  # from another thread, which finds the file in use
 
     monkeypatch.setattr(JournalFile, "_open", given_up)
     file.open()
@@ -938,7 +942,7 @@ async def test_a_copy_of_a_journal_in_use_is_complete(tmp_path):
         journal = Journal(tmp_path / "journal")
         async with client.fan_out(PANEL, journal=journal, chunk_size=3) as stream:
             first = [await anext(stream) for _ in range(7)]
-            for _ in range(2):  # the second takes the place of the first
+            for _ in range(2):  # the second copy replaces the first
                 await journal.backup(copy)
     known = {(o.member_code, o.quota_id) for o in await run(Ledger(httpx.Response(403)), copy) if o.invite}
     assert {(o.member_code, o.quota_id) for o in first if o.invite} <= known

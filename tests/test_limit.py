@@ -30,7 +30,7 @@ def test_the_limit_starts_low(maximum, start):
 def test_overload_halves_the_limit_once_per_generation():
     limit = AdaptiveLimit(8)
     limit.overloaded(0)
-    limit.overloaded(0)  # was started before the cut
+    limit.overloaded(0)  # this attempt was started before the cut
     assert (limit.limit, limit.generation) == (4, 1)
     limit.overloaded(1)
     assert limit.limit == 2
@@ -64,8 +64,8 @@ def test_a_late_response_lowers_the_limit_to_what_the_service_works_on():
     limit = AdaptiveLimit(8)
     answered(limit, 10.0)
     answered(limit, 80.0, among=8)
-    assert limit.limit == 8  # one slow answer may be chance
-    answered(limit, 80.0, among=8)  # they are answered one at a time, then
+    assert limit.limit == 8  # one slow response may be chance
+    answered(limit, 80.0, among=8)  # the service seems to work on one at a time
     assert limit.limit == 2
 
 
@@ -188,7 +188,7 @@ def test_the_line_is_never_negative(points):
 
 
 def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: float = 0.002) -> tuple[int, float]:
-    """Let one after the other through a gateway; returns how many it refused, and how long all took."""
+    """Send attempts through a rate-limiting gateway; return how many it refused, and the total time."""
     now, level, last, refused, left = 0.0, 0.0, 0.0, 0, attempts
     while left:
         now += pace.wait(now)
@@ -206,7 +206,7 @@ def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: floa
 
 
 def answered_a_second(is_refused: Callable[[int], bool]) -> float:
-    """Let 3,000 attempts be refused or not, whatever the pace; returns how many of a second are answered."""
+    """Make 3,000 attempts, refused independently of the pace; return how many per second succeed."""
     pace, now, answered = Pace(), 0.0, 0
     for number in range(3000):
         now += pace.wait(now)
@@ -249,13 +249,13 @@ def test_the_pace_grows_when_the_rate_limit_is_gone():
 @pytest.mark.parametrize(("share", "least"), [(0.01, 60), (0.02, 50), (0.05, 30), (0.1, 10), (0.3, 5)])
 @pytest.mark.parametrize("seed", range(3))
 def test_refusals_by_chance_do_not_bring_the_pace_down_to_zero(share, least, seed):
-    """One of some nodes behind a balancer says no to everything; 100 a second could be answered."""
+    """One of several nodes behind a load balancer refuses everything; 100 attempts a second could succeed."""
     random = Random(seed)
     assert answered_a_second(lambda _: random.random() < share) > least
 
 
 def test_a_pace_without_a_rate_does_not_count_as_measured():
-    """Else the limit would not be halved, and the next guess would pass for a measurement."""
+    """Otherwise the limit would not be halved, and the next guess would count as a measurement."""
     pace, random, now, was_measured = Pace(), Random(1), 0.0, False
     while not (was_measured and pace.rate == math.inf):
         now += pace.wait(now)
@@ -270,7 +270,7 @@ def test_a_pace_without_a_rate_does_not_count_as_measured():
 
 
 def test_a_rate_limit_after_random_refusals_is_found_soon():
-    """20 a second are allowed, and the refusals before were no matter of the rate."""
+    """20 a second are allowed; the earlier refusals did not depend on the rate."""
     pace, random, now, level, last, refused = Pace(), Random(1), 0.0, 0.0, 0.0, 0
     for number in range(2000):
         now += pace.wait(now)
@@ -287,7 +287,7 @@ def test_a_rate_limit_after_random_refusals_is_found_soon():
 
 
 def test_the_pace_is_suspended_if_refusals_do_not_depend_on_the_rate():
-    """One of three nodes behind a balancer says no to everything."""
+    """One of three nodes behind a load balancer refuses everything, at any rate."""
     assert answered_a_second(lambda number: number % 3 == 0) > 10
 
 

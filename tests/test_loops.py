@@ -1,4 +1,4 @@
-"""Which event loop runs, its time, and how it watches sockets."""
+"""The running event loop, its time, and its socket watchers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_asking_for_the_loop_loads_no_library():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-# --- The reader of sockets that asyncio gets
+# --- The socket reader on asyncio
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_wait_ends_at_its_limit_and_by_cancelling_and_the_next_one_works(socke
         waiting = asyncio.create_task(wire.receive(5))
         await turns()
         waiting.cancel()
-        theirs.send(b"a")  # told of while nobody waits any more
+        theirs.send(b"a")  # reported while nothing waits
         with pytest.raises(asyncio.CancelledError):
             await waiting
         return await wire.receive(5)

@@ -1,4 +1,4 @@
-"""The command `match`: what it reads, what comes out where, and what it says of what is wrong."""
+"""The command `match`: its inputs, its outputs, and its error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INDEX = QuotaIndex(INVENTORY, kinds=QuestionKinds.default().with_age(AGE, AGE_BA
 
 
 def first(answer):
-    """Return one answer of several: neither Parquet as it is here nor CSV holds more."""
+    """Return the first of several answers; CSV and our Parquet files hold only one."""
     return min(answer) if isinstance(answer, frozenset) else answer
 
 
@@ -37,7 +37,7 @@ MATCHED = [INDEX.match(each) for each in PROFILES]
 
 @pytest.fixture
 def panel(tmp_path, monkeypatch):
-    """Go to a folder with one panel in all kinds of files, and an inventory."""
+    """Change to a folder with one panel in all kinds of files, and an inventory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "quotas.json").write_bytes(to_json(INVENTORY))

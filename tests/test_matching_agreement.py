@@ -39,7 +39,7 @@ from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, g
 def test_the_index_agrees_with_the_reference(of_quotas, members, policy):
     quotas = [quota(*each, quota_id=at) for at, each in enumerate(of_quotas)]
     index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
-    for profile in members * 2:  # the second time from what is remembered
+    for profile in members * 2:  # the second time from the cache
         matched = index.match(profile)
         for each in quotas:
             expected = evaluate(profile, each, KINDS, policy).truth
@@ -67,7 +67,7 @@ def test_the_index_agrees_with_the_reference_on_a_generated_inventory_and_withou
 
 
 def test_the_simulator_accepts_certain_quotas_and_refuses_impossible_ones():
-    """Its own eligibility was written separately, against the contract."""
+    """The eligibility of the simulator was written separately, from the contract."""
     simulator = Simulator(seed=11, members=25, surveys=80)
     index = QuotaIndex(
         simulator.inventory, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS), policy=MatchPolicy()

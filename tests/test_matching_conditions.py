@@ -1,4 +1,4 @@
-"""What a row of QuestionsAndAnswers comes to for an answer."""
+"""The result of a condition (a row of QuestionsAndAnswers) for an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sampling_async.matching import (
 
 
 class Whole:
-    """A whole number that is no int, as those of other libraries are."""
+    """A whole number that is not an int, like those of other libraries."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -110,7 +110,7 @@ def test_a_postal_code_is_matched_by_prefix_without_blanks_hyphens_and_case():
 
 
 def test_a_miss_in_a_cut_postal_list_is_possible():
-    """Counted as they came: published lists of a thousand hold some codes twice."""
+    """Codes are counted with duplicates: published lists of a thousand contain some codes twice."""
     cut = row(POSTAL, *["10001", "10001"] * 500)
     assert of_row("99999", cut) == POSSIBLE
     assert of_row("10001", cut) == CERTAIN

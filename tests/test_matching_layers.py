@@ -1,4 +1,4 @@
-"""What sub-quotas, layers and quotas come to."""
+"""Results for sub-quotas, layers and quotas."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_quota_is_as_its_weakest_layer_and_open_to_all_without_layers():
 
 
 def by_counting(truths, full, *, exactly_one: bool) -> Truth:
-    """Return what a layer comes to for one member, by the counts of its sub-quotas."""
+    """Return the result of a layer for one member, from the counts of its sub-quotas."""
     pairs = list(zip(truths, full, strict=True))
     certain_full = sum(truth == CERTAIN and is_full for truth, is_full in pairs)
     certain_open = sum(truth == CERTAIN and not is_full for truth, is_full in pairs)
@@ -116,7 +116,7 @@ def by_counting(truths, full, *, exactly_one: bool) -> Truth:
 @pytest.mark.parametrize("exactly_one", [True, False])
 @pytest.mark.parametrize("count", range(5))
 def test_the_rule_of_a_layer_agrees_with_counting_in_all_cases(count, exactly_one):
-    """One member at a time, and all members at once, each a bit."""
+    """For one member at a time, and for all members at once, one bit each."""
     cases = [
         (truths, full)
         for truths in product(Truth, repeat=count)

@@ -1,4 +1,4 @@
-"""What keeps a member out besides its answers: devices, surveys, participations, lists, closed quotas."""
+"""Reasons besides answers that exclude a member: devices, surveys, participations, lists, closed quotas."""
 
 from __future__ import annotations
 

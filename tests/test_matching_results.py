@@ -1,4 +1,4 @@
-"""What a match gives: quotas in the order of their rank, a selection, requests."""
+"""Results of a match: quotas ordered by rank, a selection, requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index of a newer inventory is as a fresh one, and costs less."""
+"""An index that is updated to a newer inventory equals a fresh one, and costs less."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_only_changed_surveys_are_compiled_again():
 
 @st.composite
 def inventories_in_a_row(draw) -> list[list[Survey]]:
-    """Return inventories of a few surveys, into which quotas come, go, change and move; some list one twice."""
+    """Return inventories of a few surveys whose quotas come, go, change and move; some list one twice."""
     rows = st.sampled_from((A, B, ASKED, row(AGE, "old"), row(OTHER)))
     number = st.integers(1, 12)
     surveys: dict[int, Survey] = {}
@@ -115,7 +115,7 @@ def inventories_in_a_row(draw) -> list[list[Survey]]:
 
 
 def told(index: QuotaIndex) -> tuple[object, ...]:
-    """Return all that an index says, and a panel matched with it."""
+    """Return all results of an index, and of a panel matched with it."""
     profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
     matched = [index.match(profile) for profile in profiles]
     return (
@@ -138,7 +138,7 @@ def is_explained(index: QuotaIndex, quota_id: int) -> bool:
 
 @given(inventories_in_a_row(), st.integers(0, 40), st.data())
 def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
-    # What never changes, so that little of the inventory does.
+    # Surveys that never change, so that only a small part of the inventory does.
     others = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100, 100 + still)]
     index = QuotaIndex(others)
     seen: list[tuple[QuotaIndex, list[Survey]]] = []
@@ -148,7 +148,7 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
         assert told(index) == told(QuotaIndex(newer))
         assert len(index._parts) <= 3
         seen.append((index, newer))
-        index = index.updated(newer)  # nothing has changed: what was closed is open again, here only
+        index = index.updated(newer)  # nothing has changed: only closed quotas are open again
         closed = data.draw(st.sampled_from([None, *index.quota_ids]))
         if closed is not None:
             index.close(closed)

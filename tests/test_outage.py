@@ -1,4 +1,4 @@
-"""A service that is away: noticed soon, asked one harmless question, and gone on with when it is back."""
+"""A service that is away: detected soon, probed with Get Settings, and used again when it is back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GONE = [
 
 
 class Service:
-    """A service that is away for a while, by a clock that moves only when somebody sleeps.
+    """A service that is away for a while, with a clock that moves only when somebody sleeps.
 
     Args:
         until: When it is back.
@@ -97,7 +97,7 @@ async def test_during_an_outage_only_get_settings_is_sent_less_and_less_often():
     assert not result.not_sent
     questions = [at for at, method in service.asked if method == "GET"]
     pauses = [after - before for before, after in pairwise(questions)]
-    assert pauses[4:] == sorted(pauses[4:])  # those before are asked to make sure
+    assert pauses[4:] == sorted(pauses[4:])  # the earlier probes confirm the outage
     assert pauses[-1] == 1.5
     assert all(at >= 100 for at, method in service.asked[20:] if method == "POST")
 
@@ -143,7 +143,7 @@ async def test_a_fan_out_out_of_patience_stops_reading_its_input():
     assert len(seen) == 2 * taken
     last = seen[-1]
     assert (last.status, type(last.error), last.error.delivery) == ("not_sent", OutageError, "not_sent")
-    assert "refused" not in str(last.error)  # what a transport says may quote the wire
+    assert "refused" not in str(last.error)  # the text of a transport may quote the wire
     assert "no connection" in str(last.error)
 
 
@@ -158,7 +158,7 @@ async def test_a_fan_out_without_patience_does_not_wait():
     async with service.client(outage=OutagePolicy(patience=0)) as client:
         result = await client.bulk_invite("m", range(1, 10_001))
     assert len(result.not_sent) == 10_000
-    assert service.time.now < 5  # the pauses between three attempts
+    assert service.time.now < 5  # only the pauses between three attempts
 
 
 async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
@@ -174,7 +174,7 @@ async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
                 await call
             assert (caught.value.attempts, caught.value.delivery) == (0, "not_sent")
         assert len(service.asked) == 5
-        service.time.now = 11.0  # a question is due: the first one who comes asks it
+        service.time.now = 11.0  # a probe is due: the first call sends it
         await client.get_settings()
         assert [method for _, method in service.asked[5:]] == ["GET", "GET"]
 
@@ -207,7 +207,7 @@ async def test_an_outage_is_logged_once(caplog):
 
 @pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
 async def test_any_response_of_the_service_itself_ends_an_outage(answer):
-    """A key that is refused is an answer too; what that means, the next request finds out."""
+    """A refused key is a response too. The next request finds out what it means."""
     state = {"gone": True}
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -236,7 +236,7 @@ async def test_a_refused_key_ends_the_fan_out_after_an_outage():
 
 
 async def test_requests_that_hang_since_before_the_outage_do_not_block_its_end():
-    """Some of a window fail at once, the others hang: nothing more would come to count as a failure."""
+    """Some requests of a window fail at once, the others hang: no further failure would be counted."""
     time, hung = doubles.FakeTime(), 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -255,7 +255,7 @@ async def test_requests_that_hang_since_before_the_outage_do_not_block_its_end()
         async with client.fan_out(members(100)) as outcomes:
             seen = []
             with anyio.fail_after(5):
-                while len(seen) < 2 * 96:  # four are swallowed
+                while len(seen) < 2 * 96:  # four hang
                     seen.append((await anext(outcomes)).status)
         assert len(outcomes.left_over) == 2 * 4
     assert seen.count("unknown") <= 2 * 5
@@ -274,13 +274,13 @@ async def test_failures_between_successes_are_no_outage():
         return httpx.Response(200, json=doubles.bulk(request)) if posts % 5 == 0 else httpx.Response(502)
 
     async with doubles.client(handle) as client:
-        client._gate.kind("bulk_invite").adaptive.start_again()  # one at a time, or they would change places
+        client._gate.kind("bulk_invite").adaptive.start_again()  # one at a time, to keep their order
         seen = await statuses(client.fan_out(members(100)))
     assert seen.count("unknown") == 2 * 80
 
 
 async def test_the_service_is_probed_if_some_requests_failed_and_the_others_hang():
-    """It is: what failed was about these requests, and those under way are waited for."""
+    """It is there: the failures were about these requests, and requests under way are waited for."""
     all_there, hung, time, posts, asked = anyio.Event(), anyio.Event(), doubles.FakeTime(), 0, 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -339,7 +339,7 @@ async def test_closing_the_client_ends_the_wait_for_the_service():
 
 
 async def test_another_caller_probes_if_the_first_is_cancelled():
-    """No task of its own asks: if the one who does gives up, the next one who waits must."""
+    """There is no separate task for probes: if the probing caller is cancelled, the next waiter must probe."""
     time, asked = doubles.FakeTime(), 0
 
     async def asks(_seconds: float) -> float | None:

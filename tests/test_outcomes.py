@@ -59,7 +59,7 @@ def test_results_compare_by_content_and_are_not_hashable(result):
         hash(result)
 
 
-# --- As they came
+# --- Outcomes as they were received
 
 
 def as_they_came() -> BulkInviteResult:

@@ -1,4 +1,4 @@
-"""Panels: every member as the index says, and so as the reference does."""
+"""Panels: every member has the result of the index, and so of the reference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sampling_async.simulator import Simulator, generate_inventory, generate_mem
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Have everything done in so small pieces that there are several of each."""
+    """Make all pieces so small that there are several of each."""
     monkeypatch.setattr(_matcher, "_ROWS", 5)
     monkeypatch.setattr(_matcher, "CHUNK", 3)
     monkeypatch.setattr(_plan, "TOGETHER", 3)
@@ -119,7 +119,7 @@ def test_a_panel_agrees_with_the_index_however_rows_are_made(monkeypatch, cost, 
         monkeypatch.setattr(module, "MOST_CODES", codes)
     index = QuotaIndex(generate_inventory(6, surveys=40), kinds=AGES)
     members = [member.profile for member in generate_members(6, members=333)]
-    # Lists of answers and single ones are read apart.
+    # Lists of answers and single answers are read separately.
     single = [
         {id_: answer for id_, answer in each.items() if isinstance(answer, int | str)} for each in members
     ]

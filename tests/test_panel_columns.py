@@ -1,4 +1,4 @@
-"""What the columns of a panel may be made of, and what is refused."""
+"""Column types that a panel may have, and values that are refused."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ _KINDS = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8
 _EDGES = [0, 1, 100, *(edge + by for kind in _KINDS for edge in _limits(kind) for by in (-2, -1, 0, 1))]
 
 
-_IDS = range(-(2**63), 2**63)  # what the service's IDs are in
+_IDS = range(-(2**63), 2**63)  # the range of the IDs of the service
 
 
 @st.composite
 def _columns_of_ids(draw):
-    """Return the first of some answer IDs, and a column of such as are near it, and of what else may come."""
+    """Return the first of some answer IDs, and a column of IDs near it and of other values."""
     kind = draw(st.sampled_from(_KINDS))
     lowest, highest = _limits(kind)
     first = draw(st.sampled_from(_EDGES))

@@ -1,4 +1,4 @@
-"""What comes out of a panel: counts, the best quotas of members, samples, requests."""
+"""Results of a panel: counts, the best quotas of members, samples, requests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
     drawn = PanelMatcher(index, Sample(20)).run(panel).read_all().to_pylist()
     times = Counter(one["member_code"] for one in drawn)
     assert len(drawn) == 400 * 20
-    assert len(times) == 100  # each 80 times on the average, and none out of all proportion
+    assert len(times) == 100  # each 80 times on average, without outliers
     assert max(times.values()) < 400
     of_quota: dict[int, set[str]] = {}
     for one in drawn:

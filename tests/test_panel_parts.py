@@ -1,4 +1,4 @@
-"""Parts of a panel, matched apart and put together."""
+"""Parts of a panel, matched separately and combined."""
 
 from __future__ import annotations
 

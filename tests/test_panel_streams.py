@@ -1,4 +1,4 @@
-"""Where panels come from: streams of other libraries, batches that change, no extra installed."""
+"""Sources of panels: streams of other libraries, changing batches, no extra installed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_streams_of_many_libraries_are_accepted(generated, library):
         with pytest.raises(InvalidRequestError, match=r"not LazyFrame: collect\(\) it first"):
             matcher.run(stream.lazy()).read_all()
     elif library == "pandas":
-        stream = plain.to_pandas()  # whole numbers with gaps become floats there
+        stream = plain.to_pandas()  # pandas turns whole numbers with gaps into floats
         assert "float64" in set(map(str, stream.dtypes))
     elif library == "duckdb":
         stream = duckdb.sql("SELECT * FROM plain")

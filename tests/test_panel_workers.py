@@ -38,7 +38,7 @@ def generated():
 
 
 class Crew:
-    """The processes that were started, and how many pieces they were given."""
+    """The processes that were started, and the number of pieces they got."""
 
     def __init__(self, monkeypatch):
         self.workers, self.given = [], 0
@@ -56,7 +56,7 @@ class Crew:
         monkeypatch.setattr(_workers._Worker, "give", gives)
 
     def awaited(self, batches):
-        """Yield batches, but only some of them before all processes are there: this one could do without."""
+        """Yield batches, but only some before all processes have started; one process could do them all."""
         assert len(batches) >= 10
         for number, batch in enumerate(batches):
             if number == 6:
@@ -109,7 +109,9 @@ def test_pieces_far_ahead_of_an_unfinished_one_wait(generated, crew, monkeypatch
     for batch in matcher.run(watched(), workers=2):
         made.append(batch)  # noqa: PERF402  its length is looked at in between
     assert pa.Table.from_batches(made) == matcher.run(large).read_all()
-    assert max(ahead) <= 2 * 2 + 8  # some are read ahead, or done and not handed out yet; else it is over 30
+    assert (
+        max(ahead) <= 2 * 2 + 8
+    )  # some are read ahead, or done and not handed out yet; without the wait it is over 30
 
 
 @pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
@@ -126,7 +128,7 @@ def test_pieces_that_do_not_fit_in_shared_memory_go_through_other_files(
     statvfs = os.statvfs
     monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
     matcher = PanelMatcher(index, TopK(5))
-    large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
+    large = pa.concat_tables([panel] * 60)  # pieces and their results are larger than a pipe
     batches = large.combine_chunks().to_batches(max_chunksize=2400)
     made = matcher.run(crew.awaited(batches), workers=2)
     some = [made.read_next_batch()]
@@ -230,7 +232,7 @@ def test_a_worker_that_is_stopped_or_ignores_sigterm_is_ended(generated, crew, i
 
 
 def test_a_run_may_be_ended_by_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
-    """While processes of another run are put back, those of one are that nobody reads any more."""
+    """While processes of one run are put back, the processes of an abandoned run are too."""
     index, panel = generated
     workers = Workers(2)
     unread = workers._taking_part(tmp_path)
@@ -251,7 +253,7 @@ def test_a_run_may_be_ended_by_a_garbage_collection(generated, crew, monkeypatch
         done.leave()
         made.read_all()
         assert unread is None
-        assert len(active_children()) == 1  # one is kept
+        assert len(active_children()) == 1  # one process is kept
 
 
 def test_kept_processes_serve_one_run_after_the_other(generated, crew):
@@ -268,7 +270,7 @@ def test_kept_processes_serve_one_run_after_the_other(generated, crew):
 
 
 def test_kept_processes_are_waited_for(generated, crew):
-    """They came too late for the first run; the next one has them."""
+    """They started too late for the first run; the next one uses them."""
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
     with Workers(4) as workers:
@@ -313,7 +315,7 @@ def test_concurrent_runs_have_their_own_processes(generated, crew):
         assert len(crew.workers) == 3
         made[0] += runs[0]
         made[1] += runs[1]
-        assert len(active_children()) == 2  # one that is kept, and that of the third
+        assert len(active_children()) == 2  # the kept process, and that of the third run
     made[2] += runs[2]
     assert not active_children()
     assert [pa.Table.from_batches(some) for some in made] == [expected] * 3

@@ -1,4 +1,4 @@
-"""How far a stream has come: `OutcomeStream.progress`."""
+"""The progress of a stream: `OutcomeStream.progress`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ticking(time: doubles.FakeTime, seconds: float = 2.0):
-    """Return a service that takes so long for each request."""
+    """Return a service that takes this long for each request."""
 
     async def answer(request: httpx.Request) -> httpx.Response:
         time.now += seconds
@@ -95,7 +95,7 @@ async def test_progress_leaves_replayed_outcomes_out_of_the_rate(tmp_path):
                 assert (told.answered, told.replayed, told.total) == (seen, seen, 202)
                 if not time.now:  # the request is not answered yet
                     assert told.seconds_left is told.per_second is None
-            await anext(stream)  # of one request, which took two seconds
+            await anext(stream)  # an outcome of one request, which took two seconds
             told = stream.progress
             assert (told.answered, told.seconds_left, told.per_second) == (103, 0.0, 50.0)
             async for _ in stream:

@@ -1,4 +1,4 @@
-"""Get Quotas, whole or survey by survey as it comes."""
+"""Get Quotas, as a whole or survey by survey."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def body_of(surveys: int = 3) -> bytes:
 
 
 class Parts(httpx.AsyncByteStream):
-    """A body in parts, as a transport of somebody else gives it: bytes, an error to raise, or what to do."""
+    """A body in parts, as another transport gives it: bytes, errors to raise, or functions to call."""
 
     def __init__(self, *parts: bytes | Exception | Callable[[], Any]) -> None:
         self._parts = list(parts)
@@ -102,7 +102,7 @@ async def ids_of(client: SamplingClient, **options: Any) -> list[int]:
 
 
 async def read_by(client: SamplingClient, how: str) -> Any:
-    """Read all surveys, by one method or the other."""
+    """Read all surveys with one of the two methods."""
     if how == "get_quotas":
         return [each.survey_id for each in (await client.get_quotas()).surveys]
     return await ids_of(client)
@@ -112,13 +112,13 @@ both = pytest.mark.parametrize("how", ["get_quotas", "iter_surveys"])
 
 
 def assert_idle(client: SamplingClient, where: object = "") -> None:
-    """Check that no permit is out, nobody waits and no attempt is under way."""
+    """Check that no permit is held, nothing waits and no attempt is under way."""
     held = client._gate.running, client._gate.waiting, len(client._session._scopes)
     assert held == (0, 0, 0), (held, where)
 
 
 def everything_shown(error: BaseException) -> str:
-    """Return all that a log or a crash reporter could print of an error, but for the frames of tests."""
+    """Return everything a log or a crash reporter could print about an error, except the frames of tests."""
     trace = traceback.TracebackException.from_exception(error, capture_locals=True)
     ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
     assert ours
@@ -136,7 +136,7 @@ def everything_shown(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-# --- All of it
+# --- The whole inventory
 
 
 @both
@@ -228,7 +228,7 @@ async def test_an_inventory_is_read_in_every_framing_over_a_socket(how, framing,
             assert_idle(client)
 
 
-# --- As it comes
+# --- Survey by survey
 
 
 async def test_the_first_survey_is_there_before_the_rest_is_sent():
@@ -310,10 +310,10 @@ async def test_a_stream_of_another_transport_is_closed_too():
         assert parts.closed
         assert parts.given < 5
         async with aclosing(client.iter_surveys()):
-            pass  # never begun
+            pass  # the iteration was never begun
 
 
-# --- What fails
+# --- Failures
 
 
 FAILURES = {
@@ -336,7 +336,7 @@ FAILURES = {
 async def test_failures_before_the_first_survey_are_retried_and_raised_by_both_methods(how, failure):
     answer, error_class, attempts = FAILURES[failure]
     if failure == "cut" and how == "iter_surveys":
-        attempts = 1  # its surveys were handed over before
+        attempts = 1  # its surveys were returned already
     asked = doubles.Service(lambda _: answer if isinstance(answer, httpx.Response) else None)
     if not isinstance(answer, httpx.Response):
         asked = doubles.Service(answer)
@@ -561,7 +561,7 @@ async def test_closing_the_client_ends_a_wait_for_the_next_survey():
 
 @pytest.fixture
 def opened(monkeypatch) -> list[Any]:
-    """Note all connections that are opened."""
+    """Record all connections that are opened."""
     opened: list[Any] = []
     connect = _engine.connect
 
@@ -636,7 +636,7 @@ async def test_cancellation_at_any_tick_closes_streams_of_other_transports():
 
 @both
 async def test_a_large_part_does_not_block_the_event_loop(how):
-    """Some transports give all at once."""
+    """Some transports give the whole body at once."""
     turns = 0
     over = anyio.Event()
 

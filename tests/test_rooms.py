@@ -1,4 +1,4 @@
-"""The rooms of the package: what each may import. Arrows go one way."""
+"""The rooms of the package: what each may import. Imports go in one direction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
-    """Return the modules a file imports, those for type checking only left out on request."""
+    """Return the modules that a file imports; on request without those for type checking only."""
     tree = ast.parse(path.read_text())
     if at_run_time:
         tree.body = [
@@ -86,7 +86,7 @@ def test_every_file_is_in_a_room():
 
 
 def test_rooms_have_no_subfolders():
-    """A room is one subject, and its files are seen at one look."""
+    """A room has one subject, and its files can be seen at a glance."""
     assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []
 
 
@@ -102,7 +102,7 @@ def test_imports_follow_the_arrows(path):
 
 
 def test_each_allowed_arrow_is_used():
-    """What nobody uses should not be drawn."""
+    """The picture should have no unused arrows."""
     for room, allowed in ROOMS.items():
         used = set().union(*(ours(imported(path)) for path in files_of(room)))
         assert used - {room} == allowed, room
@@ -112,7 +112,7 @@ def test_there_is_no_cycle_of_rooms():
     order: list[str] = []
     while len(order) < len(ROOMS):
         ready = [room for room in ROOMS if room not in order and ROOMS[room] <= set(order)]
-        assert ready, f"a circle among {set(ROOMS) - set(order)}"
+        assert ready, f"a cycle among {set(ROOMS) - set(order)}"
         order += ready
 
 
@@ -122,7 +122,7 @@ def test_there_is_no_import_cycle_of_files_at_run_time():
     order: set[str] = set()
     while len(order) < len(needs):
         ready = {name for name in set(needs) - order if needs[name] <= order}
-        assert ready, f"a circle among {set(needs) - order}"
+        assert ready, f"a cycle among {set(needs) - order}"
         order |= ready
 
 

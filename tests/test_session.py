@@ -1,4 +1,4 @@
-"""One attempt on the wire: the key, the origin, limits, what is known of a failure."""
+"""One attempt: the key, the origin, limits, and what is known about a failure."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_cancelled_call_shows_no_key():
 
 
 class OverHttpx(httpx.AsyncBaseTransport):
-    """A transport that is built on a client of httpx, as those with a cache are."""
+    """A transport that uses an httpx client, like those with a cache."""
 
     def __init__(self, service: doubles.Service) -> None:
         self._client = httpx.AsyncClient(transport=httpx.MockTransport(service))
@@ -199,7 +199,7 @@ async def test_lines_of_httpx_about_others_are_logged(caplog):
     assert "service.example" not in caplog.text
 
 
-# --- Failures, and what is known of them
+# --- Failures, and what is known about them
 
 
 async def failure(url: str, **options) -> Exception:
@@ -223,7 +223,7 @@ async def test_a_host_that_does_not_exist_was_never_sent():
 async def test_a_request_whose_connection_does_not_open_was_never_sent():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = []
-        for _ in range(8):  # once the queue is full, the kernel drops what comes
+        for _ in range(8):  # once the queue is full, the kernel drops packets
             filler = socket.socket()
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
@@ -464,7 +464,7 @@ async def test_get_quotas_has_its_own_body_limit():
 
 
 async def _call_cancelled_after(ticks: int, client: SamplingClient) -> bool:
-    """Cancel a call after so many ticks of the event loop; return whether it had finished before."""
+    """Cancel a call after some ticks of the event loop; return whether it had finished before."""
     finished = False
 
     async def call() -> None:
@@ -481,7 +481,7 @@ async def _call_cancelled_after(ticks: int, client: SamplingClient) -> bool:
 
 
 async def _task_cancelled_after(ticks: int, client: SamplingClient) -> bool:
-    """Do the same with asyncio's own cancellation."""
+    """Do the same with the cancellation of asyncio."""
     task = asyncio.ensure_future(client.bulk_invite("m", [1, 2]))
     for _ in range(ticks):
         await asyncio.sleep(0)
@@ -493,7 +493,7 @@ async def _task_cancelled_after(ticks: int, client: SamplingClient) -> bool:
 
 
 async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
-    """Cancel at every tick; after each, the next call works and nothing is held."""
+    """Cancel at every tick; after each, the next call must work and nothing may be held."""
     client = client_of(url, max_concurrency=1)
     ticks, finished = 0, False
     while not finished:
@@ -511,7 +511,7 @@ async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_client_works_after_a_cancel_at_any_tick(warm):
-    """The pool of httpx loses a slot for good when a call is cancelled as its connection opens."""
+    """The pool of httpx loses a slot permanently if a call is cancelled while its connection opens."""
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await _sweep(_call_cancelled_after, url, warm=warm)
 
@@ -524,7 +524,7 @@ async def test_a_client_works_after_its_task_was_cancelled_at_any_tick(warm):
 
 
 def _descriptors() -> int:
-    """Return how many are open; 0 where the system does not tell."""
+    """Return how many descriptors are open; 0 if the system does not say."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
@@ -553,7 +553,7 @@ async def test_churn_of_short_deadlines_leaks_nothing():
             assert (client._gate.running, client._gate.waiting) == (0, 0)
             gc.collect()
             if before:
-                # Both ends are of this process: at most one more connection open than at the start.
+                # Both ends belong to this process: at most one more connection is open than at the start.
                 assert _descriptors() <= before + 2 * 2
 
 
@@ -617,7 +617,7 @@ async def test_closing_ends_running_and_waiting_calls():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await anyio.sleep(0.05)
-            tasks.start_soon(call)  # waits for the one permit
+            tasks.start_soon(call)  # waits for the only permit
             await anyio.sleep(0.01)
             async with anyio.create_task_group() as closing:
                 closing.start_soon(client.aclose)
@@ -626,7 +626,7 @@ async def test_closing_ends_running_and_waiting_calls():
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body without end, which closing does not stop."""
+    """An endless body that closing does not stop."""
 
     async def __aiter__(self):
         while True:
@@ -634,7 +634,7 @@ class Endless(httpx.AsyncByteStream):
             yield b"x" * 100
 
 
-@pytest.mark.asyncio  # trio scolds httpx for what such a stream leaves
+@pytest.mark.asyncio  # trio warns about what httpx leaves of such a stream
 async def test_closing_does_not_wait_for_an_endless_body():
     def endless(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, stream=Endless())
@@ -646,7 +646,7 @@ async def test_closing_does_not_wait_for_an_endless_body():
 
 
 class ForeignError(Exception):
-    """What another HTTP library raised below its adapter for httpx."""
+    """An exception of another HTTP library under its adapter for httpx."""
 
 
 @pytest.mark.parametrize(
@@ -659,7 +659,7 @@ class ForeignError(Exception):
     ],
 )
 async def test_not_sent_is_believed_only_from_known_transports(cause, status):
-    """Adapters of aiohttp and reqwest call it a failed connection, too, when one is lost after the request."""
+    """Adapters of aiohttp and reqwest report a failed connect even if the connection is lost later."""
 
     def lose(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no connection") from cause
@@ -744,7 +744,7 @@ async def test_nothing_is_sent_if_the_trust_store_is_missing(monkeypatch):
 
 
 async def test_a_request_reported_as_not_sent_is_never_sent():
-    """A user who was told that something was not sent may send it again."""
+    """A user who read that a request was not sent may send it again."""
     with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
         async with client_of(url) as client:
             track = Track(is_told=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sampling_async import Quota, Survey
 
 
-# Without halves of surrogate pairs, which no URL can hold, and without what a URL takes for steps of a path.
+# Without lone surrogates, which no URL can hold, and without "." and "..", which are path segments.
 ANY_CODE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
     lambda text: text not in {".", ".."}
 )

@@ -1,4 +1,4 @@
-"""The clock for tests: time passes where it is waited for, in the right order, and at once."""
+"""The virtual clock: sleepers wake in the right order, and no real time passes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_advance_lets_time_pass():
     async with anyio.create_task_group() as group:
         for seconds in (5.0, 50.0):
             group.start_soon(sleep, seconds)
-        for _ in range(3):  # on trio, one that runs next may be the last of three
+        for _ in range(3):  # on trio the next task to run may be the last of three
             await anyio.lowlevel.checkpoint()
         clock.advance(40.0)
         await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Faults as JSON: what they stand for, and where something is wrong."""
+"""Faults as JSON: what they mean, and where an error is."""
 
 from __future__ import annotations
 

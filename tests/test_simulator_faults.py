@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Naps:
-    """A sleep that takes no time and notes what it was asked for."""
+    """A sleep that takes no time and records the requested seconds."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -248,7 +248,7 @@ async def test_alterations_follow_one_another_and_the_first_replacement_counts()
 
 
 async def test_delays_and_cuts_work_under_another_server():
-    """`sim.app` is an ASGI application like any other; only its own servers can drop a connection."""
+    """`sim.app` is an ordinary ASGI application; only the servers of the simulator can drop a connection."""
     naps = Naps()
     sim = simulator(Fault.delay(2), Fault.cut(when="after").on(after=1), sleep=naps)
     path = f"/IPExternalSamplingService/ExternalSample/{sim.panel_guid}/Quotas"

@@ -1,4 +1,4 @@
-"""The ledger, and what it says of a client's report."""
+"""The ledger, and its verdict on the report of a client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outcome(
 
 
 async def with_invites(members: int = 12, **arguments: int) -> Simulator:
-    """Return a simulator that has asked all quotas for some members."""
+    """Return a simulator with bulk invites for all quotas of some members."""
     sim = Simulator(surveys=10, members=members, **arguments)
     ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
     headers = {"API_AUTH_KEY": sim.api_key}
@@ -143,7 +143,7 @@ async def test_denying_an_invite_is_false(status: Literal["rejected", "not_sent"
     told = [outcome("invited", entry) for entry in rest]
     denial = outcome(status, first)
     assert [lie.outcome for lie in sim.ledger.check([*told, denial]).lies] == [denial]
-    # The same words are true beside an outcome that has the invite, or one that admits it may exist.
+    # The same report is true if another outcome has the invite, or says that it may exist.
     assert sim.ledger.check([*told, denial, outcome("invited", first)]).ok
     admitted = sim.ledger.check([*told, denial, outcome("unknown", first)])
     assert admitted.ok
@@ -190,7 +190,7 @@ def test_an_unknown_panel_is_refused():
 
 
 def test_a_second_unread_invite_of_a_pair_is_unexplained():
-    """One outcome accounts for one invite: by its link, and not for all invites of the pair."""
+    """One outcome accounts for one invite, by its link, and not for all invites of the pair."""
     first, second = (
         LedgerEntry(
             sequence_number=number,

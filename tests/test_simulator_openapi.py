@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, and at one with what the client asks and reads and what the simulator sends."""
+"""The OpenAPI document: it is valid and agrees with the client and the simulator."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NIL = "11111111-2222-4333-8444-555555555555"
 def calls(
     panel: str = doubles.PANEL, member: str = "a/b c", quota_ids: tuple[int, ...] = (7,), recontact: int = 7
 ) -> list[protocol.Call[Any]]:
-    """Return the five requests as the client makes them, with every parameter there is."""
+    """Return the five requests as the client makes them, with every parameter."""
     return [
         protocol.get_quotas(panel, include_routables=False),
         protocol.bulk_invite(panel, member, quota_ids),
@@ -119,7 +119,7 @@ def example(operation_id: str) -> Any:
 
 
 def samples() -> dict[type, dict[str, Any]]:
-    """Return an object of every record, with all its fields, out of the document's examples."""
+    """Return an object of every record, with all its fields, from the examples of the document."""
     quotas = example("getQuotas")
     (survey,) = quotas["Surveys"]
     (quota,) = survey["Quotas"]
@@ -166,7 +166,7 @@ def test_its_examples_fit_their_schemas():
         assert errors(schema, value) == []
 
 
-# --- What the client asks
+# --- What the client sends
 
 
 def test_the_operations_are_those_the_client_asks_for():
@@ -266,7 +266,7 @@ async def test_every_response_of_the_simulator_fits_its_operation():
     quotas, bulk, invite, settings, page = ours
     normal = [
         *(protocol.generate_invite(sim.panel_guid, m, q) for m, q in fits[:4]),
-        *ours,  # these ask for an invite again, and are refused it
+        *ours,  # these request an invite again and are refused
         protocol.get_quotas(sim.panel_guid, include_routables=True),
         *(protocol.bulk_invite(sim.panel_guid, code, quota_ids) for code in ("nobody", *sim.members)),
         protocol.recontact_members(sim.panel_guid, recontact, max_results=None, after=None),

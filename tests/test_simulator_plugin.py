@@ -77,7 +77,7 @@ def test_the_fixture_works_with_every_async_runner(case, tmp_path, monkeypatch):
     (tmp_path / "test_it.py").write_text(ASYNC_TEST.format(mark=mark))
     plugins = {"pytest_asyncio": "pytest_asyncio.plugin", "anyio": "anyio.pytest_plugin"}
     options = ("-p", "sampling_async.simulator.pytest_plugin", "-p", plugins[runner])
-    if runner == "pytest_asyncio":  # which warns where it is not told
+    if runner == "pytest_asyncio":  # it warns if it is not configured
         options += ("-o", "asyncio_default_fixture_loop_scope=function")
     mode = ("-o", mode) if mode else ()
     run = python("-m", "pytest", "-q", "-W", "error", "--strict-markers", *options, *mode, cwd=tmp_path)

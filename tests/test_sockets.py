@@ -1,4 +1,4 @@
-"""Connections as sockets: opening in a race, sending in parts, telling when bytes leave."""
+"""Connections as sockets: opening in a race, sending in parts, reporting when bytes leave."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_unread_bytes_or_the_end_are_detected_without_reading():
 
 
 class Scripted:
-    """A TLS socket whose calls go as told: an exception is raised, anything else returned."""
+    """A TLS socket with scripted calls: an exception is raised, anything else is returned."""
 
     def __init__(self, *steps) -> None:
         self.steps = list(steps)
@@ -90,7 +90,7 @@ class Scripted:
 
 @pytest.fixture
 def waits(monkeypatch) -> list[str]:
-    """Note waits for a socket instead of waiting."""
+    """Record waits for a socket instead of waiting."""
     seen: list[str] = []
 
     async def readable(*_: object) -> None:
@@ -140,7 +140,7 @@ async def test_a_tls_alert_behind_a_failed_send_is_reported():
 
 async def test_a_bare_socket_is_written_and_read_completely():
     with pair() as (ours, theirs):
-        data = b"x" * 2_000_000  # more than the system takes at once
+        data = b"x" * 2_000_000  # more than the system accepts at once
         received = bytearray()
 
         def read() -> None:
@@ -168,7 +168,7 @@ async def test_a_refused_connection_is_reported():
 
 @pytest.fixture
 def addresses(monkeypatch):
-    """Let connecting to each of these addresses go as told."""
+    """Script the result of connecting to each of these addresses."""
 
     def use(ways: dict[str, object]) -> list[socket.socket]:
         opened: list[socket.socket] = []
@@ -208,7 +208,7 @@ async def test_a_refusal_starts_the_next_address_at_once_and_the_last_is_reporte
 
 
 async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
-    """Two addresses can answer in the same turn of the event loop."""
+    """Two addresses can connect in the same turn of the event loop."""
     opened = addresses({"a::1": "works", "1.1.1.1": "works"})
     gate = anyio.Event()
     connected = _sockets._connected
@@ -256,11 +256,11 @@ async def test_a_failed_handshake_closes_the_socket(addresses):
     assert opened[0].fileno() == -1
 
 
-# --- What a signal handler raises, and what is collected or forked in the middle
+# --- Signal handlers that raise, forks and garbage collection
 
 
 class Struck(Scripted):
-    """A socket during whose calls a signal handler raises something."""
+    """A socket whose calls are interrupted by a signal handler that raises."""
 
     def recv(self, *_: object) -> bytes:
         raise TimeoutError("alarm")

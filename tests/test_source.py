@@ -1,4 +1,4 @@
-"""Inputs cut into jobs: what was taken can be told at each moment, and nobody else is kept waiting."""
+"""Sources cut inputs into jobs: taken IDs are known at each moment, and the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sampling_async._pacing.stepwise import ENTRIES
 
 
 def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
-    """Return the outcomes of what was taken and not handed over."""
+    """Return the outcomes of IDs that were taken and not handed over."""
     return [(outcome.quota_id, outcome.status) for job in source.left() for outcome in job.left()]
 
 

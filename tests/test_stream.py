@@ -1,4 +1,4 @@
-"""Streams of outcomes: any input, read in any way, left at any moment, and every ID accounted for."""
+"""Streams of outcomes: any input, read in any way, left at any moment; every ID has an outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def bulk(handler, quota_ids, **options) -> BulkInviteResult:
 
 
 def hanging(after: int):
-    """Answer the chunks up to this quota ID, and hang for the others."""
+    """Respond to the chunks up to this quota ID, and hang for the others."""
 
     async def handler(request: httpx.Request) -> httpx.Response:
         if doubles.asked(request)[0] > after:
@@ -373,7 +373,7 @@ async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
 
 
 async def test_outcomes_at_hand_do_not_block_the_event_loop():
-    """One ID asked in very many places: all outcomes are there at once."""
+    """One ID at very many places: all its outcomes are available at once."""
     turns = taken = 0
 
     async def tick() -> None:

@@ -1,4 +1,4 @@
-"""Functions in threads: results, errors, cancellation, and a process that ends without waiting for them."""
+"""Functions in threads: results, errors, cancellation, and the end of the process."""
 
 from __future__ import annotations
 

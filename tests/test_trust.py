@@ -1,4 +1,4 @@
-"""Contexts of TLS: of files, of the environment, given; and alerts by which servers refuse them."""
+"""TLS contexts from files, from the environment or given by the user; and TLS alerts of servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def files(authority, tmp_path):
-    """Return files: of authorities, of a certificate with its key, and such as cannot be used."""
+    """Return files: authorities, a certificate with its key, and unusable ones."""
     mine = authority.issue_cert("partner@example.org")
     key = serialization.load_pem_private_key(mine.private_key_pem.bytes(), None)
     encryption = serialization.BestAvailableEncryption(b"hunter2")
@@ -58,7 +58,7 @@ def server_context(authority: trustme.CA, **settings) -> ssl.SSLContext:
 
 
 def asking(authority: trustme.CA, **settings) -> ssl.SSLContext:
-    """Return the context of a server that wants certificates of an authority."""
+    """Return the context of a server that requires client certificates of an authority."""
     context = server_context(authority, verify_mode=ssl.CERT_REQUIRED, **settings)
     authority.configure_trust(context)
     return context
@@ -128,7 +128,7 @@ async def test_the_environment_names_authorities_and_the_client_certificate(auth
             assert len(await client.get_settings()) == 0
         context = ssl.create_default_context(cafile=files / "authorities")
         async with SamplingClient.from_env(**given, ssl_context=context, retry=ONCE) as client:
-            with pytest.raises(TransportError, match="certificate required"):  # what is given counts
+            with pytest.raises(TransportError, match="certificate required"):  # an argument takes precedence
                 await client.get_settings()
 
 
@@ -138,7 +138,7 @@ def test_only_a_client_context_is_accepted(context):
         client_of("https://localhost", ssl_context=context)
 
 
-# --- Contexts that were given
+# --- Contexts given by the user
 
 
 async def test_a_given_context_is_used_and_offers_http_1(authority):
@@ -187,7 +187,7 @@ async def test_a_server_that_refuses_resumed_sessions_gets_full_handshakes(autho
         if session is not None:
             raise Alert(
                 "TLSV1_ALERT_INTERNAL_ERROR"
-            )  # as OpenSSL's does whose application forgot to name a context
+            )  # as OpenSSL does if its application set no session ID context
         return await _connect(*args, **named)
 
     offered, _connect = [], _engine.connect
@@ -219,7 +219,7 @@ async def test_a_temporary_alert_may_be_retried(authority):
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("who", ["nobody", "a stranger"])
 async def test_a_refused_client_certificate_is_reported(who, version, authority):
-    """With TLS 1.3 it says so when the request is on its way, which it has not read."""
+    """With TLS 1.3 the server refuses when the request is on its way; it has not read the request."""
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
     if who == "a stranger":
         trustme.CA().issue_cert("partner@example.org").configure_cert(context)
@@ -247,7 +247,13 @@ async def test_a_refused_client_certificate_is_reported(who, version, authority)
     ("later", "before", "received", "alert", "proves"),
     [
         (False, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", True),
-        (True, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),  # it may ask when it has a request
+        (
+            True,
+            0.0,
+            0,
+            "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+            False,
+        ),  # the server may ask after it has read a request
         (False, 1.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
         (False, 0.0, 9, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
         (False, 0.0, 0, "TLSV1_ALERT_INTERNAL_ERROR", False),
@@ -275,7 +281,7 @@ async def test_the_context_says_whether_a_server_may_ask_for_a_certificate_later
 
 
 async def test_an_alert_handled_by_somebody_else_says_nothing_about_our_request():
-    """What is raised in a handler has the error that is handled there as its context."""
+    """An exception raised in an except block has the handled error as its context."""
 
     def script(connection: wire.Connection) -> None:
         connection.read_request()

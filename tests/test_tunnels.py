@@ -1,4 +1,4 @@
-"""The way through an HTTP proxy: CONNECT and absolute form, over real sockets."""
+"""Connections through an HTTP proxy: CONNECT and absolute form, over real sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sampling_async._wire.tunnels import Tunnel, refusal_of
 
 
 class Behind:
-    """A service that answers settings and bulk invites, and what it was sent."""
+    """A service that responds with settings and bulk invites, and records what it was sent."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -85,7 +85,7 @@ async def test_http_requests_are_forwarded_by_the_proxy():
     ("header", "connections"), [(None, 2), ("Connection: Keep-Alive", 1), ("Proxy-Connection: keep-alive", 1)]
 )
 async def test_a_forward_proxy_connection_is_reused_only_if_the_proxy_says_keep_alive(header, connections):
-    """Tinyproxy closes after each answer, without a word: the next request would be lost on its way."""
+    """Tinyproxy closes after each response without an announcement: the next request would be lost."""
     opened = []
 
     def script(connection: wire.Connection) -> None:
@@ -147,7 +147,7 @@ async def test_a_refusal_of_the_proxy_is_reported_and_nothing_was_sent(answer, s
 
 
 class Answering:
-    """A proxy's end of a connection, which answers with these pieces."""
+    """The proxy's end of a connection, which responds with these pieces."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = [*pieces, b""]
@@ -156,7 +156,7 @@ class Answering:
 
 @pytest.fixture
 def digging(monkeypatch):
-    """Ask for the way, of a proxy that answers so."""
+    """Open a tunnel through a proxy that responds like this."""
 
     async def dig(*pieces: bytes, host: str = "service.example") -> bytes:
         end = Answering(*pieces)
@@ -180,7 +180,7 @@ def digging(monkeypatch):
     [
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.0 200 Connection established\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",  # of no account after CONNECT
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",  # ignored after CONNECT
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 Fine\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nVia: a\r\n b\r\n\r\n",
@@ -247,7 +247,7 @@ async def test_a_refused_certificate_behind_a_proxy_is_reported():
     assert (caught.value.permanent, caught.value.delivery) == (True, "not_sent")
 
 
-# --- What is said without a proxy
+# --- Errors without a proxy
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from clusters_kit import check, needs, ran
 from sampling_async import Quotas, from_json
 from sampling_async.matching import PanelMatcher, QuotaIndex
 
-# Dask asks pandas in ways that pandas 3.1 wants to give up.
+# Dask uses pandas in ways that pandas 3.1 deprecates.
 INPLACE = r"The inplace keyword in DataFrame\.(re)?set_index"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{INPLACE}:DeprecationWarning")
 

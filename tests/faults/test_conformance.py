@@ -1,4 +1,4 @@
-"""The table of `conformance.json`: every fault with every call. How to read it is said in the file itself."""
+"""The table of `conformance.json`: every fault with every call. The file itself explains the format."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def _seen(client: SamplingClient, endpoint: str, server: FaultServer) -> d
 
 
 def test_the_table_is_complete():
-    """Each fault with each call, once; every word is explained and known to the server."""
+    """It has each fault with each call once; every word is explained and known to the server."""
     pairs = Counter((row["fault"], row["call"]) for row in TABLE["rows"])
     assert pairs == Counter({(fault, call): 1 for fault in TABLE["faults"] for call in ENDPOINTS})
     assert len(TABLE["faults"]) >= 20

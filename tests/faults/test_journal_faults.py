@@ -1,4 +1,4 @@
-"""Journals that are damaged, copied while they run, forked, killed and looked at by others."""
+"""Journals that are damaged, copied in use, forked, killed, or opened by other processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def note(file: JournalFile, chunk: int, member_code: str, quota_ids: range, *, a
 
 
 def fill(path: Path, *, and_go: bool) -> JournalFile:
-    """Write a journal whose last rows are in the file beside it, with the last chunk in flight."""
+    """Write a journal whose last rows are in the WAL file and whose last chunk is in flight."""
     for half in (0, 2):
         file = JournalFile(path, OWNER)
         file.open()
@@ -64,7 +64,7 @@ def fill(path: Path, *, and_go: bool) -> JournalFile:
 
 @pytest.fixture(scope="module")
 def killed():
-    """Give a folder with a journal, as a process leaves it that is killed."""
+    """Give a folder with the journal of a killed process."""
     with tempfile.TemporaryDirectory() as folder:
         file = fill(Path(folder) / "running", and_go=False)
         shutil.copytree(folder, Path(folder) / "killed")
@@ -76,7 +76,7 @@ def killed():
 
 
 def told(path: Path, **options) -> dict[tuple[str, int], InviteOutcome]:
-    """Return what a journal knows, as a run is told."""
+    """Return the outcomes that a journal reports to a run."""
 
     async def main() -> dict[tuple[str, int], InviteOutcome]:
         journal = run_of(Journal(path, **options))
@@ -116,7 +116,7 @@ def test_the_journal_of_a_killed_process_is_complete(killed, tmp_path):
 
 
 def refusal(path: Path) -> str:
-    """Return what the error says that a journal is refused with; empty where it is not."""
+    """Return the error text with which a journal is refused; empty if it is accepted."""
     text = ""
     try:
         known = facts(told(path))
@@ -129,7 +129,7 @@ def refusal(path: Path) -> str:
 
 
 def is_noticed(path: Path) -> str:
-    """Return what the error says; it gives nothing away, and nothing is changed for the next look."""
+    """Return the error text; check that it shows no secret and that a second attempt gives the same."""
     text = refusal(path)
     assert text
     assert refusal(path) == text
@@ -137,10 +137,10 @@ def is_noticed(path: Path) -> str:
 
 
 def doubted(path: Path) -> None:
-    """Go on with what can be read: what is told is as it was, or unknown."""
+    """Continue with the readable rows: each outcome is as before, or unknown."""
     known = facts(told(path, accept_damage=True))
     assert all(fact in {EXPECTED[pair], ("unknown", None, None, None, None)} for pair, fact in known.items())
-    assert facts(told(path)) == known  # it is whole from now on
+    assert facts(told(path)) == known  # the journal is repaired from now on
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -226,12 +226,14 @@ def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
 def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # an answer
-        database.execute("UPDATE rows SET chunk = 99 WHERE row = 3")  # what was sent, with its answer there
+        database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # a result
+        database.execute(
+            "UPDATE rows SET chunk = 99 WHERE row = 3"
+        )  # a sent chunk whose result is in the journal
         database.execute(
             "UPDATE rows SET digest = x'00' WHERE row IN (9, 10)"
-        )  # both, and the next cannot be sure
-        database.execute("UPDATE rows SET chunk = 98 WHERE row = 23")  # what was in flight
+        )  # both, so the next row is doubtful too
+        database.execute("UPDATE rows SET chunk = 98 WHERE row = 23")  # a chunk in flight
         database.commit()
     known = facts(told(path, accept_damage=True))
     unknown = {pair for pair in EXPECTED if known[pair] != EXPECTED[pair]}
@@ -294,7 +296,7 @@ def test_a_transaction_that_sqlite_rolled_back_is_not_rolled_back_again(tmp_path
     assert len(told(tmp_path / "journal")) == 2
 
 
-# --- Second looks, from this process and others
+# --- Second openings, from this process and others
 
 TRY: str = """
 import sys
@@ -309,7 +311,7 @@ except JournalError as exc:
 
 
 def refused(path: Path) -> bool:
-    """Return whether another process is kept out of a journal."""
+    """Return whether another process is refused access to a journal."""
     done = subprocess.run(
         [sys.executable, "-c", TRY, str(path), doubles.PANEL], capture_output=True, text=True, check=False
     )

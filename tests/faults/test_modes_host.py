@@ -1,4 +1,4 @@
-"""Failure modes of the host: its threads, its forks, its signal handlers, and clients that it drops."""
+"""Failure modes of the host: its threads, forks and signal handlers, and clients that it drops."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
 TIMED = 5
 
 
-# --- 40: an answer to another request
+# --- 40: a response to another request
 
 
 class Deaf:
-    """Steps after which a connection's kernel drops what comes, or takes it again; it can send meanwhile."""
+    """Steps that let the kernel drop what a connection receives, and accept it again; sending still works."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
 
     def begin(self, exchange) -> None:
-        drop_all = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # BPF: return 0 bytes of each packet
+        drop_all = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # BPF: accept 0 bytes of each packet
         program = (1).to_bytes(8, sys.byteorder) + ctypes.addressof(drop_all).to_bytes(8, sys.byteorder)
         sock = exchange.connection.sock
         sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or what it sends would wait for our word
+        sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # otherwise its data would wait for our acknowledgement
 
     def until_told(self, _exchange) -> None:
         self.go_on.wait(TIMED)
@@ -56,7 +58,7 @@ class Deaf:
 @LINUX
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 async def test_mode_40_bytes_that_came_before_the_request_arrived_are_no_response(tls, monkeypatch):
-    """A second answer to the request before, late enough to meet the next one on its way."""
+    """A second response to the previous request, so late that the next request is already on its way."""
     deaf = Deaf()
     late = [read(), deaf.begin, answer(), deaf.until_told, surplus(), deaf.end]
     with tls_server("none" if tls else "plain_text", late) as (server, https, authorities):
@@ -77,7 +79,7 @@ async def _tell_after(event: threading.Event, seconds: float) -> None:
 
 @LINUX
 async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
-    """The first packets are lost on the way; what arrives at last is acknowledged together with the answer."""
+    """The first packets are lost; the retransmitted ones are acknowledged together with the response."""
     deaf = Deaf()
     lossy = [read(), deaf.begin, answer(), deaf.until_told, deaf.end]
     with FaultServer(lossy) as server:
@@ -94,7 +96,7 @@ async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
 async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, monkeypatch):
     async def connect(*args, **named):
         wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)  # what a server says at once is there by now
+        await anyio.sleep(0.02)  # the immediate bytes of the server have arrived by now
         return wire
 
     def script(connection) -> None:
@@ -126,7 +128,7 @@ async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
             assert len(await client.get_settings()) == 2
 
 
-# --- 41: an end that nobody vouches for
+# --- 41: an end that TLS does not confirm
 
 
 @pytest.mark.parametrize("vouched", [False, True], ids=["cut", "ended"])
@@ -134,7 +136,7 @@ async def test_mode_41_an_end_that_tls_does_not_vouch_for_does_not_end_the_respo
     def end(exchange) -> None:
         exchange.send(exchange.right("close"))
         if vouched:
-            with suppress(OSError):  # who has heard of the end need not say so
+            with suppress(OSError):  # the client may have closed already
                 exchange.connection.sock.unwrap()
         exchange.connection.sock.close()
         exchange.over = True
@@ -146,7 +148,7 @@ async def test_mode_41_an_end_that_tls_does_not_vouch_for_does_not_end_the_respo
     assert result[0].status == ("invited" if vouched else "unknown")
 
 
-# --- 42: threads of the host
+# --- 42: busy threads of the host
 
 
 @pytest.mark.asyncio
@@ -235,7 +237,7 @@ async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("collected_in", ["this thread", "another"])
 async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop(collected_in):
-    """What the system numbers alike is watched like any other then."""
+    """A new socket with the same descriptor number can be watched as usual."""
     loop = asyncio.get_running_loop()
     with FaultServer() as server:
         client = client_of(server.url)
@@ -329,7 +331,7 @@ loop.run_until_complete(client.aclose())
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     folder = Path(__file__).parent
-    with FaultServer(then=[*PROCESSED, wait(0.05), answer()]) as server:  # long enough that both have asked
+    with FaultServer(then=[*PROCESSED, wait(0.05), answer()]) as server:  # long enough for both requests
         paths = [str(folder), str(folder.parent)]
         done = subprocess.run(
             [sys.executable, "-c", code, server.url, *paths], timeout=30, check=False, capture_output=True

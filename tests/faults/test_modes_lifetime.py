@@ -17,7 +17,7 @@ from kit import ONCE, assert_idle, call, client_of
 import sampling_async
 from sampling_async import ClientClosedError, InvalidRequestError, InviteRequest, RetryPolicy, TransportError
 
-# --- 13: a list that is interrupted
+# --- 13: interrupted lists
 
 
 async def test_mode_13_only_the_failed_page_is_requested_again():
@@ -66,7 +66,7 @@ async def test_mode_13_a_caller_who_leaves_and_resumes_misses_no_member(taken):
     assert codes == list(RECONTACT_CODES)
 
 
-@pytest.mark.asyncio  # trio scolds every async generator that is not closed
+@pytest.mark.asyncio  # trio warns about async generators that are not closed
 async def test_mode_13_a_break_without_closing_holds_nothing_and_causes_no_warning():
     with FaultServer() as server, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -215,7 +215,7 @@ async def test_mode_29_a_cancelled_wait_for_the_permit_leaves_the_others_in_line
     assert order == ["first", "second"]
 
 
-# --- 30: the client's own end
+# --- 30: closing the client
 
 
 async def test_mode_30_closing_ends_running_and_waiting_calls_with_the_same_error():

@@ -1,4 +1,4 @@
-"""Failure modes of reading: answers that are not what was asked, not what they say, or not JSON at all."""
+"""Failure modes of reading: responses that do not match the request, contradict themselves or are not JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sampling_async import (
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._protocol.bulk_reply import read_bulk
 
-# --- 10 and 11: one outcome for every ID, whatever the answer says
+# --- 10 and 11: one outcome for every ID, whatever the response says
 
 _MUTATIONS = st.sampled_from(
     ["drop", "double", "extra", "null invite", "stray invite", "no code", "text", "other code", "null item"]
@@ -157,7 +157,7 @@ async def test_mode_12_a_repeated_cursor_is_dropped_and_the_order_of_the_service
     assert await codes_of(*pages) == ["b", "ä", "A", "10", "9"]
 
 
-# --- 16 and 17: by content, not by label
+# --- 16 and 17: content counts, not labels
 
 HTML = "<!DOCTYPE html><html><head><title>Log in</title></head></html>"
 
@@ -290,7 +290,7 @@ async def test_mode_19_a_decompression_bomb_is_refused_at_the_limit_and_takes_no
         async with client_of(server.url, limits=BodyLimits(decoded=limit)) as client:
             with tracked, pytest.raises(DecodeError, match="bytes decoded") as caught:
                 await client.get_settings()
-    assert tracked.peak <= 2 * limit + 2**20  # the server's own copies of the bomb are counted too
+    assert tracked.peak <= 2 * limit + 2**20  # the server's copies of the bomb count too
     assert (caught.value.permanent, caught.value.attempts) == (True, 1)
 
 
@@ -406,6 +406,6 @@ def test_mode_33_new_fields_and_a_known_misspelling_do_no_harm():
 
 
 def test_mode_33_a_member_code_that_came_as_a_number_is_refused():
-    """Read as a number, 00123 would be another member's code."""
+    """Converted from a number, 00123 would be the code of another member."""
     with pytest.raises(DecodeError):
         from_json(RecontactMembers, json.dumps(doubles.page() | {"MemberCodes": [123]}))

@@ -1,4 +1,4 @@
-"""Failure modes of secrecy and of ways: keys in the wrong place, addresses and paths that lead elsewhere."""
+"""Failure modes of security: keys in the wrong place, addresses and paths that lead elsewhere."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_mode_24_a_member_code_that_would_change_the_route_is_refused_befo
 
 
 def refuse_dangerous_paths(exchange) -> None:
-    """Do as ASP.NET does: some characters are refused in a path, encoded or not."""
+    """Refuse some characters in a path, encoded or not, as ASP.NET does."""
     path = unquote(exchange.request.target.partition("?")[0])
     if set(path) & set("<>*%&:\\"):
         page = "<html><title>A potentially dangerous Request.Path value was detected (&amp;).</title></html>"
@@ -199,7 +199,7 @@ async def test_mode_25_a_path_the_platform_refuses_is_a_bad_request_and_not_repe
                 await client.generate_invite(code, 2)
             result = await client.bulk_invite(code, [2])
             assert (await client.generate_invite("plain", 2)).quota_id == 2
-    # The platform refuses it before the service sees it, but that is nothing a client can know.
+    # The platform refuses it before the service sees it, but a client cannot know that.
     assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
     assert caught.value.result_code is None
     assert "Request.Path" in caught.value.body_excerpt

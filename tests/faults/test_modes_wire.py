@@ -133,13 +133,13 @@ async def test_mode_06_a_connection_the_service_has_closed_is_not_used_again(end
         async with client_of(server.url) as client:
             for _ in range(5):
                 assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
-                await anyio.sleep(0.003)  # for the end to arrive
+                await anyio.sleep(0.003)  # until the end arrives
     assert server.opened == 5
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in one packet", "later"])
 async def test_mode_07_a_surplus_response_is_never_taken_for_the_next_one(late):
-    """Two members are asked about the same quotas, so that only the link tells whose an invite is."""
+    """Two members ask for the same quotas, so only the link tells whose invite it is."""
     fault = [*RIGHT, wait(0.003), surplus()] if late else [*PROCESSED, twin()]
     with FaultServer(then=fault) as server:
         async with client_of(server.url, max_concurrency=1) as client:
@@ -285,7 +285,7 @@ async def test_mode_34_plain_text_where_tls_is_expected_is_not_sent(monkeypatch)
 
 
 async def test_mode_35_an_early_response_and_a_reset_cause_no_false_outcome():
-    """The reset may destroy the answer on its way: `unknown` then, and `not_sent` where the 413 was read."""
+    """The reset may destroy the response: the outcome is `unknown` then, and `not_sent` if the 413 was read."""
     too_large = [reply(413, "too large", "text/plain", "Connection: close"), fin()]
     with FaultServer(then=too_large) as server:
         async with client_of(server.url) as client:
@@ -300,7 +300,7 @@ async def test_mode_35_an_early_response_that_arrives_counts():
     with FaultServer(early) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [2])
-            await anyio.sleep(0.005)  # for the end of the connection to arrive
+            await anyio.sleep(0.005)  # until the end of the connection arrives
             assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
     assert result[0].status == "not_sent"
     assert isinstance(result[0].error, BadRequestError)

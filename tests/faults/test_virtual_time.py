@@ -1,4 +1,4 @@
-"""The kit's own clock and model service: what simulations stand on."""
+"""The clock and the model service of the kit, on which simulations depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proxies say in the name of a service, and what may be concluded from it."""
+"""Responses that proxies give in place of the service, and the outcomes that follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIRECT = RetryPolicy(unprocessed={408, 425, 429, 503})
 
 
 async def test_a_503_from_varnish_leaves_a_bulk_invite_unknown(tmp_path):
-    """Its page even bears Retry-After: three requests would be three invites for each ID."""
+    """Its page even has Retry-After: three requests would make three invites for each ID."""
     with FaultServer(then=[*PROCESSED, rst()]) as server, varnish(server.url) as url:
         async with client_of(url) as client:
             requests = [InviteRequest("m1", [2, 3])]
@@ -50,7 +50,7 @@ async def test_a_503_counts_as_a_refusal_if_the_policy_says_so():
 
 
 async def test_a_cut_400_that_nginx_completes_leaves_a_bulk_invite_unknown():
-    """Its connections to the backend speak HTTP/1.0, where the end of the connection is the end of the body."""
+    """It uses HTTP/1.0 to the backend, where the end of the connection is the end of the body."""
     with FaultServer(then=[*PROCESSED, send(CUT_400), rst_softly]) as server, nginx(server.url) as url:
         async with client_of(url) as client:
             result = await client.bulk_invite("m1", range(1, 11))
@@ -60,7 +60,7 @@ async def test_a_cut_400_that_nginx_completes_leaves_a_bulk_invite_unknown():
 
 
 def rst_softly(exchange) -> None:
-    """End the connection as a backend does that dies between two writes."""
+    """End the connection like a backend that dies between two writes."""
     exchange.connection.sock.close()
     exchange.over = True
 
