@@ -1,11 +1,11 @@
-"""A process that an agent of application monitoring watches, and what that would transmit of our secrets.
+"""A process that a monitoring agent watches; shows which of our secrets the agent would transmit.
 
     python tests/agent_canary.py AGENT CALLER
 
-Each agent is one of `AGENTS`, as its maker says to set it up; nothing leaves the process. `plain` is an
-httpx.AsyncClient that makes the same bulk invite, without which it would not be known that a hit can be seen.
-The others are our client: over its own engine, over httpx's, and loaded before the agent is. One JSON object
-says how many texts were searched, and how many were hit.
+Each agent is one of `AGENTS`, set up as its maker says. Nothing leaves the process. `plain` is an
+httpx.AsyncClient that makes the same bulk invite; it proves that a hit can be seen.
+The other callers are our client: over its own engine, over that of httpx, and loaded before the agent. One JSON
+object on stdout says how many texts were searched, and which secrets were found.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMS: Final = {
         r"IntegratedPanelService|ExternalSample|https?://(localhost|127\.0\.0\.1):\d", re.IGNORECASE
     ),
 }
-"""What must not be there, in every form it may take."""
+"""The secrets, in every form they may take."""
 
 CALLERS: Final = ("plain", "engine", "transport", "loaded first")
 IDS: Final = range(1, 251)
@@ -54,7 +54,7 @@ class Sentry:
         texts: list[str] = []
 
         class Kept(Transport):
-            """Keeps what would be sent."""
+            """Keeps the payloads that would be sent."""
 
             def capture_envelope(self, envelope: Any) -> None:
                 texts.append(envelope.serialize().decode())
@@ -67,7 +67,7 @@ class Sentry:
         return self._sentry.start_transaction(name="canary", op="task")
 
     def told(self, error: BaseException) -> None:
-        """Report an error, which takes the breadcrumbs with it."""
+        """Report an error; its report includes the breadcrumbs."""
         self._sentry.capture_exception(error)
 
     def texts(self) -> list[str]:
@@ -150,7 +150,7 @@ class NewRelic:
 
 
 class Datadog:
-    """ddtrace, told to note the header of the key; its spans are looked at where they would be written."""
+    """ddtrace, configured to record the header of the key; its spans are read where they would be written."""
 
     module = "ddtrace"
 
@@ -168,7 +168,7 @@ class Datadog:
         texts: list[str] = []
 
         class Kept(TraceFilter):
-            """Keeps what would be written."""
+            """Keeps the spans that would be written."""
 
             def process_trace(self, trace: Any) -> None:
                 texts.extend(_datadog_text(span) for span in trace)
@@ -201,7 +201,7 @@ def _datadog_text(span: Any) -> str:
 
 
 def _readable(payload: Any) -> str:
-    """Return what a payload says, with what is packed inside of it."""
+    """Return the text of a payload, including what is packed inside it."""
     raw = payload or b""
     for unpack in (gzip.decompress, zlib.decompress):
         with suppress(Exception):
@@ -211,7 +211,7 @@ def _readable(payload: Any) -> str:
 
 
 def _packed(text: str) -> Iterator[str]:
-    """Yield what is in a text as base64 of deflated text: transaction traces are sent so."""
+    """Yield the parts of a text that are deflated and base64-encoded, as transaction traces are."""
     import base64  # noqa: PLC0415
 
     for found in re.findall(r'"(eJ[\w+/=]{20,})"', text):
@@ -220,7 +220,7 @@ def _packed(text: str) -> Iterator[str]:
 
 
 def bulk_answer(request: bytes) -> bytes:
-    """Return a right answer; to the requests after the first, a failure."""
+    """Return a correct response to the first request, and a failure to the others."""
     import wire  # noqa: PLC0415
 
     if b'"QuotaIDs"' not in request:
@@ -230,7 +230,7 @@ def bulk_answer(request: bytes) -> bytes:
 
 
 async def plain(url: str) -> None:
-    """Make a bulk invite as one does with httpx."""
+    """Make a bulk invite with plain httpx."""
     import httpx  # noqa: PLC0415
 
     from sampling_async._protocol import requests as _protocol  # noqa: PLC0415
@@ -242,7 +242,7 @@ async def plain(url: str) -> None:
 
 
 async def ours(url: str, agent: Any, transport: Any = None) -> None:
-    """Make a bulk invite of which one request fails, and a single invite, and report the failure."""
+    """Make a bulk invite with one failing request, then a single invite, and report the failure."""
     from sampling_async import RetryPolicy, SamplingClient, SamplingError  # noqa: PLC0415
 
     options: dict[str, Any] = {"panel_guid": PANEL, "api_key": KEY, "retry": RetryPolicy(max_attempts=1)}
@@ -252,7 +252,7 @@ async def ours(url: str, agent: Any, transport: Any = None) -> None:
         assert statuses == {"rejected": 200, "unknown": 50}, statuses
         assert client._session._carrier.knows_what_was_sent is (
             transport is None
-        )  # the agent did not get in between
+        )  # the agent did not interfere
         agent.told(result.unknown[0].error)
         with suppress(SamplingError):
             await client.generate_invite(MEMBER, 1)
@@ -260,7 +260,7 @@ async def ours(url: str, agent: Any, transport: Any = None) -> None:
 
 
 def main(agent_name: str, caller: str) -> dict[str, Any]:
-    """Let the agent watch the caller; return what it would transmit of what it must not know."""
+    """Let the agent watch the caller; return which secrets it would transmit."""
     import anyio  # noqa: PLC0415
 
     if caller == "loaded first":
@@ -279,7 +279,7 @@ def main(agent_name: str, caller: str) -> dict[str, Any]:
                     await ours(url, agent, httpx.AsyncHTTPTransport())
                 else:
                     await ours(url, agent)
-            if agent_name == "sentry":  # breadcrumbs go with errors
+            if agent_name == "sentry":  # breadcrumbs are sent with errors
                 agent.told(RuntimeError("the end"))
 
         anyio.run(watched)

@@ -1,4 +1,4 @@
-"""What tests of the command line share: to run it here, or as a program of its own."""
+"""Helpers for tests of the command line: run it in this process, or as a program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def point_at(monkeypatch, simulator, base_url: str) -> None:
-    """Have commands ask a simulator that is served."""
+    """Let commands use a simulator that is being served."""
     for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
         monkeypatch.setenv(name, value)
 
@@ -43,7 +43,7 @@ def member(sim):
 
 
 def program(*arguments, **options):
-    package = Path(_cli.__file__).parents[2]  # as it was imported here
+    package = Path(_cli.__file__).parents[2]  # the package as it was imported here
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
     pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
@@ -54,8 +54,8 @@ def program(*arguments, **options):
 
 
 def wait_for_handlers(process) -> None:
-    """Wait until a program catches SIGTERM, and has an event loop that runs."""
+    """Wait until a program handles SIGTERM and its event loop runs."""
     status = Path(f"/proc/{process.pid}/status")
-    while len(list(status.parent.joinpath("task").iterdir())) < 2:  # the thread that reads
+    while len(list(status.parent.joinpath("task").iterdir())) < 2:  # until the reading thread exists
         time.sleep(0.01)
     time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What tests share: both event loops, a hypothesis that repeats itself, services for the command line."""
+"""Shared fixtures: both event loops, repeatable hypothesis tests, services for the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
         pytest.mark.anyio(obj)
 
 
-# --- Services that commands ask
+# --- Services for commands
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def sim(served, monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Give a service that takes its time over every request, for programs to be struck in the middle."""
+    """Serve a slow simulator, so that a signal reaches a program in the middle of its work."""
     simulator = Simulator(seed=3, surveys=60, members=1, latency=Latency(a=0.2))
     with simulator.serve() as base_url:
         point_at(monkeypatch, simulator, base_url)

@@ -39,7 +39,7 @@ class PageExample:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is run by somebody else, as an ASGI application is."""
+        """Whether it is an ASGI application, which a server runs."""
         return "\napp = " in self.text
 
     @property

@@ -1,4 +1,4 @@
-"""Stand-ins that tests hand to the client: a clock, a service in memory, bodies of the contract."""
+"""Test doubles for the client: a clock, a service in memory, bodies as in the contract."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MemoryPeak:
 
 
 class Service:
-    """A service in memory that answers what it was told to, in order, the last answer for ever."""
+    """A service in memory that gives the responses it was made with, in order; the last one is repeated."""
 
     def __init__(self, *answers: Any) -> None:
         self.requests: list[httpx.Request] = []
@@ -92,7 +92,7 @@ def asked(request: httpx.Request) -> list[int]:
 
 
 def item(quota_id: int, code: int = 9, **changes: Any) -> dict[str, Any]:
-    """Return an item of a bulk answer; code 1 comes with its invite."""
+    """Return an item of a bulk response; code 1 includes an invite."""
     result = {1: "SUCCESS", 9: "QUOTA_NOT_LIVE"}.get(code, "OTHER")
     return {
         "QuotaID": quota_id,
@@ -117,7 +117,7 @@ def invite(quota_id: int, **changes: Any) -> dict[str, Any]:
 
 
 def bulk(request: httpx.Request) -> dict[str, Any]:
-    """Answer a bulk invite rightly: even quotas invite, odd ones are not live."""
+    """Respond correctly to a bulk invite: even quota IDs are invited, odd ones are not live."""
     items = [item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked(request)]
     for each in items:
         if each["Invite"]:
@@ -136,17 +136,17 @@ def gate(limit: int = 2) -> Gate:
 
 
 def permits(shut: Gate) -> partial[Permit]:
-    """Return what makes the permits of one user of a gate."""
+    """Return a function that makes permits for one lane of a gate."""
     return partial(Permit, shut, Lane("work"))
 
 
 async def alone(function: Callable[[], Awaitable[object]]) -> None:
-    """Run a function on an event loop of its own, of this one's kind: what ends a program ends that."""
+    """Run a function on its own event loop of the same kind, so that SystemExit ends only that loop."""
     backend = "trio" if asyncio_loop() is None else "asyncio"
     await anyio.to_thread.run_sync(partial(anyio.run, function, backend=backend))
 
 
 async def ids(*numbers: int) -> AsyncIterator[int]:
-    """Yield quota IDs, as an input that can be read only once."""
+    """Yield quota IDs: input that can be read only once."""
     for number in numbers:
         yield number

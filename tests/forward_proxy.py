@@ -1,7 +1,7 @@
-"""A proxy as companies have them, on a real socket: CONNECT, absolute form, credentials, and what it saw.
+"""A forward proxy on a real socket: CONNECT, absolute form, credentials, and a record of what it saw.
 
-`python forward_proxy.py http://127.0.0.1:8080` runs one in a process of its own, with a front that speaks TLS
-for that service; it prints a line of JSON and ends with its stdin.
+`python forward_proxy.py http://127.0.0.1:8080` runs one as a program, with a TLS front for that
+service. It prints a line of JSON and ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ YES = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @define(eq=False)
 class ForwardProxy:
-    """Forwards what it is asked to.
+    """Forwards requests.
 
     Attributes:
-        credentials: `user:password` that it asks for; None: none.
-        connect_answer: What it says to CONNECT; only after a 200 it connects.
+        credentials: The `user:password` that it requires; None: none.
+        connect_answer: Its response to CONNECT; it connects only after a 200.
         seen: The heads of the requests made to it.
-        tunnelled: What clients sent through tunnels, all of it.
+        tunnelled: All bytes that clients sent through tunnels.
         url: Its address, with the credentials.
     """
 
@@ -114,7 +114,7 @@ def _pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = N
 
 @contextmanager
 def tls_front(upstream: str) -> Iterator[tuple[str, str]]:
-    """Speak TLS for a service that does not; gives the https address and its authority, as PEM."""
+    """Put TLS in front of a service; gives the https address and its authority as PEM."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     address = urlsplit(upstream)
@@ -122,7 +122,7 @@ def tls_front(upstream: str) -> Iterator[tuple[str, str]]:
     def forward(client: wire.Connection) -> None:
         with socket.create_connection((address.hostname, address.port)) as server:
             other = {client.sock: server, server: client.sock}
-            while True:  # in one thread: OpenSSL does not read and write one connection in two
+            while True:  # in one thread: OpenSSL cannot read and write one connection in two threads
                 for source in select.select(list(other), [], [])[0]:
                     if not (data := source.recv(65536)):
                         return

@@ -1,4 +1,4 @@
-"""Bodies of Get Quotas in the wire's shape."""
+"""Bodies of Get Quotas as they are on the wire."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ _surveys = st.builds(
     Quotas=st.lists(_quotas, max_size=2),
 )
 documents = st.lists(_surveys, max_size=2).map(lambda surveys: quotas(Surveys=surveys))
-"""Right bodies of Get Quotas, of many shapes."""
+"""Valid bodies of Get Quotas, of many shapes."""

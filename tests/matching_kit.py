@@ -1,4 +1,4 @@
-"""Quotas to match with, written shortly, and strategies that make them; members as a table."""
+"""Short ways to write quotas, strategies that generate them, and members as a table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def survey(*quotas: Quota, survey_id: int = 3, **changes) -> Survey:
 
 
 def panel_of(profiles, **columns) -> pa.Table:
-    """Return members as a table: a column is a list where one of its answers is."""
+    """Return members as a table; a column has lists if one of its answers is a list."""
     members = list(profiles)
     questions = {question_id for profile in members for question_id in profile}
     made = {str(id_): pa.array(_column([each.get(id_) for each in members])) for id_ in questions}
@@ -57,7 +57,7 @@ def panel_of(profiles, **columns) -> pa.Table:
 def _column(answers):
     plain = [_plain(answer) for answer in answers]
     values = [one for answer in plain for one in (answer if isinstance(answer, list) else [answer])]
-    if any(isinstance(one, str) for one in values):  # a column is of one type
+    if any(isinstance(one, str) for one in values):  # a column has one type
         plain = [_plain(answer, str) for answer in answers]
     if any(isinstance(answer, list) for answer in plain):
         return [answer if isinstance(answer, list) or answer is None else [answer] for answer in plain]
@@ -117,7 +117,7 @@ policies = st.builds(
 
 
 def truth(profile, asked: Quota, *, kinds: QuestionKinds = KINDS, **policy) -> Truth:
-    """Return what a quota comes to, by the index, the reference and a panel of one member alike."""
+    """Return the result for a quota; the index, the reference and a panel of one member must agree."""
     index = QuotaIndex([survey(asked)], kinds=kinds, policy=MatchPolicy(**policy))
     matched = index.match(profile)
     found = CERTAIN if matched.certain else POSSIBLE if matched.possible else NO
@@ -153,5 +153,5 @@ def many() -> QuotaIndex:
 
 
 def of_some(*special: Survey) -> list[Survey]:
-    """Return surveys of which a few are special, so that an update does not compile all of them."""
+    """Return surveys of which only a few are special, so that an update does not compile all of them."""
     return [*special, *(survey(quota([sub_quota(ASKED)], quota_id=at), survey_id=at) for at in range(100, 160))]

@@ -1,4 +1,4 @@
-"""What tests of panels share: small inventories, and what a panel and an index say of the same members."""
+"""Helpers for tests of panels: small inventories, and results of a panel and of an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may be configured with."""
+"""Addresses, keys and proxies that a client accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_https_is_for_all_and_http_for_loopback(url):
     assert base_url_of(url, allow_http=False).host
 
 
-def test_http_elsewhere_has_to_be_allowed():
+def test_http_to_other_hosts_must_be_allowed():
     with pytest.raises(InvalidRequestError, match="must be https"):
         base_url_of("http://service.example", allow_http=False)
     assert base_url_of("http://10.0.0.1", allow_http=True)
@@ -67,7 +67,7 @@ def test_http_elsewhere_has_to_be_allowed():
         None,
     ],
 )
-def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+def test_an_invalid_address_is_refused_and_not_shown(url):
     with pytest.raises(InvalidRequestError, match="base_url") as caught:
         base_url_of(url, allow_http=True)
     assert "hunter2" not in str(caught.value)
@@ -116,7 +116,7 @@ def test_a_proxy_is_an_http_address(value, shown, credentials):
         ("http://a%3Agent:hunter2@proxy:3128", "no user with a colon"),
     ],
 )
-def test_a_proxy_that_is_none_is_refused_and_not_repeated(value, rule, monkeypatch):
+def test_an_invalid_proxy_is_refused_and_not_shown(value, rule, monkeypatch):
     given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY}
     with pytest.raises(InvalidRequestError, match=f"proxy .SAMPLING_PROXY. .*{rule}") as caught:
         if value is None:
@@ -140,12 +140,12 @@ def test_a_proxy_that_is_none_is_refused_and_not_repeated(value, rule, monkeypat
 @pytest.mark.parametrize(
     "option", [{"proxy": "http://proxy:3128"}, {"ssl_context": ssl.create_default_context()}]
 )
-def test_a_transport_has_a_way_of_its_own(option):
+def test_network_options_are_refused_if_a_transport_is_given(option):
     with pytest.raises(InvalidRequestError, match="not for a transport of your own"):
         doubles.client(doubles.Service([]), **option)
 
 
-def test_beside_a_transport_the_way_out_of_the_environment_is_not_looked_at(monkeypatch):
+def test_network_variables_are_ignored_if_a_transport_is_given(monkeypatch):
     for name in ("PROXY", "CA_FILE", "CLIENT_CERT"):
         monkeypatch.setenv(f"SAMPLING_{name}", "nonsense")
     transport = httpx.MockTransport(doubles.Service([]))
@@ -153,14 +153,14 @@ def test_beside_a_transport_the_way_out_of_the_environment_is_not_looked_at(monk
     assert SamplingClient.from_env(base_url="https://service.example", **given)
 
 
-def test_what_is_given_counts_over_the_environment(monkeypatch):
+def test_arguments_take_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("SAMPLING_PROXY", "nonsense")
     given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "proxy": "http://agent:hunter2@proxy:3128"}
     client = SamplingClient.from_env(base_url="https://service.example", **given)
     assert "hunter2" not in f"{vars(client)} {vars(client._session)} {vars(client._session._carrier)}"
 
 
-def test_a_secret_shows_nowhere():
+def test_a_secret_is_never_shown():
     secret = Secret("s3cret")
     assert "s3cret" not in f"{secret!r} {secret} {dir(secret)}"
     assert not hasattr(secret, "__dict__")

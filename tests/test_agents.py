@@ -1,7 +1,7 @@
-"""Application monitoring: what agents wrap is not passed, and what they would transmit holds no secret of ours.
+"""Monitoring agents: calls avoid what agents wrap, and agents transmit none of our secrets.
 
-The agents themselves run in processes of their own (`agent_canary.py`), where they are installed: the
-dependency group `scoreboard` has them. The other tests stand in for them everywhere.
+The agents themselves run in other processes (`agent_canary.py`), if they are installed: the
+dependency group `scoreboard` has them. The other tests imitate them everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEMBER = "canary"
 def installed(agent: str) -> bool:
     try:
         return find_spec(AGENTS[agent].module) is not None
-    except ModuleNotFoundError:  # of the package it is in
+    except ModuleNotFoundError:  # of its parent package
         return False
 
 
@@ -46,9 +46,9 @@ def test_an_agent_would_transmit_none_of_our_secrets(agent, caller):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["texts"]
-    if caller == "plain":  # or nobody would know whether a hit can be seen
+    if caller == "plain":  # proves that a hit can be seen
         assert all(found["hits"][name] for name in ("member code", "panel", "URL"))
-        assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # which look at no headers
+        assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # these read no headers
     else:
         assert not any(found["hits"].values()), found
 
@@ -77,7 +77,7 @@ WRAPPED = [
 
 
 def watched(monkeypatch, targets) -> list[str]:
-    """Wrap methods as agents do, which leave their names and modules as they were."""
+    """Wrap methods as agents do, without a change of their names and modules."""
     seen: list[str] = []
 
     def wrap(target: type, name: str) -> None:
@@ -95,7 +95,7 @@ def watched(monkeypatch, targets) -> list[str]:
     return seen
 
 
-async def test_nothing_that_agents_wrap_is_passed(monkeypatch):
+async def test_no_call_goes_through_what_agents_wrap(monkeypatch):
     seen = watched(monkeypatch, WRAPPED)
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await used(client_of(url))
@@ -105,18 +105,18 @@ async def test_nothing_that_agents_wrap_is_passed(monkeypatch):
     assert {"AsyncClient.send", "AsyncHTTPTransport.handle_async_request"} < set(seen)
 
 
-async def test_over_a_transport_of_httpx_nothing_of_its_client_is_passed(monkeypatch):
+async def test_no_call_over_a_transport_of_httpx_goes_through_its_client(monkeypatch):
     seen = watched(monkeypatch, WRAPPED[:6])
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await used(client_of(url, transport=httpx.AsyncHTTPTransport()))
     assert not seen
 
 
-async def test_what_an_agent_puts_between_a_client_and_its_transport_is_not_used(monkeypatch):
+async def test_a_transport_that_an_agent_puts_between_a_client_and_its_own_is_not_used(monkeypatch):
     made, init = [], httpx.AsyncClient.__init__
 
     class Between(httpx.AsyncBaseTransport):
-        """As OpenTelemetry's of earlier versions: it wraps what a client is made with."""
+        """As earlier versions of OpenTelemetry: it wraps the transport that a client is given."""
 
     def with_between(self, **options) -> None:
         init(self, **options)
@@ -134,7 +134,7 @@ suppressed: ContextVar[bool] = ContextVar("suppressed", default=False)
 
 @pytest.fixture
 def telemetry(monkeypatch) -> None:
-    """Stand in for OpenTelemetry, whose instrumentation asks whether it is suppressed."""
+    """Imitate OpenTelemetry, whose instrumentation checks whether it is suppressed."""
 
     @contextmanager
     def suppress_http_instrumentation():
@@ -151,7 +151,7 @@ def telemetry(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("telemetry")
 @pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), KeyError("of the transport")])
-async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(answer):
+async def test_open_telemetry_is_suppressed_for_other_transports(answer):
     during: list[bool] = []
 
     async def answered(request: httpx.Request) -> httpx.Response:
@@ -163,13 +163,13 @@ async def test_open_telemetry_is_told_to_look_away_from_a_transport_of_others(an
         async with client.stream_bulk_invite(MEMBER, range(1, 301)) as outcomes:
             async for _ in outcomes:
                 assert not suppressed.get()
-    assert len(during) >= 4  # and what is asked to find out whether the service is there
+    assert len(during) >= 4  # the bulk requests and the probes of the outage
     assert all(during)
     assert not suppressed.get()
 
 
 @pytest.mark.usefixtures("telemetry")
-async def test_a_call_that_is_cancelled_leaves_the_instrumentation_as_it_was():
+async def test_a_cancelled_call_leaves_the_instrumentation_unchanged():
     arrived = anyio.Event()
 
     async def silent(_request: httpx.Request) -> httpx.Response:

@@ -45,8 +45,8 @@ async def test_outcomes_come_in_the_callers_order():
     assert result[0].invite.quota_id == 350
 
 
-async def test_what_failed_holds_nothing_of_the_request():
-    """A traceback has the frames, with the key and the bodies; a million IDs may leave ten thousand of them."""
+async def test_an_error_holds_nothing_of_the_request():
+    """A traceback holds frames with the key and the bodies; a million IDs may leave ten thousand tracebacks."""
     for status in (403, 500, 503):
         result = await bulk(
             doubles.Service(lambda _, status=status: httpx.Response(status)), range(1, 301), retry=ONCE
@@ -64,7 +64,7 @@ async def test_requests_hold_at_most_100_ids_each_once():
     assert sorted(quota_id for chunk in chunks for quota_id in chunk) == list(range(1, 251))
 
 
-async def test_nothing_asked_is_nothing_sent():
+async def test_an_empty_bulk_sends_nothing():
     service = doubles.Service(doubles.bulk)
     assert len(await bulk(service, [])) == 0
     assert service.requests == []
@@ -110,7 +110,7 @@ async def test_requests_run_in_parallel_up_to_the_limit():
 
 
 def failing(chunk: int, failure) -> doubles.Service:
-    """Return a service that fails for the chunk which holds this quota ID."""
+    """Return a service that fails for the chunk with this quota ID."""
 
     def answer(request: httpx.Request):
         if chunk not in doubles.asked(request):
@@ -161,7 +161,7 @@ async def test_a_bulk_invite_that_may_have_worked_is_not_sent_again():
         assert len(service.requests) == 1
 
 
-async def test_a_bulk_invite_that_was_refused_unprocessed_is():
+async def test_a_bulk_invite_that_was_refused_unprocessed_is_sent_again():
     service = doubles.Service(httpx.Response(408), httpx.Response(429), doubles.bulk)
     assert (await bulk(service, [2])).invited
     assert len(service.requests) == 3
@@ -170,7 +170,7 @@ async def test_a_bulk_invite_that_was_refused_unprocessed_is():
 async def test_ambiguous_retries_are_opt_in_and_marked():
     service = doubles.Service(httpx.ReadError("cut"), doubles.bulk)
     result = await bulk(service, [2, 3], retry=RetryPolicy(retry_ambiguous=True))
-    # A rejection proves nothing: the lost invite itself may be the reason.
+    # A rejection proves nothing: the lost invite may be its reason.
     assert [outcome.status for outcome in result] == ["invited", "unknown"]
     assert (result[1].result_code, result[1].error.delivery) == (9, "unknown")
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
@@ -179,19 +179,19 @@ async def test_ambiguous_retries_are_opt_in_and_marked():
 @pytest.mark.parametrize(
     "later", [httpx.ConnectError("refused"), *(httpx.Response(code) for code in (400, 403, 404, 429, 503))]
 )
-async def test_what_may_have_worked_once_stays_unknown(later):
+async def test_an_id_that_may_have_been_invited_once_stays_unknown(later):
     service = doubles.Service(httpx.ReadError("cut"), later)
     result = await bulk(service, [2], retry=RetryPolicy(retry_ambiguous=True))
     assert (result[0].status, result[0].error.delivery, result.resendable()) == ("unknown", "unknown", ())
 
 
-async def test_a_missing_item_after_a_retry_knows_its_attempts():
+async def test_a_missing_item_after_a_retry_counts_all_attempts():
     service = doubles.Service(httpx.Response(429), {"Invites": []})
     result = await bulk(service, [2])
     assert (result[0].status, result[0].error.attempts) == ("unknown", 2)
 
 
-async def test_a_wait_longer_than_we_wait_for_stops_new_chunks():
+async def test_a_retry_after_beyond_the_maximum_stops_new_chunks():
     service = doubles.Service(httpx.Response(429, headers={"Retry-After": "120"}))
     result = await bulk(service, range(1, 1001), chunk_size=10, max_concurrency=2)
     assert len(service.requests) <= 4
@@ -199,8 +199,8 @@ async def test_a_wait_longer_than_we_wait_for_stops_new_chunks():
     assert result[-1].error.retry_after == 120
 
 
-async def test_what_is_not_sent_any_more_gives_the_loop_its_turns():
-    """Nothing waits for the wire then: thousands of chunks without a turn would hold up the application."""
+async def test_chunks_that_are_no_longer_sent_do_not_block_the_event_loop():
+    """Nothing waits for the network then: thousands of chunks in one turn would block the application."""
     turns = 0
 
     async def tick() -> None:
@@ -219,8 +219,8 @@ async def test_what_is_not_sent_any_more_gives_the_loop_its_turns():
 
 
 @pytest.mark.parametrize("answer", [doubles.bulk, httpx.ConnectError("refused"), httpx.Response(400)])
-async def test_a_transport_that_never_waits_leaves_the_loop_its_turns(answer):
-    """As mocks and services in the same process do: a bulk over one can be cancelled, and others run."""
+async def test_a_transport_that_never_waits_does_not_block_the_event_loop(answer):
+    """Mocks and in-process services never wait. A bulk over one can still be cancelled, and other tasks run."""
     turns = asked = 0
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -246,7 +246,7 @@ async def test_a_transport_that_never_waits_leaves_the_loop_its_turns(answer):
     assert asked < 200
 
 
-async def test_a_bulk_of_which_no_more_is_sent_ends_soon_when_it_is_cancelled():
+async def test_a_stopped_bulk_ends_soon_after_cancellation():
     turns = 0
 
     async def tick(scope: anyio.CancelScope) -> None:
@@ -264,10 +264,10 @@ async def test_a_bulk_of_which_no_more_is_sent_ends_soon_when_it_is_cancelled():
                 await client.bulk_invite("m", range(1, 100_001))
             tasks.cancel_scope.cancel()
     assert scope.cancelled_caught
-    assert turns < 100  # of 500 that the rest of it takes
+    assert turns < 100  # the rest of the bulk takes 500
 
 
-async def test_what_is_not_sent_any_more_can_be_cancelled_and_is_accounted_for():
+async def test_a_stopped_bulk_can_be_cancelled_and_accounts_for_every_id():
     drawn = []
 
     def ids():
@@ -323,7 +323,7 @@ async def test_closing_the_client_ends_a_fan_out_with_outcomes():
 
 @pytest.fixture
 def errors_that_share_when_they_are_copied(monkeypatch):
-    """Have errors copied as tblib does it for the whole process, which dask.distributed imports."""
+    """Copy errors as tblib does for the whole process; dask.distributed imports it."""
 
     def shared(kind, attributes, args):
         other = kind.__new__(kind, *args)
@@ -341,7 +341,7 @@ def errors_that_share_when_they_are_copied(monkeypatch):
 
 
 @pytest.mark.usefixtures("errors_that_share_when_they_are_copied")
-async def test_what_was_in_flight_stays_unknown_whatever_a_library_makes_of_errors():
+async def test_ids_in_flight_stay_unknown_even_if_a_library_copies_errors():
     await test_closing_the_client_ends_a_fan_out_with_outcomes()
 
     async def refused(request: httpx.Request) -> httpx.Response:
@@ -358,7 +358,7 @@ async def test_what_was_in_flight_stays_unknown_whatever_a_library_makes_of_erro
         assert (outcome.status == "unknown") == (outcome.error.delivery == "unknown")
 
 
-async def test_answers_nobody_asked_for_are_reported():
+async def test_unrequested_items_are_reported():
     def answer(request: httpx.Request):
         extra = doubles.item(10_000 + doubles.asked(request)[0], 1)
         return {"Invites": [*doubles.bulk(request)["Invites"], extra]}
@@ -379,8 +379,8 @@ _answers = st.sampled_from(
 @given(
     st.lists(st.integers(1, 60), max_size=120), st.integers(1, 20), st.lists(_answers, min_size=1, max_size=8)
 )
-def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_ids, chunk_size, plan):
-    """The invariant, against a ledger of the invites that were really made."""
+def test_every_id_has_one_true_outcome_whatever_the_service_does(quota_ids, chunk_size, plan):
+    """The invariant, checked against a ledger of the invites that were really made."""
     ledger: set[int] = set()
     script = iter(plan * 1000)
 
@@ -421,7 +421,7 @@ def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_i
 
 
 @pytest.mark.parametrize("nothing", [5, None, 1.5, True])
-async def test_what_is_no_input_is_refused_at_once(nothing):
+async def test_invalid_input_is_refused_at_once(nothing):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
             with pytest.raises(InvalidRequestError, match="is an iterable or async iterable, not"):

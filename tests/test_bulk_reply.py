@@ -1,4 +1,4 @@
-"""What the answers mean."""
+"""What responses to a bulk invite mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sampling_async._contract.exchange import Reply
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
 from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after
 
-# --- Replies
+# --- Refusals
 
 
 def refused(status: int, body: bytes = b"", **headers: str):
@@ -44,7 +44,7 @@ def test_a_200_is_no_refusal():
         (204, UnexpectedStatusError, "unknown"),
     ],
 )
-def test_each_status_has_its_error_and_says_what_it_proves_without_a_body(status, error_class, delivery):
+def test_each_status_has_its_error_and_its_proof_without_a_body(status, error_class, delivery):
     error = refused(status)
     assert (type(error), error.delivery, error.status) == (error_class, delivery, status)
     assert (error.result, error.result_code) == (None, None)
@@ -66,16 +66,16 @@ OWN = b'{"Result": "MEMBER_BLOCKED", "ResultCode": 14}'
         (429, b"<html>", "answered"),
     ],
 )
-def test_a_refusal_proves_something_by_its_status_or_by_the_services_own_body(status, body, delivery):
+def test_a_refusal_proves_non_processing_by_its_status_or_by_the_body_of_the_service(status, body, delivery):
     assert refused(status, body).delivery == delivery
 
 
-def test_a_refusal_that_was_cut_proves_nothing():
+def test_a_cut_refusal_proves_nothing():
     reply = Reply(400, OWN, is_whole=False)
     assert refusal(reply).delivery == "unknown"
 
 
-def test_what_proves_something_by_its_status_can_be_chosen():
+def test_the_statuses_that_prove_non_processing_can_be_chosen():
     assert refusal(Reply(503), unprocessed={503}).delivery == "answered"
     assert refusal(Reply(429), unprocessed={503}).delivery == "unknown"
 
@@ -86,13 +86,13 @@ def test_an_error_body_is_read_by_content():
     assert str(error) == "the service answered 400 3 PANEL_DOES_NOT_EXIST"
 
 
-def test_a_code_without_a_name_gets_the_one_we_know():
+def test_a_code_without_a_name_gets_its_known_name():
     assert str(refused(400, b'{"ResultCode": 10}')).endswith("400 10 NO_QUOTA_ID")
     assert str(refused(400, b'{"ResultCode": 999, "Result": 5}')).endswith("400 999")
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"<html>", b"{", b'{"ResultCode": "3"}', b"\xff"])
-def test_any_error_body_will_do(body):
+def test_any_error_body_is_accepted(body):
     error = refused(400, body)
     assert (error.result, error.result_code) == (None, None)
 
@@ -126,12 +126,12 @@ def test_an_excerpt_is_printable_and_without_the_member():
         "xZürich 1/ay",
     ],
 )
-def test_an_excerpt_hides_a_member_in_every_form(form):
+def test_an_excerpt_hides_every_form_of_a_member_code(form):
     error = refusal(Reply(400, f"no {form} here".encode()), private=("Zürich 1/a",))
     assert "rich" not in error.body_excerpt.lower()
 
 
-def test_a_short_member_code_is_hidden_where_it_is_a_word():
+def test_an_excerpt_hides_a_short_member_code_if_it_is_a_whole_word():
     error = refusal(Reply(400, b"member 12 in 2012, /12/"), private=("12",))
     assert error.body_excerpt == "member <hidden> in 2012, /<hidden>/"
 
@@ -220,14 +220,14 @@ def test_a_rejection_needs_no_invite_field_and_no_name():
         (doubles.item(5, ResultCode=None), "$.Invites[0].ResultCode"),
     ],
 )
-def test_a_contradiction_is_unknown_and_says_where(item, path):
+def test_a_contradiction_is_unknown_and_names_the_field(item, path):
     outcome = one(item)
     assert (outcome.status, outcome.invite, outcome.error.path) == ("unknown", None, path)
     assert outcome.anomaly == outcome.error.rule
 
 
 @pytest.mark.parametrize("items", [(), (None,), ({},), ("x",), ({"QuotaID": "5", "ResultCode": 9},)])
-def test_no_item_is_unknown(items):
+def test_an_id_without_an_item_is_unknown(items):
     outcome = one(*items)
     assert (outcome.status, outcome.error.path) == ("unknown", "$.Invites")
 
@@ -242,7 +242,7 @@ def test_an_invite_for_another_quota_is_kept_and_marked():
 
 
 @pytest.mark.parametrize("ids", [(7, 5, 6), (5, 6), (6, 7, 5, 8), (5, 5, 6, 7)])
-def test_items_are_told_apart_by_their_ids_and_not_by_their_places(ids):
+def test_items_are_matched_by_id_and_not_by_position(ids):
     body = json.dumps({"Invites": [doubles.item(id_, 1 if id_ % 2 else 9) for id_ in ids]}).encode()
     answer = read_bulk("m", (5, 6, 7), body)
     statuses = {5: "invited", 6: "rejected", 7: "invited" if 7 in ids else "unknown"}
@@ -251,7 +251,7 @@ def test_items_are_told_apart_by_their_ids_and_not_by_their_places(ids):
     assert [outcome.quota_id for outcome in answer.unrequested] == [id_ for id_ in ids if id_ == 8]
 
 
-def test_a_result_unfit_to_be_shown_is_put_right():
+def test_an_unprintable_result_is_cleaned():
     body = json.dumps({"Invites": [doubles.item(5, Result="NOT\x1b[31m LIVE  " + "x" * 500)]}).encode()
     (outcome,) = read_bulk("m", (5,), body).outcomes()
     assert outcome.result is not None
@@ -259,13 +259,13 @@ def test_a_result_unfit_to_be_shown_is_put_right():
     assert len(outcome.result) == 200
 
 
-def test_answers_nobody_asked_for_are_reported():
+def test_unrequested_items_are_reported():
     answer = reconcile("m", [5], [doubles.item(6, 1), doubles.item(5)])
     assert [outcome.quota_id for outcome in answer.unrequested] == [6]
     assert list(answer.answers) == [5]
 
 
-def test_the_same_answer_twice_counts_once():
+def test_two_equal_items_count_once():
     for times in (2, 3):
         outcome = one(*[doubles.item(5, 1)] * times)
         assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, alike")
@@ -279,7 +279,7 @@ def test_the_same_answer_twice_counts_once():
         (doubles.item(5, 1, Invite=None), doubles.item(5, 1, Invite=None)),
     ],
 )
-def test_two_answers_that_differ_are_unknown(pair):
+def test_two_different_items_for_an_id_make_it_unknown(pair):
     for items in (pair, pair[::-1]):
         outcome = one(*items)
         assert (outcome.status, outcome.invite) == ("unknown", None)
@@ -294,7 +294,7 @@ _items = st.builds(
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, unique=True), st.lists(_items, max_size=12))
-def test_every_id_asked_has_one_outcome_whatever_comes(asked, items):
+def test_every_requested_id_has_one_outcome_whatever_the_response(asked, items):
     answer = reconcile("m", asked, items)
     assert list(answer.answers) == asked
     for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
@@ -310,7 +310,7 @@ def test_a_body_without_a_list_of_items_is_unreadable(body):
         read_bulk("m", [1], body)
 
 
-@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the second one is read with care
+@pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the careful decoder reads the second one
 @pytest.mark.parametrize(
     ("result", "shown"),
     [

@@ -1,4 +1,4 @@
-"""One call from beginning to end: attempts, waits, what the last error knows."""
+"""One call from beginning to end: attempts, waits, attributes of the last error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def status(code: int, **headers: str) -> httpx.Response:
     return httpx.Response(code, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-async def test_a_read_is_repeated_until_it_works():
+async def test_a_read_is_repeated_until_it_succeeds():
     time = doubles.FakeTime()
     service = doubles.Service(status(500), httpx.ReadTimeout("late"), [])
     async with doubles.client(service, time) as client:
@@ -35,7 +35,7 @@ async def test_a_read_is_repeated_until_it_works():
     assert time.slept == [0.25, 0.5]
 
 
-async def test_the_last_error_knows_of_all_attempts():
+async def test_the_last_error_covers_all_attempts():
     time = doubles.FakeTime()
     service = doubles.Service(status(500), status(500), httpx.ConnectError("refused"))
     async with doubles.client(service, time) as client:
@@ -43,7 +43,7 @@ async def test_the_last_error_knows_of_all_attempts():
             await client.get_settings()
     error = caught.value
     assert (error.endpoint, error.attempts, error.elapsed) == ("get_settings", 3, 0.75)
-    # The last attempt was never sent, but the ones before may have worked.
+    # The last attempt was never sent, but earlier ones may have worked.
     assert error.delivery == "unknown"
 
 
@@ -55,8 +55,8 @@ async def test_a_call_that_was_never_sent_says_so():
 
 
 @pytest.mark.parametrize("code", [400, 403, 404])
-async def test_no_later_answer_takes_back_that_an_invite_may_exist(code):
-    """The quota may be full because of the very invite whose answer was lost."""
+async def test_no_later_response_takes_back_that_an_invite_may_exist(code):
+    """The quota may be full because of the invite whose response was lost."""
     service = doubles.Service(httpx.ReadError("cut"), status(code))
     async with doubles.client(service) as client:
         with pytest.raises(ServiceError) as caught:
@@ -64,7 +64,7 @@ async def test_no_later_answer_takes_back_that_an_invite_may_exist(code):
     assert (caught.value.status, caught.value.delivery, caught.value.attempts) == (code, "unknown", 2)
 
 
-async def test_a_read_that_was_refused_in_the_end_was_answered():
+async def test_a_read_that_is_refused_at_last_is_answered():
     async with doubles.client(doubles.Service(httpx.ReadError("cut"), status(403))) as client:
         with pytest.raises(ServiceError) as caught:
             await client.get_settings()
@@ -85,7 +85,7 @@ async def test_a_technical_error_inside_a_400_is_repeated():
         assert (await client.generate_invite("m", 5)).quota_id == 5
 
 
-async def test_an_invite_for_another_quota_is_asked_for_once_more():
+async def test_a_single_invite_is_requested_again_after_an_invite_for_another_quota():
     service = doubles.Service(doubles.invite(6), doubles.invite(5))
     async with doubles.client(service) as client:
         assert (await client.generate_invite("m", 5)).quota_id == 5
@@ -96,7 +96,7 @@ async def test_an_invite_for_another_quota_is_asked_for_once_more():
     assert len(service.requests) == 2
 
 
-async def test_an_error_body_under_a_200_is_the_services_error():
+async def test_an_error_body_in_a_200_is_an_error_of_the_service():
     service = doubles.Service({"Result": "PANEL_DOES_NOT_EXIST", "ResultCode": 3})
     async with doubles.client(service) as client:
         with pytest.raises(UnexpectedStatusError) as caught:
@@ -113,7 +113,7 @@ async def test_retry_after_holds_the_whole_client():
         assert client._gate.kind("get_settings").held_until == 7
 
 
-async def test_another_call_waits_for_the_hold_too():
+async def test_other_calls_wait_for_the_end_of_a_hold():
     time = doubles.FakeTime()
     service = doubles.Service(status(429, Retry_After="30"), [])
     async with doubles.client(service, time, retry=RetryPolicy(max_attempts=1)) as client:
@@ -122,10 +122,10 @@ async def test_another_call_waits_for_the_hold_too():
         assert (caught.value.retry_after, time.now) == (30.0, 0)
         assert client.snapshot().held_for == 30
         await client.get_settings()
-    assert time.now == 31  # and not at the very moment, in which all others come back
+    assert time.now == 31  # and not at the moment when all other calls continue
 
 
-async def test_a_longer_wait_is_left_to_the_caller():
+async def test_a_retry_after_beyond_the_maximum_is_left_to_the_caller():
     time = doubles.FakeTime()
     service = doubles.Service(status(503, Retry_After="61"), [])
     async with doubles.client(service, time) as client:
@@ -135,7 +135,7 @@ async def test_a_longer_wait_is_left_to_the_caller():
         await client.get_settings()
 
 
-async def test_failures_are_not_met_with_a_multiple_of_the_load():
+async def test_retries_do_not_add_a_multiple_of_the_load():
     service = doubles.Service(httpx.ConnectError("refused"))
     async with doubles.client(service) as client:
         for _ in range(100):
@@ -153,7 +153,7 @@ async def test_successes_refill_the_budget():
         assert client._caller.budget.tokens == pytest.approx(1.0)
 
 
-async def test_a_considered_no_refills_the_budget_too():
+async def test_refusals_refill_the_retry_budget():
     service = doubles.Service(httpx.Response(400, json={"ResultCode": 16}))
     async with doubles.client(service) as client:
         client._caller.budget.tokens = 0
@@ -175,7 +175,7 @@ async def test_no_permit_is_held_through_a_backoff():
     assert running == [0]
 
 
-async def test_a_large_body_is_decoded_beside_the_event_loop(monkeypatch):
+async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
     threads = []
     monkeypatch.setattr(calls, "_THREADED_BYTES", 10)
     body = [{"Name": "n", "Description": "", "Value": None}]
@@ -204,7 +204,7 @@ async def test_the_log_names_endpoints(caplog):
     ]
 
 
-async def test_a_cancelled_wait_ends_the_call():
+async def test_cancelling_a_backoff_ends_the_call():
     async def sleep(_seconds: float) -> None:
         await anyio.sleep_forever()
 

@@ -1,4 +1,4 @@
-"""Cancellations that are meant, and those that came along."""
+"""Which cancellations are stray: not meant for the current task."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from sampling_async._pacing.cancellation import is_stray
 
 
-async def test_an_error_is_no_cancellation():
+async def test_an_ordinary_error_is_not_a_stray_cancellation():
     assert not is_stray(ValueError())
 
 
-async def test_a_cancellation_by_a_scope_is_meant():
+async def test_a_cancellation_by_a_scope_is_not_stray():
     caught = None
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -28,7 +28,7 @@ async def test_a_cancellation_by_a_scope_is_meant():
 
 
 @pytest.mark.asyncio
-async def test_a_cancellation_of_the_task_is_meant():
+async def test_a_cancellation_of_the_task_is_not_stray():
     caught = []
 
     async def work() -> None:
@@ -50,7 +50,7 @@ async def test_a_cancellation_from_elsewhere_is_stray():
     assert is_stray(asyncio.CancelledError())
 
 
-async def test_there_is_none_without_asyncio(monkeypatch):
+async def test_no_cancellation_is_stray_without_asyncio(monkeypatch):
     error = asyncio.CancelledError()
     monkeypatch.delitem(sys.modules, "asyncio")
     assert not is_stray(error)

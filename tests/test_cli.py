@@ -1,4 +1,4 @@
-"""The command line: what it prints where, how it ends, and what it never shows."""
+"""The command line: its output, its exit codes, and the secrets that it never shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 # --- Reading ----------------------------------------------------------------------------------------------
 
 
-def test_quotas_piped_are_surveys_in_the_contracts_names(sim):
+def test_piped_quotas_are_surveys_with_the_names_of_the_contract(sim):
     result = run("quotas")
     assert result.exit_code == 0
     surveys = tuple(from_json(SurveyRecord, line) for line in result.stdout.splitlines())
@@ -41,7 +41,7 @@ def test_quotas_piped_are_surveys_in_the_contracts_names(sim):
     assert result.stderr == ""
 
 
-def test_quotas_of_one_survey_and_without_routables(sim):
+def test_quotas_can_be_limited_to_one_survey_and_without_routables(sim):
     wanted = sim.inventory.surveys[2].survey_id
     assert [each["SurveyID"] for each in lines(run("quotas", "--survey", wanted, "--no-routables"))] == [wanted]
     missing = run("quotas", "--survey", 1)
@@ -49,7 +49,7 @@ def test_quotas_of_one_survey_and_without_routables(sim):
     assert "survey 1 has no open quotas" in missing.stderr
 
 
-def test_tables_on_a_terminal(sim, monkeypatch):
+def test_quotas_on_a_terminal_are_a_table(sim, monkeypatch):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     monkeypatch.setenv("COLUMNS", "80")
     survey = sim.inventory.surveys[0]
@@ -63,7 +63,7 @@ def test_tables_on_a_terminal(sim, monkeypatch):
     assert from_json(Quotas, run("quotas", "--json").stdout).surveys == sim.inventory.surveys
 
 
-def test_quotas_as_json_are_the_services_one_document(sim):
+def test_quotas_as_json_are_one_document_as_the_service_sends_it(sim):
     whole = run("quotas", "--json").stdout
     assert from_json(Quotas, whole) == sim.inventory
     assert whole.count("\n") == 1
@@ -88,7 +88,7 @@ def test_the_inventory_is_never_wider_than_the_terminal_and_cuts_no_number(sim, 
 
 
 @pytest.mark.parametrize(("columns", "is_stacked"), [(60, True), (140, False)])
-def test_a_value_too_long_for_its_line_is_under_its_name(sim, monkeypatch, columns, is_stacked):
+def test_a_value_that_is_too_long_for_its_line_is_printed_below_its_name(sim, monkeypatch, columns, is_stacked):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = run("settings").stdout.splitlines()
@@ -122,7 +122,7 @@ def test_a_placeholder_is_no_markup_and_control_characters_are_seen():
     assert "id=[pid]&x=\N{REPLACEMENT CHARACTER}[31m" in shown
 
 
-def test_recontact_codes_one_a_line(sim):
+def test_recontact_codes_are_printed_one_per_line(sim):
     quota_id = sim.recontact_quota_ids[0]
     everyone = run("recontact", quota_id, "--max-results", 3).stdout.split()
     assert everyone == sorted(everyone)
@@ -132,7 +132,7 @@ def test_recontact_codes_one_a_line(sim):
     assert lines(run("recontact", quota_id, "--json"))[0] == {"MemberCode": everyone[0]}
 
 
-def test_a_recontact_list_that_breaks_off_says_how_to_resume(sim):
+def test_a_failed_recontact_list_says_how_to_resume(sim):
     sim.faults.add(Fault.status(400, result_code=6).on("recontact_members", after=1))
     result = run("recontact", sim.recontact_quota_ids[0], "--max-results", 3)
     assert result.exit_code == 3
@@ -145,7 +145,7 @@ def test_a_recontact_list_that_breaks_off_says_how_to_resume(sim):
 # --- Inviting ---------------------------------------------------------------------------------------------
 
 
-def test_one_invite(sim):
+def test_invite_prints_one_invite(sim):
     wanted = next(
         (code, quota_id)
         for code in sim.members
@@ -216,7 +216,7 @@ def test_outcomes_agree_with_the_summary(sim):
     assert "MEMBER_DOES_NOT_MATCH_QUOTA" in result.stderr
 
 
-def test_a_journal_is_gone_on_with(sim, tmp_path):
+def test_a_second_run_resumes_from_the_journal(sim, tmp_path):
     code, asked = list(sim.members)[7], quota_ids(sim)
     text = " ".join(map(str, asked))
     before = len(sim.ledger.requests)
@@ -234,7 +234,7 @@ def test_a_journal_is_gone_on_with(sim, tmp_path):
     assert broken.exit_code != 0
 
 
-def test_outcomes_on_a_terminal_are_lines_for_people(sim, monkeypatch):
+def test_outcomes_on_a_terminal_are_readable_lines(sim, monkeypatch):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     code = list(sim.members)[5]
     result = run("bulk-invite", code, *quota_ids(sim))
@@ -244,7 +244,7 @@ def test_outcomes_on_a_terminal_are_lines_for_people(sim, monkeypatch):
     assert any(line.startswith("invited") and "https://" in line for line in shown)
 
 
-def test_nothing_piped_is_a_mistake_of_the_pipe(sim):
+def test_empty_stdin_is_an_error(sim):
     result = run("bulk-invite", member(sim), stdin="")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no quota IDs came in" in result.stderr
@@ -255,20 +255,20 @@ def test_a_dash_for_a_file_is_stdin(sim):
     assert [line["QuotaID"] for line in lines(result)] == [1, 2]
 
 
-def test_a_link_is_never_cut_into_lines(monkeypatch, capsys):
+def test_a_link_is_never_wrapped(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     _rendering.print_pairs([("URL", _rendering.plain("https://entry.example/" + "x" * 100))])
     assert "\n  https://entry.example/" + "x" * 100 + "\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", ["abc", "-5", "1.5", "1_000", "9" * 30, "\N{ARABIC-INDIC DIGIT FIVE}"])
-def test_what_is_no_quota_id_is_named(sim, wrong):
+def test_an_invalid_quota_id_is_reported(sim, wrong):
     result = run("bulk-invite", member(sim), "--", wrong)
     assert result.exit_code == 2
     assert "not a quota ID" in result.stderr
 
 
-def test_a_bad_id_in_a_stream_loses_none_of_those_before_it(sim):
+def test_a_bad_id_in_a_stream_does_not_lose_the_ids_before_it(sim):
     asked = quota_ids(sim, 7)
     result = run("bulk-invite", member(sim), stdin=" ".join(map(str, asked)) + " oops 12")
     assert result.exit_code == 2
@@ -278,7 +278,7 @@ def test_a_bad_id_in_a_stream_loses_none_of_those_before_it(sim):
     assert "'oops'" in result.stderr
 
 
-def test_ids_are_given_one_way(sim, tmp_path, monkeypatch):
+def test_quota_ids_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
     file = tmp_path / "ids"
     file.write_text("1")
     assert run("bulk-invite", member(sim), 5, "--file", file).exit_code == 2
@@ -289,7 +289,7 @@ def test_ids_are_given_one_way(sim, tmp_path, monkeypatch):
     assert "piped into stdin" in result.stderr
 
 
-def test_ids_split_between_blocks_stay_whole():
+def test_ids_split_between_blocks_are_joined():
     class Drip(io.BytesIO):
         def read(self, size=-1):
             return super().read(min(size, 3))
@@ -301,7 +301,7 @@ def test_ids_split_between_blocks_stay_whole():
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
 
 
-def test_text_without_end_is_not_kept():
+def test_endless_text_is_not_kept_in_memory():
     async def read():
         source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _quota_ids.QuotaIDs("ids", "m"))
         return [each async for each in source]
@@ -313,7 +313,7 @@ def test_text_without_end_is_not_kept():
 # --- How it ends ------------------------------------------------------------------------------------------
 
 
-def test_incomplete_ends_with_1(sim):
+def test_incomplete_outcomes_end_with_exit_code_1(sim):
     sim.faults.add(Fault.cut(when="after").on("bulk_invite", after=1))
     asked = range(1, 251)
     result = run("bulk-invite", member(sim), "--max-concurrency", 1, stdin=" ".join(map(str, asked)))
@@ -335,7 +335,7 @@ def test_incomplete_ends_with_1(sim):
     ],
 )
 @pytest.mark.parametrize("command", ["quotas", "bulk-invite"])
-def test_failures_have_their_codes(sim, command, fault, code):
+def test_each_failure_has_its_exit_code(sim, command, fault, code):
     sim.faults.add(fault)
     arguments = [member(sim), *quota_ids(sim, 3)] if command == "bulk-invite" else []
     result = run(command, *arguments, "--attempts", 1)
@@ -352,7 +352,7 @@ def test_a_wrong_key_ends_with_3_and_is_never_shown(sim, monkeypatch):
         assert UNKNOWN_KEY not in result.output
 
 
-def test_nobody_listens(sim, monkeypatch):
+def test_a_refused_connection_is_reported(sim, monkeypatch):
     monkeypatch.setenv("SAMPLING_BASE_URL", "http://127.0.0.1:9")
     result = run("settings", "--attempts", 1)
     assert result.exit_code == 4
@@ -360,14 +360,14 @@ def test_nobody_listens(sim, monkeypatch):
 
 
 @pytest.mark.parametrize("name", KEY_NAMES)
-def test_what_is_missing_is_named(sim, monkeypatch, name):
+def test_missing_settings_are_named(sim, monkeypatch, name):
     monkeypatch.delenv(name)
     result = run("quotas")
     assert result.exit_code == 2
     assert name in result.stderr
 
 
-def test_a_broken_key_is_not_repeated(sim, monkeypatch):
+def test_an_invalid_key_is_not_shown(sim, monkeypatch):
     monkeypatch.setenv("SAMPLING_API_KEY", "sesame-open")
     result = run("quotas")
     assert result.exit_code == 2
@@ -384,7 +384,7 @@ def test_options_count_over_the_environment(sim, monkeypatch):
     assert "--allow-http" in refused.stderr
 
 
-def test_the_key_is_asked_for_unseen(sim, monkeypatch):
+def test_the_key_is_read_without_echo(sim, monkeypatch):
     monkeypatch.delenv("SAMPLING_API_KEY")
     monkeypatch.setattr(_connection, "_somebody_is_there", lambda: True)
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: sim.api_key)
@@ -393,14 +393,14 @@ def test_the_key_is_asked_for_unseen(sim, monkeypatch):
     assert sim.api_key not in result.output
 
 
-def test_the_key_is_no_argument():
+def test_the_key_cannot_be_given_as_an_argument():
     for option in ("--key", "--api-key"):
         result = run("settings", option, UNKNOWN_KEY)
         assert result.exit_code == 2
         assert UNKNOWN_KEY not in result.output
 
 
-def test_a_proxy_is_an_option_and_its_password_is_none(sim, monkeypatch):
+def test_a_proxy_is_an_option_and_its_password_is_not(sim, monkeypatch):
     with ForwardProxy(credentials="agent:sesame") as proxy:
         plain = proxy.url.replace("agent:sesame@", "")
         refused = run("settings", "--proxy", plain, "--attempts", 1)
@@ -458,15 +458,15 @@ def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
 # --- As a program -----------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(sim):
+def test_a_closed_output_pipe_ends_a_command_quietly(sim):
     with program("quotas") as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
 
 
-def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
     arguments = ("bulk-invite", member(sim), *arguments, "--max-concurrency", 1)
     before = sim.ledger.request_count
     with program(*arguments, stdin=stdin if text is None else subprocess.PIPE, **options) as process:
@@ -491,16 +491,20 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     file.write_text("\n".join(map(str, ASKED)))
     match source:
         case "arguments":
-            outcomes, code, errors = struck(slow, number, *ASKED)
+            outcomes, code, errors = interrupted(slow, number, *ASKED)
         case "file":
-            outcomes, code, errors = struck(slow, number, "--file", file)
+            outcomes, code, errors = interrupted(slow, number, "--file", file)
         case "stdin":
-            outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+            outcomes, code, errors = interrupted(
+                slow, number, text=file.read_text()
+            )  # from a pipe that stays open
             assert "has not ended" in errors
         case _:
             with file.open("rb") as stdin:
-                outcomes, code, errors = struck(slow, number, stdin=stdin)
-    asked = ASKED[:-1] if source == "stdin" else ASKED  # without its end, nobody knows whether 3001 is whole
+                outcomes, code, errors = interrupted(slow, number, stdin=stdin)
+    asked = (
+        ASKED[:-1] if source == "stdin" else ASKED
+    )  # without the end of input, the number 3001 may be incomplete
     assert code == ENDINGS[number]
     assert sorted(each["QuotaID"] for each in outcomes) == list(asked)
     assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
@@ -510,7 +514,7 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
 
 
 @pytest.mark.parametrize("source", ["arguments", "file", "stdin"])
-def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(slow, tmp_path, monkeypatch, source):
+def test_a_lasting_outage_ends_the_run_and_every_id_is_accounted_for(slow, tmp_path, monkeypatch, source):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         monkeypatch.setenv("SAMPLING_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
     (tmp_path / "ids").write_text("\n".join(map(str, ASKED)))
@@ -526,33 +530,33 @@ def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(slow,
 
 
 @pytest.mark.parametrize("number", ENDINGS)
-def test_a_pipe_is_read_to_its_end_if_that_comes_soon(slow, number):
+def test_after_a_signal_a_pipe_is_read_to_its_end_if_that_comes_soon(slow, number):
     writer = subprocess.Popen(
         ["sh", "-c", "seq 1 500; sleep 0.6; seq 501 900; sleep 0.2; seq 901 1000"], stdout=subprocess.PIPE
     )
     with writer:
-        outcomes, code, errors = struck(slow, number, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, number, stdin=writer.stdout)
     assert code == ENDINGS[number]
     assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, 1001)]
     assert "has not ended" not in errors
 
 
-def test_a_pipe_without_end_is_left_after_a_moment(slow):
+def test_after_a_signal_an_endless_pipe_is_read_for_a_short_time_only(slow):
     endless = "import itertools; [print(number) for number in itertools.count(1)]"
     with subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as writer:
-        outcomes, code, errors = struck(slow, signal.SIGTERM, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, signal.SIGTERM, stdin=writer.stdout)
         writer.kill()
     assert code == 143
     assert "has not ended" in errors
     assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, len(outcomes) + 1)]
 
 
-def test_what_is_no_quota_id_ends_the_account_where_it_is(slow, tmp_path):
+def test_after_a_signal_an_invalid_quota_id_ends_the_input(slow, tmp_path):
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, [*range(1, 20_001), "oops", 5])))
-    outcomes, code, errors = struck(slow, signal.SIGTERM, "--file", file)
+    outcomes, code, errors = interrupted(slow, signal.SIGTERM, "--file", file)
     assert code == 143
     assert [each["QuotaID"] for each in sorted(outcomes, key=lambda each: each["QuotaID"])] == [
         *range(1, 20_001)
@@ -561,18 +565,18 @@ def test_what_is_no_quota_id_ends_the_account_where_it_is(slow, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["arguments", "file"])
-def test_a_signal_with_a_journal_tells_what_the_journal_knows(slow, tmp_path, source):
+def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_path, source):
     code = member(slow)
     first = lines(run("bulk-invite", code, *range(2501, 2601), "--journal", tmp_path / "journal"))
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, ASKED)))
     given = ("--file", file) if source == "file" else ASKED
-    outcomes, _, _ = struck(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
+    outcomes, _, _ = interrupted(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
     by_id = {each["QuotaID"]: each for each in outcomes}
     assert len(outcomes) == len(by_id) == len(ASKED)
     assert [each["Status"] for each in first] == [by_id[each["QuotaID"]]["Status"] for each in first]
     assert {quota_id for quota_id, each in by_id.items() if each["Replayed"]} == set(range(2501, 2601))
-    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("bulk-invite", code, *ASKED, "--journal", tmp_path / "journal"))
     told = {quota_id for quota_id, each in by_id.items() if each["Status"] != "not_sent"}
     assert {each["QuotaID"] for each in again if each["Replayed"]} == told
@@ -622,22 +626,22 @@ def test_a_signal_before_a_command_has_begun_accounts_for_every_id_too(slow, tmp
 
 @pytest.mark.parametrize("number", ENDINGS)
 def test_a_second_signal_ends_at_once(slow, number):
-    """Also where nobody reads what is written."""
+    """This holds even if nobody reads the output."""
     arguments = ("bulk-invite", member(slow), *range(1, 20_001), "--max-concurrency", 1)
     with program(*arguments, stdin=subprocess.DEVNULL) as process:
         while slow.ledger.request_count < 2:
             time.sleep(0.01)
         process.send_signal(number)
         time.sleep(0.5)
-        assert process.poll() is None  # it writes, and the pipe is full
+        assert process.poll() is None  # it is blocked on a full pipe
         process.send_signal(number)
         assert process.wait(5) == ENDINGS[number]
         process.stdout.close()
 
 
 @pytest.mark.parametrize("command", [["quotas"], ["bulk-invite", "m1", "1"]])
-def test_sigterm_is_heeded_where_ctrl_c_is_ignored(slow, command):
-    """As of a script that has put the program into the background."""
+def test_sigterm_works_if_ctrl_c_is_ignored(slow, command):
+    """A script that runs the program in the background ignores it."""
     slow.faults.add(Fault.delay(20))
     process = program(*command, stdin=subprocess.DEVNULL, sigint=signal.SIG_IGN)
     while not slow.ledger.request_count:
@@ -653,11 +657,11 @@ def test_sigterm_is_heeded_where_ctrl_c_is_ignored(slow, command):
     assert len(out.splitlines()) == (command[0] == "bulk-invite")
 
 
-def test_sigterm_before_a_command_has_begun_is_told_by_the_exit_code(monkeypatch):
+def test_sigterm_before_a_command_has_begun_gives_its_exit_code(monkeypatch):
     monkeypatch.setattr(_cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(
         signal.SIGTERM, signal.SIG_DFL
-    )  # a plugin of pytest may have its own, which is left alone
+    )  # a plugin of pytest may have its own handler, which stays
     try:
         with pytest.raises(SystemExit) as ended:
             _cli.main()
@@ -667,14 +671,14 @@ def test_sigterm_before_a_command_has_begun_is_told_by_the_exit_code(monkeypatch
         signal.signal(signal.SIGTERM, before)
 
 
-def test_help_loads_no_server():
+def test_help_does_not_import_a_server():
     code = "import sys, sampling_async._cli._commands; print({'starlette', 'uvicorn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("name", ["typer", "rich"])
-def test_what_to_install_without_the_extra(name, monkeypatch, capsys):
+def test_a_missing_extra_is_named_with_what_to_install(name, monkeypatch, capsys):
     for module in {name} | {each for each in sys.modules if each.startswith(f"{name}.")}:
         monkeypatch.setitem(sys.modules, module, None)
     for module in [each for each in sys.modules if each.startswith("sampling_async._cli._")]:
@@ -689,7 +693,7 @@ def test_what_to_install_without_the_extra(name, monkeypatch, capsys):
 # --- simulate ---------------------------------------------------------------------------------------------
 
 
-def test_simulate_prints_what_to_copy(monkeypatch):
+def test_simulate_prints_the_settings_to_copy(monkeypatch):
     ran = []
     monkeypatch.setattr(Simulator, "run", lambda sim, **options: ran.append((sim, options)))
     result = run("simulate", "--port", 0, "--seed", 5, "--members", 3)
@@ -730,7 +734,7 @@ def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
         (["--faults", "wrong.json"], "wrong.json: $[0].On.Every: expected a whole number, found 'x'"),
     ],
 )
-def test_what_simulate_cannot_do_is_told_in_one_line(monkeypatch, tmp_path, arguments, words):
+def test_invalid_options_of_simulate_are_reported_in_one_line(monkeypatch, tmp_path, arguments, words):
     monkeypatch.setattr(Simulator, "run", lambda *_, **__: pytest.fail("it ran"))
     monkeypatch.chdir(tmp_path)
     Path("folder.jsonl").mkdir()
@@ -749,7 +753,7 @@ def test_simulate_on_a_port_that_is_taken(sim):
 
 
 @pytest.mark.parametrize("command", ["simulate", "demo"])
-def test_what_to_install_without_the_simulators_extra(command, monkeypatch):
+def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkeypatch):
     monkeypatch.setattr(_simulation, "find_spec", lambda _name: None)
     result = run(command)
     assert result.exit_code == 2
@@ -757,7 +761,7 @@ def test_what_to_install_without_the_simulators_extra(command, monkeypatch):
 
 
 def test_a_full_disk_does_not_lose_the_account(sim):
-    """What was asked has been asked, wherever its outcome could be written."""
+    """Requests were sent, even if their outcomes could not be written."""
     asked = quota_ids(sim, 40)
     with Path("/dev/full").open("wb") as full:
         process = program("bulk-invite", member(sim), *asked, stdin=subprocess.DEVNULL, stdout=full)
@@ -773,7 +777,7 @@ def test_a_closed_stdin_is_no_crash(sim):
     assert json.loads(out)["QuotaID"] == 1
 
 
-def test_a_member_code_of_two_lines_is_not_printed_as_two(sim):
+def test_a_member_code_with_a_line_break_is_printed_on_one_line(sim):
     quota_id = sim.recontact_quota_ids[0]
     sim.set_recontact_members(quota_id, ["a", "b\nc"])
     result = run("recontact", quota_id)

@@ -1,4 +1,4 @@
-"""The client's own promises: construction, the five calls, recontact paging."""
+"""The client: construction, the five calls, recontact paging."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLES = f"{BASE}/IPExternalSamplingService/ExternalSample/{doubles.PANEL}"
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, None])
-def test_a_limit_that_is_none_is_refused(value):
+def test_an_invalid_limit_is_refused(value):
     with pytest.raises(InvalidRequestError, match="max_concurrency"):
         doubles.client(doubles.Service([]), max_concurrency=value)
 
@@ -48,7 +48,7 @@ def test_a_client_is_made_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["BASE_URL", "PANEL_GUID", "API_KEY"])
-def test_what_is_missing_in_the_environment_is_named(monkeypatch, name):
+def test_a_missing_variable_is_named(monkeypatch, name):
     monkeypatch.setenv("SAMPLING_BASE_URL", "https://service.example")
     monkeypatch.setenv("SAMPLING_PANEL_GUID", doubles.PANEL)
     monkeypatch.setenv("SAMPLING_API_KEY", doubles.KEY)
@@ -64,7 +64,7 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
         SamplingClient.from_env()
 
 
-def test_a_key_given_beside_a_poor_environment_is_not_shown(monkeypatch):
+def test_a_key_argument_is_not_shown_if_variables_are_missing(monkeypatch):
     monkeypatch.delenv("SAMPLING_BASE_URL", raising=False)
     with pytest.raises(InvalidRequestError, match="SAMPLING_BASE_URL") as caught:
         SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL)
@@ -152,7 +152,7 @@ async def test_recontact_members(client):
     sent(route)
 
 
-async def test_plain_text_labels_do_not_matter(client):
+async def test_json_labelled_as_text_is_accepted(client):
     with respx.mock:
         content = json.dumps(doubles.invite(5)).encode()
         respx.get(f"{SAMPLES}/m/Invite/5").respond(content=content, content_type="application/plaintext")
@@ -190,7 +190,7 @@ def listing(*codes: str, size: int = 2):
     return doubles.Service(answer)
 
 
-async def test_pages_are_read_as_they_are_taken():
+async def test_pages_are_requested_when_they_are_needed():
     service = listing("a", "b", "c", "d", "e")
     async with doubles.client(service) as client:
         async with aclosing(client.recontact_members(5)) as codes:
@@ -201,7 +201,7 @@ async def test_pages_are_read_as_they_are_taken():
     assert pages == [("c", "d"), ("e",)]
 
 
-async def test_breaking_off_is_safe_and_resumed_after_the_last_code():
+async def test_iteration_can_be_left_and_resumed_after_the_last_code():
     service = listing("a", "b", "c", "d", "e")
     async with doubles.client(service) as client:
         seen = []
@@ -214,8 +214,8 @@ async def test_breaking_off_is_safe_and_resumed_after_the_last_code():
     assert seen == ["a", "b", "c", "d", "e"]
 
 
-@pytest.mark.asyncio  # trio scolds any generator that is left unclosed
-async def test_breaking_off_without_closing_is_safe_too():
+@pytest.mark.asyncio  # trio warns about generators that are not closed
+async def test_iteration_can_be_left_without_closing():
     async with doubles.client(listing("a", "b", "c", "d", "e")) as client:
         async for _ in client.recontact_members(5):
             break

@@ -71,7 +71,7 @@ def test_names_are_pascal_case_with_acronyms(attribute, name):
     assert wire_name(attribute) == name
 
 
-def test_an_inventory_decodes_whole():
+def test_an_inventory_is_decoded_completely():
     inventory = decode(Quotas, inventories.quotas())
     survey = inventory.surveys[0]
     assert (inventory.country_id, survey.survey_name, survey.loi, survey.ir) == (9, "Coffee", 15, 0)
@@ -81,7 +81,7 @@ def test_an_inventory_decodes_whole():
     assert row == QuestionAndAnswers(1001538, (), ("18-34",), is_routable=False)
 
 
-def test_a_zone_makes_a_date_aware_and_none_leaves_it_naive():
+def test_dates_are_aware_with_a_time_zone_and_naive_without():
     inventory = decode(Quotas, inventories.quotas())
     assert inventory.cache_expires == datetime(2020, 1, 31, 21, 19, 30, 361630, UTC)
     assert inventory.surveys[0].scheduled_completion_date == datetime(2020, 1, 31, 1, 21, 8)  # noqa: DTZ001
@@ -89,7 +89,7 @@ def test_a_zone_makes_a_date_aware_and_none_leaves_it_naive():
 
 @pytest.mark.parametrize("field", ["SurveyName", "SurveyWaveExclusions"])
 @pytest.mark.parametrize("how", ["missing", "null"])
-def test_what_older_surveys_lack_may_be_missing(field, how):
+def test_fields_that_older_surveys_lack_may_be_missing(field, how):
     body = inventories.survey(**{field: None})
     if how == "missing":
         del body[field]
@@ -99,7 +99,7 @@ def test_what_older_surveys_lack_may_be_missing(field, how):
 
 
 @pytest.mark.parametrize("body", [{}, {"IsRoutable": None, "AnswerIDs": None, "AnswerValues": None}])
-def test_what_older_conditions_lack_may_be_missing(body):
+def test_fields_that_older_conditions_lack_may_be_missing(body):
     assert condition(**body) == QuestionAndAnswers(1, (), (), is_routable=False)
 
 
@@ -143,12 +143,12 @@ def test_drifted_spellings_are_read():
     assert (invite.survey_id, invite.wave_id, invite.quota_id) == (1, 2, 3)
 
 
-def test_the_contracts_spelling_counts_over_a_drifted_one():
+def test_the_spelling_of_the_contract_takes_precedence_over_a_drifted_one():
     assert decode(Invite, INVITE | {"QuotaId": 9}).quota_id == 3
 
 
 @pytest.mark.parametrize("value", [1, 1.0, 1e2])
-def test_whole_doubles_and_ints_stand_for_each_other(value):
+def test_whole_doubles_and_ints_are_interchangeable(value):
     assert decode(Price, {"Amount": value, "CurrencyID": value}) == Price(float(value), int(value))
 
 
@@ -201,7 +201,7 @@ def test_text_beyond_ascii_is_kept():
         ("/Date(1456826400000)/", datetime(2016, 3, 1, 10, tzinfo=UTC)),
         ("/Date(1456826400000-0800)/", datetime(2016, 3, 1, 2, tzinfo=timezone(-timedelta(hours=8)))),
         ("/Date(-1)/", datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
-        ("/Date(-62135596800000-0500)/", datetime(1, 1, 1, tzinfo=UTC)),  # what .NET writes for "none"
+        ("/Date(-62135596800000-0500)/", datetime(1, 1, 1, tzinfo=UTC)),  # what .NET writes for "no date"
         ("0001-01-01T00:00:00", datetime.min),  # noqa: DTZ901
         ("9999-12-31T23:59:59.9999999", datetime.max),  # noqa: DTZ901
     ],
@@ -226,7 +226,7 @@ def test_every_form_of_date_seen_is_read(wire, value):
         None,
     ],
 )
-def test_what_is_no_date_is_refused(wire):
+def test_an_invalid_date_is_refused(wire):
     assert refusal(Quotas, inventories.quotas(CacheExpires=wire)).path == "$.CacheExpires"
 
 
@@ -257,7 +257,7 @@ def edited(*path: Any, value: Any = "gone") -> dict[str, Any]:
         ("text", "$"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_its_wire_path(body, path):
+def test_a_decode_error_names_the_wire_path(body, path):
     error = refusal(Quotas, body)
     assert error.path == path
     assert str(error) == f"{path}: {error.rule}"
@@ -280,12 +280,12 @@ def test_what_cannot_be_read_is_named_by_its_wire_path(body, path):
         (b'{"Amount": ' + b"9" * 5000 + b"}", "finite numbers"),
     ],
 )
-def test_what_is_no_json_is_named_and_not_repeated(body, rule):
+def test_invalid_json_is_reported_and_not_shown(body, rule):
     with pytest.raises(DecodeError) as caught:
         from_json(Price, body)
     assert caught.value.path == "$"
     assert rule in caught.value.rule
-    assert caught.value.__context__ is None  # the parser's own error would hold the body
+    assert caught.value.__context__ is None  # the error of the parser would hold the body
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -308,7 +308,7 @@ def test_a_recontact_list_may_be_null():
     assert decode(RecontactMembers, body).member_codes == ()
 
 
-def test_records_are_written_in_the_contracts_words():
+def test_records_are_encoded_with_the_names_of_the_contract():
     body = inventories.quotas()
     written = json.loads(to_json(decode(Quotas, body)))
     for survey in body["Surveys"]:
@@ -317,14 +317,14 @@ def test_records_are_written_in_the_contracts_words():
     assert written == body
 
 
-def test_what_was_missing_is_not_written():
+def test_missing_fields_are_not_encoded():
     body = {name: value for name, value in INVITE.items() if name != "MemberAmount"}
     assert json.loads(to_json(decode(Invite, body))) == body
     assert json.loads(to_json([decode(Invite, body)])) == [body]
 
 
 @given(inventories.documents)
-def test_what_is_written_reads_back_equal(body):
+def test_encoded_records_decode_to_equal_records(body):
     inventory = decode(Quotas, body)
     assert from_json(Quotas, to_json(inventory)) == inventory
 
@@ -342,8 +342,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(st.data())
-def test_one_mutation_gives_a_value_or_a_decode_error(data):
-    """Whatever is changed in a right body, nothing else comes out."""
+def test_one_mutation_gives_a_record_or_a_decode_error(data):
+    """Whatever is changed in a valid body, there is no other result."""
     body = {"root": copy.deepcopy(data.draw(inventories.documents))}
     *path, last = data.draw(st.sampled_from(places(body)[1:]))
     place: Any = body

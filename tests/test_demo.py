@@ -1,4 +1,4 @@
-"""The demo: it runs, it agrees with the simulator's ledger, and it leaves nothing behind."""
+"""The demo: it runs, agrees with the ledger of the simulator, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_demo_agrees_with_the_ledger(processes):
     findings = run_demo(SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=outcome))
     assert findings.agrees
     findings.ledger_invites += 1
-    assert not findings.agrees  # an invite more, and the counts no longer meet
+    assert not findings.agrees  # with one more invite the counts disagree
     findings.ledger_invites -= 1
     assert findings.verdict.ok
     assert findings.ledger_invites == findings.tally.statuses["invited"] > 0
@@ -57,13 +57,13 @@ def test_a_demo_agrees_with_the_ledger(processes):
     assert [process.returncode for process in processes] == [0]
 
 
-def test_under_faults_unknown_outcomes_cover_what_was_lost():
+def test_unknown_outcomes_cover_all_lost_invites_under_faults():
     findings = run_demo(Plan(members=90, quota_ids=90, faults=True, latency=(0.0, 0.0, 8)))
     assert findings.agrees
     assert findings.tally.statuses["unknown"] > 0
 
 
-def test_piped_it_is_one_json_object():
+def test_a_piped_demo_prints_one_json_object():
     result = CliRunner().invoke(app, ARGUMENTS)
     assert result.exit_code == 0
     (line,) = result.stdout.splitlines()
@@ -75,7 +75,7 @@ def test_piped_it_is_one_json_object():
     assert result.stderr == ""
 
 
-def test_disagreement_ends_with_1_and_shows(monkeypatch):
+def test_a_disagreement_is_shown_and_ends_with_exit_code_1(monkeypatch):
     monkeypatch.setattr(_demo, "_verdict", lambda _, outcomes: Verdict(lies=(Lie(outcomes[0], "invented"),)))
     monkeypatch.setattr(_demo_view.show, "as_lines", lambda wanted: wanted)
     result = CliRunner().invoke(app, ARGUMENTS)

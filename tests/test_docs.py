@@ -1,4 +1,4 @@
-"""Examples of the README and of docs/ run as they stand; what they say of the code is held against it."""
+"""Examples of the README and of docs/ run unchanged; statements about the code are checked."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def of_page(page):
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=of_page)
-def test_the_scripts_of_a_page_run_one_after_the_other(page, monkeypatch, capsys, tmp_path):
-    """They share a folder, since one may read what another has written, and each has a fresh simulator."""
+def test_the_scripts_of_a_page_run_in_order(page, monkeypatch, capsys, tmp_path):
+    """They share a folder, because one may read the files of another. Each has a fresh simulator."""
     monkeypatch.chdir(tmp_path)
     port = 0
     for example in examples_of(page):
@@ -31,7 +31,7 @@ def test_the_scripts_of_a_page_run_one_after_the_other(page, monkeypatch, capsys
             continue
         simulator = Simulator(seed=0, surveys=20, members=200)  # as `sampling-async simulate` makes it
         with simulator.serve(port=port) as url:
-            port = int(url.rpartition(":")[2])  # a journal belongs to one address
+            port = int(url.rpartition(":")[2])  # the same port, because a journal belongs to one address
             monkeypatch.setenv("SAMPLING_BASE_URL", url)
             monkeypatch.setenv("SAMPLING_PANEL_GUID", simulator.panel_guid)
             monkeypatch.setenv("SAMPLING_API_KEY", simulator.api_key)
@@ -50,28 +50,28 @@ def test_the_tests_of_a_page_pass(page, tmp_path):
         if example.is_test or example.is_service:
             (tmp_path / example.name).write_text(example.text)
             tests += example.is_test
-    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # which warns where it is not configured
+    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # it warns if it is not configured
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert f"{tests} passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_every_example_has_a_file_name_of_its_own_for_the_type_checker(tmp_path):
+def test_every_example_has_its_own_file_name_for_the_type_checker(tmp_path):
     assert write_all(tmp_path) == len(list(tmp_path.iterdir())) > 20
 
 
-def test_the_two_commands_are_those_that_ci_runs():
+def test_the_two_commands_of_the_readme_are_those_of_ci():
     assert 'python -m pip install -e ".[cli,simulator]" && sampling-async demo' in README
     second = "python -m pip install nox && nox"
     assert second in README
     assert second in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_readme_can_be_read_in_one_go():
+def test_the_readme_is_short():
     assert len(README.splitlines()) <= 160
 
 
-def test_recipes_are_parts_of_those_that_are_run_on_the_engines():
+def test_recipes_in_the_docs_are_parts_of_the_tested_recipes():
     page = (ROOT / "docs" / "howto" / "clusters.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```py\n")[1:]]
     assert len(blocks) == 3
@@ -95,14 +95,14 @@ def test_figures_of_the_readme_are_those_of_the_committed_runs():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of_page)
-def test_links_lead_to_files(page):
+def test_links_point_to_existing_files(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
 @pytest.mark.parametrize(("script", "picture"), [("fan_out", "fan-out.svg"), ("rooms", "rooms.svg")])
-def test_pictures_are_as_their_scripts_draw_them(script, picture, monkeypatch):
+def test_pictures_equal_the_output_of_their_scripts(script, picture, monkeypatch):
     folder = ROOT / "docs" / "pictures"
     monkeypatch.syspath_prepend(folder)
     assert import_module(script).picture() == (folder / picture).read_text()
@@ -118,7 +118,7 @@ def commands_in_pages():
 @pytest.mark.parametrize(
     ("name", "rest"), [pytest.param(*each[1:], id=each[0]) for each in commands_in_pages()]
 )
-def test_commands_and_their_options_are_there(name, rest):
+def test_commands_in_the_docs_exist_with_their_options(name, rest):
     import typer  # noqa: PLC0415  what brings the commands takes its time
 
     from sampling_async._cli._commands import app  # noqa: PLC0415
@@ -128,7 +128,7 @@ def test_commands_and_their_options_are_there(name, rest):
     assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= known
 
 
-def test_generated_tables_speak_of_every_option_and_command(monkeypatch):
+def test_every_generated_table_has_content_and_a_page(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "_extensions")
     import_sphinx_free = (ROOT / "docs" / "_extensions" / "generated.py").read_text()
     assert "from sphinx" not in import_sphinx_free.partition("if TYPE_CHECKING:")[0]

@@ -1,4 +1,4 @@
-"""The engine under httpx: connections kept and dropped, surplus answers, mocks of httpx's own engine."""
+"""The engine under httpx: kept and dropped connections, surplus responses, mocks of httpx."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def client_of(url: str, **options) -> SamplingClient:
 
 
 class Counted:
-    """A script that answers settings, and counts connections and what was read on each."""
+    """A script that responds with settings, and counts connections and the requests on each."""
 
     def __init__(self, *answers: bytes, then=None) -> None:
         self.requests: list[int] = []
@@ -60,7 +60,7 @@ class Counted:
                 return
 
 
-async def test_a_connection_is_used_again():
+async def test_a_connection_is_reused():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -76,7 +76,7 @@ async def test_a_connection_is_used_again():
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n[]",
     ],
 )
-async def test_a_connection_that_the_server_closes_is_not(answer):
+async def test_a_connection_that_the_server_closes_is_not_reused(answer):
     script = Counted(answer)
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -88,7 +88,7 @@ async def test_a_connection_that_the_server_closes_is_not(answer):
 STALE = wire.answer(b'[{"Name": "stale", "Description": "", "Value": ""}]')
 
 
-async def test_a_surplus_answer_in_the_same_packet_is_nobodys():
+async def test_a_surplus_response_in_the_same_packet_is_discarded():
     script = Counted(wire.answer(b"[]") + STALE)
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -98,8 +98,8 @@ async def test_a_surplus_answer_in_the_same_packet_is_nobodys():
 
 
 @pytest.mark.parametrize("after", [lambda connection: connection.send(STALE), lambda connection: None])
-async def test_a_surplus_answer_or_end_that_comes_later_is_seen_before_the_next_request(after):
-    """The second request of a connection is never sent into a dead one: a bulk invite would end unknown."""
+async def test_a_late_surplus_response_or_close_is_seen_before_the_next_request(after):
+    """A request is never sent into a dead connection, because a bulk invite would end unknown."""
     script = Counted(then=after)
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -107,7 +107,7 @@ async def test_a_surplus_answer_or_end_that_comes_later_is_seen_before_the_next_
                 assert len(await client.get_settings()) == 0
                 await anyio.to_thread.run_sync(script.ended.wait)
                 script.ended.clear()
-                await anyio.sleep(0.005)  # on loopback, what was sent has come by now
+                await anyio.sleep(0.005)  # on loopback, the bytes have arrived by now
     assert script.requests == [1, 1, 1]
 
 
@@ -116,13 +116,13 @@ def engine_of(client: SamplingClient) -> Engine:
 
 
 def aged(client: SamplingClient, seconds: float, *connections: int) -> None:
-    """Let unused connections, all or some, have been used last so many seconds earlier."""
+    """Make unused connections, all or some, look older by this many seconds."""
     idle = engine_of(client)._idle
     for each in connections or range(len(idle)):
         idle[each].used_at -= seconds
 
 
-async def test_a_connection_idle_for_long_is_not_used():
+async def test_a_connection_that_was_idle_for_long_is_not_reused():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -132,7 +132,7 @@ async def test_a_connection_idle_for_long_is_not_used():
     assert script.requests == [1, 1]
 
 
-async def test_connections_that_grew_old_are_closed_as_others_come_back():
+async def test_old_connections_are_closed_when_others_come_back():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -145,7 +145,7 @@ async def test_connections_that_grew_old_are_closed_as_others_come_back():
             assert repr(engine_of(client)) == "<Engine: 1 idle>"
 
 
-async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_back():
+async def test_an_old_connection_is_closed_when_a_younger_one_comes_back():
     with wire.serve(Counted()) as url:
         async with client_of(url) as client:
             async with anyio.create_task_group() as tasks:
@@ -156,7 +156,7 @@ async def test_an_old_connection_behind_a_young_one_is_closed_when_that_comes_ba
             assert repr(engine_of(client)) == "<Engine: 1 idle>"
 
 
-async def test_no_more_connections_are_kept_than_asked_for():
+async def test_no_more_idle_connections_are_kept_than_configured():
     with wire.serve(Counted()) as url:
         async with client_of(url) as client:
             engine = client._session.engine
@@ -169,7 +169,7 @@ async def test_no_more_connections_are_kept_than_asked_for():
 
 
 class Closing:
-    """A script that answers settings, and keeps its connections to be closed by a test."""
+    """A script that responds with settings, and keeps its connections so that a test can close them."""
 
     def __init__(self) -> None:
         self.connections: list[wire.Connection] = []
@@ -195,14 +195,14 @@ async def burst(client: SamplingClient, calls: int) -> None:
 
 
 def slowly(connection: wire.Connection) -> None:
-    """Answer so late that other calls take connections of their own."""
+    """Respond so late that other calls open their own connections."""
     while connection.read_request() is not None:
         time.sleep(0.01)
         connection.send(wire.answer(b"[]"))
 
 
 @pytest.mark.asyncio
-async def test_a_timer_closes_what_is_unused_for_long():
+async def test_a_timer_closes_connections_that_are_idle_for_long():
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url, idle_seconds=0.02) as client:
@@ -214,7 +214,7 @@ async def test_a_timer_closes_what_is_unused_for_long():
 
 
 @pytest.mark.asyncio
-async def test_the_timer_looks_again_when_the_next_one_is_due():
+async def test_the_timer_is_set_for_the_next_connection_to_close():
     with wire.serve(slowly) as url:
         async with client_of(url) as client:
             await burst(client, 2)
@@ -242,7 +242,7 @@ async def test_a_timer_keeps_no_client_alive():
         timer.cancel()
 
 
-def test_news_of_what_is_gone_is_none():
+def test_events_of_a_collected_engine_are_ignored():
     class Gone:
         pass
 
@@ -251,7 +251,7 @@ def test_news_of_what_is_gone_is_none():
 
 
 @pytest.mark.parametrize(("lies_there", "told"), [("the alert", "SSLError"), ("nothing", "BrokenPipeError")])
-async def test_an_alert_is_told_in_place_of_the_failure_to_send(lies_there, told):
+async def test_a_tls_alert_is_reported_in_place_of_the_failed_send(lies_there, told):
     class Line:
         async def send(self, *_: object) -> None:
             raise BrokenPipeError(32, "Broken pipe")
@@ -266,7 +266,7 @@ async def test_an_alert_is_told_in_place_of_the_failure_to_send(lies_there, told
     assert type(caught.value.__cause__).__name__ == told
 
 
-async def test_what_a_signal_handler_raises_in_a_send_comes_out():
+async def test_an_exception_of_a_signal_handler_during_a_send_propagates():
     class Line:
         async def send(self, *_: object) -> None:
             raise TimeoutError("alarm")
@@ -276,8 +276,8 @@ async def test_what_a_signal_handler_raises_in_a_send_comes_out():
 
 
 @pytest.mark.asyncio
-async def test_what_the_server_closes_is_closed_at_once():
-    """It stood half closed until the next request, which may be hours away."""
+async def test_a_connection_that_the_server_closes_is_closed_at_once():
+    """It used to stay half closed until the next request, which may be hours away."""
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url, idle_seconds=600) as client:
@@ -290,7 +290,7 @@ async def test_what_the_server_closes_is_closed_at_once():
 
 
 @pytest.mark.asyncio
-async def test_news_of_a_connection_that_is_in_use_or_quiet_is_none():
+async def test_events_of_a_busy_or_silent_connection_are_ignored():
     with wire.serve(slowly) as url:
         async with client_of(url) as client:
             await burst(client, 2)
@@ -303,7 +303,7 @@ async def test_news_of_a_connection_that_is_in_use_or_quiet_is_none():
             taken.close()
 
 
-async def test_no_time_means_no_second_use():
+async def test_an_idle_time_of_zero_means_no_reuse():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url, idle_seconds=0) as client:
@@ -319,10 +319,10 @@ def test_the_time_is_a_number_of_seconds(seconds):
         client_of("https://service.example", idle_seconds=seconds)
 
 
-# --- What closes teach
+# --- The idle time adapts to closes
 
 
-async def test_a_close_seen_while_unused_shortens_the_time():
+async def test_a_close_of_an_idle_connection_shortens_the_idle_time():
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -333,12 +333,12 @@ async def test_a_close_seen_while_unused_shortens_the_time():
             await anyio.sleep(0.01)
             await client.get_settings()
             assert 0.2 < engine._idle_time.limit < 0.4
-            aged(client, 1)  # longer than it is used for, and not as long as it is kept
+            aged(client, 1)  # longer than the idle time, shorter than connections are kept
             await client.get_settings()
             assert len(script.connections) == 3
             assert repr(engine) == "<Engine: 2 idle>"
             aged(client, 60)
-            await client.get_settings()  # both outlived their time, since before the close
+            await client.get_settings()  # both outlived the idle time, but since before the close
             assert repr(engine) == "<Engine: 1 idle>"
             assert engine._idle_time.limit < 0.4
 
@@ -355,7 +355,7 @@ async def test_connections_that_stay_open_restore_the_time():
             assert idle_time.limit == 4
 
 
-async def test_one_that_was_closed_long_ago_is_a_close_too():
+async def test_a_close_that_was_seen_earlier_shortens_the_idle_time_too():
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -369,7 +369,7 @@ async def test_one_that_was_closed_long_ago_is_a_close_too():
             assert idle_time.limit == pytest.approx(2.5, abs=0.1)
 
 
-async def test_a_request_that_crossed_the_close_shortens_the_time_and_others_do_not():
+async def test_only_a_failed_request_on_a_reused_connection_shortens_the_idle_time():
     def script(connection: wire.Connection) -> None:
         connection.read_request()
         connection.send(wire.answer(b"[]"))
@@ -392,7 +392,7 @@ async def test_a_request_that_crossed_the_close_shortens_the_time_and_others_do_
             assert engine_of(client)._idle_time.limit == 4
 
 
-async def test_of_more_than_are_kept_the_oldest_goes():
+async def test_the_oldest_connection_is_dropped_if_there_are_too_many():
     script = Closing()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -414,7 +414,7 @@ async def test_of_more_than_are_kept_the_oldest_goes():
     [b"X: " + b"y" * 1000 + b"\r\n", b"1;" + b"y" * 1000 + b"\r\nz\r\n"],
     ids=["trailers", "chunk extensions"],
 )
-async def test_what_is_around_a_body_counts_against_its_limit(without_end):
+async def test_trailers_and_chunk_extensions_around_a_body_count_against_its_limit(without_end):
     def script(connection: wire.Connection) -> None:
         connection.read_request()
         connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -429,7 +429,7 @@ async def test_what_is_around_a_body_counts_against_its_limit(without_end):
                 await client.get_settings()
 
 
-async def test_interim_answers_are_passed_over():
+async def test_interim_responses_are_skipped():
     script = Counted(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", wire.answer(b"[]"))
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -445,7 +445,7 @@ async def test_interim_answers_are_passed_over():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,
     ],
 )
-async def test_what_is_not_http_is_a_lost_answer(answer):
+async def test_bytes_that_are_not_http_are_a_lost_response(answer):
     with wire.serve(Counted(answer)) as url:
         async with client_of(url, timeouts=Timeouts(read=1)) as client:
             with pytest.raises(TransportError, match="RemoteProtocolError") as caught:
@@ -463,7 +463,7 @@ async def test_a_body_of_many_parts_is_read():
     assert script.requests == [2]
 
 
-async def test_a_wait_that_was_cancelled_closes_its_connection():
+async def test_a_cancelled_wait_closes_its_connection():
     script = wire.Silent()
     with wire.serve(script) as url:
         async with client_of(url) as client:
@@ -485,7 +485,7 @@ async def test_libraries_that_mock_httpx_work():
             assert len(await client.get_settings()) == 0
 
 
-async def test_when_the_mocking_is_over_it_is_our_engine_again():
+async def test_our_engine_is_used_again_after_the_mock_ends():
     script = Counted()
     with wire.serve(script) as url:
         async with client_of(url) as client:

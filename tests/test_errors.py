@@ -45,7 +45,7 @@ def test_an_error_names_its_endpoint():
     assert str(DecodeError("$.a", "wrong", endpoint="get_quotas")) == "get_quotas: $.a: wrong"
 
 
-def test_what_is_known_of_an_error_survives_pickling():
+def test_the_attributes_of_an_error_survive_pickling():
     error = BadRequestError("no", status=400, result="X", result_code=3, body_excerpt="{}")
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.status, copy.result, copy.result_code, copy.body_excerpt) == (400, "X", 3, "{}")

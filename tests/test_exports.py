@@ -1,4 +1,4 @@
-"""What can be imported is what is documented."""
+"""Everything that can be imported is documented, and nothing else can be imported."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ REFERENCE = "".join(
 PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 
 
-def test_all_is_sorted_and_all_that_is_visible():
+def test_all_is_sorted_and_equals_dir():
     assert dir(sampling_async) == sampling_async.__all__ == sorted(sampling_async.__all__)
     used_inside = {"Any", "Final", "TYPE_CHECKING", "import_module", "matching", "simulator"}
-    # Pytest rewrites what belongs to a plugin, and leaves names with an @ behind.
+    # Pytest rewrites modules of plugins, which leaves names with an @.
     visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
     assert visible - used_inside <= set(PUBLIC)
 
 
-def test_what_is_not_there_is_told_as_always():
+def test_a_missing_name_raises_the_usual_attribute_error():
     with pytest.raises(AttributeError, match="module 'sampling_async' has no attribute 'Client'"):
         sampling_async.Client  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Client'"):
@@ -42,7 +42,7 @@ def test_every_export_is_documented(name):
         f"{name}: not on any page"
     )
     if get_origin(thing) is Literal:
-        return  # documented by the string below it, which Python does not keep
+        return  # the string below it documents it, and Python does not keep that
     assert inspect.getdoc(thing), name
     for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
         if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
@@ -57,7 +57,7 @@ def test_every_export_of_the_tools_is_documented(package):
         )
 
 
-def test_importing_brings_nothing_along_that_takes_long():
+def test_importing_the_package_loads_no_slow_library():
     heavy = {"asyncio", "html", "starlette", "uvicorn", "typer", "rich", "trio"}
     code = (
         "import sys, httpx, cattrs, anyio; before = set(sys.modules); import sampling_async; "
@@ -67,7 +67,7 @@ def test_importing_brings_nothing_along_that_takes_long():
     assert done.stdout.strip() == "[]"
 
 
-def test_matching_needs_no_http_library_until_something_is_sent():
+def test_matching_loads_no_http_library():
     code = """
 import sys
 from sampling_async.matching import PanelMatcher, QuotaIndex

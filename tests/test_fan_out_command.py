@@ -48,8 +48,8 @@ def test_requests_come_from_an_argument_an_option_and_stdin(sim, tmp_path):
         assert "35 quota IDs in" in result.stderr
 
 
-def test_a_pipe_from_match_is_what_it_reads(sim, tmp_path, monkeypatch):
-    """The first day of a partner: an inventory, a panel, and what to ask for."""
+def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
+    """The first day of a partner: an inventory, a panel, and requests to send."""
     monkeypatch.chdir(tmp_path)
     rows = ["member_code,1001538,1001007", *(f"{code},30,2000247" for code in sim.members)]
     Path("panel.csv").write_text("\n".join(rows))
@@ -69,14 +69,14 @@ def test_a_pipe_from_match_is_what_it_reads(sim, tmp_path, monkeypatch):
     assert f"{len(requests) - 1} requests of other members were passed over" in of_one.stderr
 
 
-def test_requests_of_others_only_are_told(sim):
+def test_requests_for_other_members_only_are_an_error(sim):
     result = run("bulk-invite", member(sim), stdin=written([("somebody", [1, 2])]))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "none of the 1 requests is of this member" in result.stderr
     assert "somebody" not in result.stderr
 
 
-def test_a_journal_is_gone_on_with(sim, tmp_path):
+def test_a_second_run_resumes_from_the_journal(sim, tmp_path):
     requests = [(code, quota_ids(sim)) for code in list(sim.members)[10:14]]
     first = run("fan-out", "--journal", tmp_path / "journal", stdin=written(requests))
     before = sim.ledger.request_count
@@ -95,7 +95,7 @@ def test_outcomes_on_a_terminal_name_the_member(sim, monkeypatch):
     assert all(any(code in line for code in codes) for line in shown)
 
 
-def test_incomplete_ends_with_1(sim):
+def test_incomplete_outcomes_end_with_exit_code_1(sim):
     sim.faults.add(Fault.cut(when="after").on("bulk_invite", after=1))
     requests = [(code, range(1, 101)) for code in list(sim.members)[:3]]
     result = run("fan-out", "--max-concurrency", 1, stdin=written(requests))
@@ -123,19 +123,19 @@ def test_incomplete_ends_with_1(sim):
         ("PAR1 and more", "this is Parquet"),
     ],
 )
-def test_what_is_no_request_is_told_by_line(sim, text, words):
+def test_an_invalid_request_is_reported_with_its_line(sim, text, words):
     result = run("fan-out", stdin=text)
     assert (result.exit_code, result.stdout) == (2, "")
     assert words.replace("\\\\", "\\") in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_lines_of_powershell_are_told():
+def test_input_in_the_encoding_of_powershell_is_reported():
     with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
         list(_requests.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
 
 
-def test_a_bad_line_loses_none_of_the_requests_before_it(sim, tmp_path):
+def test_a_bad_line_does_not_lose_the_requests_before_it(sim, tmp_path):
     requests = [(code, quota_ids(sim, 3)) for code in list(sim.members)[:4]]
     file = tmp_path / "requests.jsonl"
     file.write_text(written(requests) + "\noops\n" + written([("later", [5])]))
@@ -146,7 +146,7 @@ def test_a_bad_line_loses_none_of_the_requests_before_it(sim, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["fan-out"], ["bulk-invite", "m1", "--file"]])
-def test_what_is_no_file_is_named(sim, tmp_path, command):
+def test_a_missing_file_is_named(sim, tmp_path, command):
     folder = run(*command, tmp_path)
     missing = run(*command, tmp_path / "nix")
     assert folder.exit_code == missing.exit_code == 2
@@ -154,7 +154,7 @@ def test_what_is_no_file_is_named(sim, tmp_path, command):
     assert f"{tmp_path / 'nix'}: no such file" in missing.stderr
 
 
-def test_requests_are_given_one_way(sim, tmp_path, monkeypatch):
+def test_requests_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
     (tmp_path / "requests").write_text("")
     assert "not both" in run("fan-out", tmp_path / "requests", "--file", tmp_path / "requests").stderr
     monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
@@ -164,7 +164,7 @@ def test_requests_are_given_one_way(sim, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
-def test_lines_split_between_blocks_stay_whole(size):
+def test_lines_split_between_blocks_are_joined(size):
     requests = [(f"m{at}", range(1, at + 2)) for at in range(20)]
     text = b"\xef\xbb\xbf" + written(requests).replace("\n", "\r\n\n").encode().rstrip()
 
@@ -178,7 +178,7 @@ def test_lines_split_between_blocks_stay_whole(size):
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
 
 
-def test_a_line_without_end_is_not_kept(monkeypatch):
+def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
     monkeypatch.setattr(_requests, "_LONGEST", 1000)
     parser = _requests.RequestLines("endless")
     with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
@@ -190,8 +190,8 @@ def test_a_line_without_end_is_not_kept(monkeypatch):
 MANY = [(f"m{at:06}", range(1, 101)) for at in range(40)]
 
 
-def struck(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and what was said."""
+def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
+    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
     arguments = ("fan-out", *arguments, "--max-concurrency", 1)
     before = sim.ledger.request_count
     with program(*arguments, stdin=stdin if text is None else subprocess.PIPE) as process:
@@ -212,9 +212,9 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     file = tmp_path / "requests.jsonl"
     file.write_text(written(MANY))
     if source == "file":
-        outcomes, code, errors = struck(slow, number, file)
+        outcomes, code, errors = interrupted(slow, number, file)
     else:
-        outcomes, code, errors = struck(slow, number, text=file.read_text())  # from a pipe that stays open
+        outcomes, code, errors = interrupted(slow, number, text=file.read_text())  # from a pipe that stays open
         assert "has not ended" in errors
     assert code == ENDINGS[number]
     assert pairs(outcomes) == asked_by(MANY)
@@ -223,15 +223,15 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     assert "4,000 quota IDs" in errors
 
 
-def test_a_signal_with_a_journal_tells_what_the_journal_knows(slow, tmp_path):
+def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_path):
     file, journal = tmp_path / "requests.jsonl", tmp_path / "journal"
     file.write_text(written(MANY))
     known = MANY[30:32]
     run("fan-out", "--journal", journal, stdin=written(known))
-    outcomes, _, _ = struck(slow, signal.SIGTERM, file, "--journal", journal)
+    outcomes, _, _ = interrupted(slow, signal.SIGTERM, file, "--journal", journal)
     assert pairs(outcomes) == asked_by(MANY)
     assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
-    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # those in flight, and no others
+    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("fan-out", file, "--journal", journal))
     told = [each for each in outcomes if each["Status"] != "not_sent"]
     assert pairs(each for each in again if each["Replayed"]) == pairs(told)
@@ -253,9 +253,7 @@ def test_a_signal_before_anything_came_asks_the_journal_too(slow, tmp_path):
 
 
 @pytest.mark.parametrize("with_journal", [False, True])
-def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(
-    slow, tmp_path, monkeypatch, with_journal
-):
+def test_a_lasting_outage_ends_the_run_and_every_id_is_accounted_for(slow, tmp_path, monkeypatch, with_journal):
     arguments = ["--patience", 0.2]
     if with_journal:
         run("fan-out", "--journal", tmp_path / "journal", stdin=written(MANY[-1:]))
@@ -263,7 +261,7 @@ def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(
     base_url = None
     with socket.create_server(("127.0.0.1", 0)) as closed:
         base_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    if not with_journal:  # whose journal it is does not change
+    if not with_journal:  # a journal belongs to one service
         monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
     else:
         slow.faults.add(Fault.cut())
@@ -279,7 +277,7 @@ def test_a_service_that_stays_away_is_given_up_with_an_account_of_every_id(
         assert "given up: the service was away for longer than --patience" in result.stderr
 
 
-def test_a_reader_that_goes_away_ends_it(sim):
+def test_a_closed_output_pipe_ends_the_command(sim):
     with program("fan-out", stdin=subprocess.PIPE) as process:
         process.stdout.close()
         process.stdin.write(written([(code, quota_ids(sim)) for code in sim.members]))

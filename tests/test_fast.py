@@ -1,4 +1,4 @@
-"""Two lanes, one answer: what msgspec reads is what cattrs reads, to the last type."""
+"""Two decoders, one result: the fast decoder (msgspec) reads exactly what the careful one (cattrs) reads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from sampling_async import (
     SurveyWaveExclusion,
     from_json,
 )
-from sampling_async._json import careful as _slowlane
+from sampling_async._json import careful as _careful
 from sampling_async._json import codec as _codec
-from sampling_async._json import fast as _fastlane
+from sampling_async._json import fast as _fast
 from sampling_async._json.inventory import Inventory
 from sampling_async._json.rules import DRIFTED, wire_name
 from sampling_async._protocol import bulk_reply as _replies
@@ -60,7 +60,7 @@ RECORDS = (
 )
 
 
-# --- Documents as a service might write them: mostly right, here and there odd
+# --- Documents as a service might write them: mostly valid, with some odd values
 
 
 INTS = ("0", "1", "7", "-0", "-3", "9223372036854775807", "1001538")
@@ -140,7 +140,7 @@ BLANKS = ("", "", "", " ", "\n  ", "\t", "\r\n")
 
 
 class Scribe:
-    """Writes documents; `oddness` is the share of places that are not as they should be."""
+    """Writes documents; `oddness` is the share of odd values."""
 
     def __init__(self, seed: int, oddness: float) -> None:
         self.random = random.Random(seed)
@@ -172,7 +172,7 @@ class Scribe:
                 name = DRIFTED.get(name, name.lower())
             if self.odd():
                 continue
-            if self.odd():  # the last of two counts
+            if self.odd():  # the last of two equal keys counts
                 fields.append((name, self.random.choice(IGNORED)))
             fields.append((name, text))
         fields += [(f"X{i}", self.either(PLAIN_IGNORED, IGNORED)) for i in range(self.random.randrange(3))]
@@ -211,16 +211,16 @@ class Scribe:
 documents = st.builds(Scribe, st.integers(0, 2**64), st.sampled_from([0.0, 0.01, 0.05, 0.3]))
 
 
-# --- What "the same" means
+# --- What "equal" means
 
 
 def both(cls: type, body: bytes) -> tuple[Any, Any]:
-    """Return what each lane reads; None where it does not."""
+    """Return the result of each decoder; None if it refuses."""
     try:
-        slow = _slowlane.structure(cls, _codec.parse(body), "$")
+        slow = _careful.structure(cls, _codec.parse(body), "$")
     except DecodeError:
         slow = None
-    return _fastlane.read(cls, body), slow
+    return _fast.read(cls, body), slow
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -238,12 +238,12 @@ def assert_same(one: Any, other: Any) -> None:
         assert repr(one) == repr(other)
 
 
-def assert_lanes_agree(cls: type, body: bytes) -> bool:
-    """Check that the fast lane gives nothing, or what the slow lane gives; return whether it gave something."""
+def assert_decoders_agree(cls: type, body: bytes) -> bool:
+    """Check that the fast decoder gives the result of the careful one, or None; return whether it gave one."""
     fast, slow = both(cls, body)
     if fast is None:
         return False
-    assert slow is not None, "read what the slow lane refuses"
+    assert slow is not None, "the fast decoder accepts what the careful one refuses"
     assert_same(fast, slow)
     assert fast == slow
     assert (hash(fast), repr(fast)) == (hash(slow), repr(slow))
@@ -255,25 +255,25 @@ def plain(cls: type, seed: int = 0) -> bytes:
     return Scribe(seed, 0).record(cls).encode()
 
 
-# --- Both lanes
+# --- Both decoders
 
 
 @pytest.mark.parametrize("cls", RECORDS)
-def test_what_is_as_it_should_be_takes_the_fast_lane(cls):
-    assert all(assert_lanes_agree(cls, plain(cls, seed)) for seed in range(20))
+def test_correct_documents_take_the_fast_decoder(cls):
+    assert all(assert_decoders_agree(cls, plain(cls, seed)) for seed in range(20))
 
 
 @pytest.mark.parametrize("cls", RECORDS)
 @settings(max_examples=60)
 @given(scribe=documents)
-def test_both_lanes_agree_on_every_record(cls, scribe):
-    assert_lanes_agree(cls, scribe.record(cls).encode("utf-8"))
+def test_both_decoders_agree_on_every_record(cls, scribe):
+    assert_decoders_agree(cls, scribe.record(cls).encode("utf-8"))
 
 
 @settings(max_examples=100)
 @given(inventories.documents, st.sampled_from([None, 2]), st.booleans())
-def test_both_lanes_agree_on_inventories(document, indent, ascii_only):
-    assert_lanes_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
+def test_both_decoders_agree_on_inventories(document, indent, ascii_only):
+    assert_decoders_agree(Quotas, json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode())
 
 
 TOKENS = (
@@ -318,15 +318,15 @@ TOKENS = (
     removed=st.sampled_from([0, 0, 1, 1, 2, 5, 30]),
     put=st.sampled_from(TOKENS) | st.binary(max_size=2),
 )
-def test_one_mutation_is_read_alike_or_not_at_all(cls, seed, where, removed, put):
+def test_both_decoders_agree_after_one_mutation(cls, seed, where, removed, put):
     body = plain(cls, seed)
     at = int(where * len(body))
-    assert_lanes_agree(cls, body[:at] + put + body[at + removed :])
+    assert_decoders_agree(cls, body[:at] + put + body[at + removed :])
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_one_value_exchanged_is_read_alike_or_not_at_all(data):
+def test_both_decoders_agree_after_one_changed_value(data):
     values = INTS + ODD_INTS + ODD_FLOATS + TEXTS + ODD_TEXTS + VALUES + ODD_VALUES + ODD_DATES + IGNORED
     cls = data.draw(st.sampled_from(RECORDS))
     body = plain(cls, data.draw(st.integers(0, 30))).decode()
@@ -336,56 +336,56 @@ def test_one_value_exchanged_is_read_alike_or_not_at_all(data):
     at = data.draw(st.sampled_from(colons)) + 1
     end = next(i for i in range(at, len(body)) if body[i] in ",}]")
     exchanged = body[:at] + data.draw(st.sampled_from(values)) + body[end:]
-    assert_lanes_agree(cls, exchanged.encode())
+    assert_decoders_agree(cls, exchanged.encode())
 
 
 @pytest.mark.parametrize("at", [b'"X":"\xff"', b'"X":"\xc3"', b'"X":"\xed\xa0\x80"', b'"\xff":1'])
-def test_other_bytes_than_utf_8_are_not_read_fast_even_where_nobody_looks(at):
+def test_the_fast_decoder_refuses_bytes_that_are_not_utf_8_even_in_skipped_fields(at):
     body = b'{"Amount":1.5,%b,"CurrencyID":2}' % at
-    assert _fastlane.read(Price, body) is None
+    assert _fast.read(Price, body) is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le"])
-def test_other_encodings_are_left_to_the_slow_lane(encoding):
+def test_other_encodings_are_left_to_the_careful_decoder(encoding):
     body = '{"Amount":1.5,"CurrencyID":2}'.encode(encoding)
-    assert _fastlane.read(Price, body) is None
+    assert _fast.read(Price, body) is None
     assert from_json(Price, body) == Price(1.5, 2)
 
 
-def test_endless_digits_where_nobody_looks_are_the_one_thing_only_the_slow_lane_refuses():
+def test_only_the_careful_decoder_refuses_too_many_digits_in_skipped_fields():
     body = b'{"Amount":1.5,"CurrencyID":2,"X":%b}' % (b"9" * 5000)
     assert both(Price, body) == (Price(1.5, 2), None)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1_000, 5_000, 100_000])
-def test_nested_levels_without_number_are_an_error_of_ours_or_none(depth):
+def test_deeply_nested_json_is_decoded_or_a_decode_error(depth):
     nested = b"[" * depth + b"]" * depth
     condition = b'{"QuestionID":1,"X":%b}' % nested
     sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
     for cls, body in ((QuestionAndAnswers, condition), (SubQuota, sub_quota % condition)):
-        assert_lanes_agree(cls, body)
-        if depth == 100_000:  # how many are too many before that depends on the Python
+        assert_decoders_agree(cls, body)
+        if depth == 100_000:  # at lower depths it depends on the version of Python
             with pytest.raises(DecodeError, match="nested levels"):
                 from_json(cls, body)
 
 
 @pytest.mark.parametrize("cls", [int, float, str, dict, list, tuple])
-def test_what_is_no_record_is_left_to_the_slow_lane(cls):
-    assert _fastlane.read(cls, b"1") is None
+def test_types_that_are_no_records_are_left_to_the_careful_decoder(cls):
+    assert _fast.read(cls, b"1") is None
 
 
-def test_a_list_with_one_odd_record_is_read_by_nobody():
+def test_both_decoders_refuse_a_list_with_one_wrong_record():
     good, drifted = b'{"Name":"a"}', b'{"Name":7}'
-    assert _fastlane.read_many(Setting, b"[%b]" % good, _fastlane.Shared()) == (Setting("a"),)
-    assert _fastlane.read_many(Setting, b"[%b,%b]" % (good, drifted), _fastlane.Shared()) is None
+    assert _fast.read_many(Setting, b"[%b]" % good, _fast.Shared()) == (Setting("a"),)
+    assert _fast.read_many(Setting, b"[%b,%b]" % (good, drifted), _fast.Shared()) is None
     dates = json.dumps([inventories.survey(), inventories.survey(ScheduledCompletionDate="soon")]).encode()
-    assert _fastlane.read_many(Survey, dates, _fastlane.Shared()) is None
-    assert _fastlane.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
+    assert _fast.read_many(Survey, dates, _fast.Shared()) is None
+    assert _fast.read(PartnerSettings, b"[%b,%b]" % (good, drifted)) is None
 
 
-def test_warming_up_makes_ready_and_no_more():
+def test_warming_up_prepares_the_decoders_and_nothing_else():
     _codec.warm_up()
-    assert _fastlane.is_usable()
+    assert _fast.is_usable()
 
 
 # --- Bulk replies
@@ -426,8 +426,8 @@ def bulk_items() -> st.SearchStrategy[list[Any]]:
     )
 
 
-def told(answer: _replies.BulkReply) -> Any:
-    """Return all that an answer says, comparable."""
+def content_of(answer: _replies.BulkReply) -> Any:
+    """Return the content of a response in comparable form."""
 
     def plain(outcome: Any) -> Any:
         error = outcome.error
@@ -441,16 +441,16 @@ def told(answer: _replies.BulkReply) -> Any:
 
 @settings(max_examples=300)
 @given(items=bulk_items(), asked=st.lists(st.integers(1, 5), min_size=1, max_size=5, unique=True))
-def test_bulk_replies_say_the_same_on_both_lanes(items, asked):
+def test_both_decoders_agree_on_bulk_responses(items, asked):
     body = json.dumps({"Invites": items, "X": 1}).encode()
     fast = _replies.read_bulk("m1", tuple(asked), body)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_replies, "bulk_items", lambda _: None)
         slow = _replies.read_bulk("m1", tuple(asked), body)
-    assert told(fast) == told(slow)
+    assert content_of(fast) == content_of(slow)
 
 
-def test_a_right_bulk_reply_takes_the_fast_lane(monkeypatch):
+def test_a_correct_bulk_response_takes_the_fast_decoder(monkeypatch):
     monkeypatch.setattr(_replies, "parse", None)
     items = [
         {"QuotaID": 1, "ResultCode": 9, "Invite": None},
@@ -465,15 +465,15 @@ def test_a_right_bulk_reply_takes_the_fast_lane(monkeypatch):
         made.status = "rejected"
 
 
-# --- Where the technique does not work
+# --- If the fast decoder does not work
 
 
 @pytest.fixture
 def fresh():
-    """Let the fast lane forget what it has made, before and after."""
+    """Clear the caches of the fast decoder, before and after."""
 
     def forget() -> None:
-        for cached in (_fastlane.is_usable, _fastlane._decoder, _fastlane._draft, _fastlane._steps):
+        for cached in (_fast.is_usable, _fast._decoder, _fast._draft, _fast._steps):
             cached.cache_clear()
 
     forget()
@@ -481,8 +481,8 @@ def fresh():
     forget()
 
 
-def test_the_fast_lane_is_usable_here(fresh, caplog):
-    assert _fastlane.is_usable()
+def test_the_fast_decoder_is_usable_here(fresh, caplog):
+    assert _fast.is_usable()
     assert caplog.records == []
 
 
@@ -493,18 +493,18 @@ def never(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("place", "broken"), [("draft_of", never), ("_become", never), ("_become", lambda *_: False)]
 )
-def test_where_it_is_not_usable_it_says_so_once_and_everything_is_read_slowly(
+def test_an_unusable_fast_decoder_is_logged_once_and_the_careful_one_takes_over(
     fresh, monkeypatch, caplog, place, broken
 ):
     caplog.set_level(logging.WARNING, "sampling_async")
-    monkeypatch.setattr(_fastlane, place, broken)
+    monkeypatch.setattr(_fast, place, broken)
     body = json.dumps(inventories.quotas()).encode()
     inventory = Inventory()
     assert len(inventory.feed(body) + inventory.end()) == 1
     assert inventory.frame().country_id == 9
-    assert not _fastlane.is_usable()
+    assert not _fast.is_usable()
     for cls in RECORDS:
-        assert _fastlane.read(cls, plain(cls)) is None
+        assert _fast.read(cls, plain(cls)) is None
         assert isinstance(from_json(cls, plain(cls)), cls)
     answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
     assert next(answer.outcomes()).status == "rejected"
@@ -533,7 +533,7 @@ def test_equal_conditions_of_an_inventory_are_one_object():
     assert first is second
 
 
-def test_they_are_so_across_the_parts_of_an_inventory():
+def test_equal_conditions_in_different_parts_of_an_inventory_are_one_object():
     inventory, body = Inventory(), json.dumps(inventories.quotas(*[inventories.survey()] * 3)).encode()
     surveys = [survey for at in range(0, len(body), 50) for survey in inventory.feed(body[at : at + 50])]
     surveys += inventory.end()
@@ -542,41 +542,41 @@ def test_they_are_so_across_the_parts_of_an_inventory():
     assert len(set(map(id, conditions))) == 1
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(_fastlane, "_SHARED_BYTES", 1000)
-    shared = _fastlane.Shared()
+def test_the_cache_of_conditions_is_bounded(monkeypatch):
+    monkeypatch.setattr(_fast, "_SHARED_BYTES", 1000)
+    shared = _fast.Shared()
     largest = 0
     for number in range(200):
         rows = [inventories.condition(QuestionID=number * 10 + row) for row in range(3)]
         body = json.dumps(inventories.sub_quota(*rows)).encode()
-        read = _fastlane.read(SubQuota, body, shared)
+        read = _fast.read(SubQuota, body, shared)
         assert [row.question_id for row in read.questions_and_answers] == [row["QuestionID"] for row in rows]
         largest = max(largest, sum(map(len, shared.conditions)))
     assert 1000 < largest < 1000 + 2 * len(body)
 
 
-def test_a_part_that_could_not_be_read_leaves_nothing_half_made_behind():
-    shared = _fastlane.Shared()
+def test_a_part_that_cannot_be_decoded_leaves_no_unfinished_record():
+    shared = _fast.Shared()
     rows = [inventories.condition(QuestionID=1), inventories.condition(QuestionID="x")]
-    assert _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
+    assert _fast.read(SubQuota, json.dumps(inventories.sub_quota(*rows)).encode(), shared) is None
     assert shared.conditions == {}
-    read = _fastlane.read(SubQuota, json.dumps(inventories.sub_quota(rows[0])).encode(), shared)
+    read = _fast.read(SubQuota, json.dumps(inventories.sub_quota(rows[0])).encode(), shared)
     [row] = read.questions_and_answers
     assert type(row) is QuestionAndAnswers
 
 
-# --- Others who look at our records
+# --- Other libraries that inspect our records
 
 
 @pytest.mark.parametrize("cls", RECORDS[:-1])
-def test_the_records_bear_no_trace_of_the_technique(cls):
-    assert assert_lanes_agree(cls, plain(cls))
+def test_records_have_no_trace_of_the_fast_decoder(cls):
+    assert assert_decoders_agree(cls, plain(cls))
     assert "__msgspec_cache__" not in vars(cls)
     assert not dataclasses.is_dataclass(cls)
     names = [attribute.name for attribute in attrs.fields(cls)]
     assert all(name == name.lower() for name in names)
     assert not {wire_name(name) for name in names} & set(dir(cls))
-    record = _fastlane.read(cls, plain(cls, 3))
+    record = _fast.read(cls, plain(cls, 3))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         setattr(record, names[0], 1)
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
@@ -584,7 +584,7 @@ def test_the_records_bear_no_trace_of_the_technique(cls):
     assert copy.deepcopy(record) == copy.copy(record) == attrs.evolve(record) == record
 
 
-def test_users_of_attrs_cattrs_and_msgspec_see_the_records_as_they_are():
+def test_attrs_cattrs_and_msgspec_see_ordinary_records():
     read = from_json(Price, b'{"Amount":1.5,"CurrencyID":2}')
     own = {"amount": 1.5, "currency_id": 2}
     assert attrs.asdict(read) == own

@@ -1,4 +1,4 @@
-"""The gate: its limit, its order, and being held."""
+"""The gate: its limit, its order, and holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_gate_gives_as_many_permits_as_its_limit():
         assert (shut.running, shut.waiting) == (2, 0)
     for permit in permits:
         permit.release()
-        permit.release()  # giving back what is not held does nothing
+        permit.release()  # releasing a permit that is not held does nothing
     assert shut.running == 0
 
 
@@ -69,7 +69,7 @@ async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
         permit.release()
 
 
-async def test_a_held_gate_gives_no_permit_before_its_time():
+async def test_a_held_gate_grants_no_permit_before_the_end_of_the_hold():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
     shut.hold(5)
@@ -80,7 +80,7 @@ async def test_a_held_gate_gives_no_permit_before_its_time():
     permit.release()
 
 
-async def test_a_permit_is_not_kept_while_the_gate_is_held():
+async def test_no_permit_is_held_during_a_hold():
     time = doubles.FakeTime()
     running: list[int] = []
 
@@ -96,7 +96,7 @@ async def test_a_permit_is_not_kept_while_the_gate_is_held():
     permit.release()
 
 
-async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end():
+async def test_a_permit_granted_during_a_hold_is_released_until_its_end():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
     first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
@@ -110,7 +110,7 @@ async def test_a_permit_whose_turn_comes_in_a_hold_is_given_back_until_its_end()
     second.release()
 
 
-async def test_a_permit_whose_waiter_gives_up_in_the_moment_it_comes_is_released():
+async def test_a_permit_is_released_if_its_waiter_is_cancelled_in_the_same_moment():
     shut = doubles.gate(1)
     first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
     await first.acquire()
@@ -139,7 +139,7 @@ async def test_a_hold_is_about_one_kind_of_work_unless_two_are_held():
     assert shut.held_for() == 10
 
 
-async def test_a_hold_of_no_kind_is_about_all():
+async def test_a_hold_without_a_kind_applies_to_all():
     time = doubles.FakeTime()
     shut = Gate(4, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
     shut.kind("bulk")
@@ -147,7 +147,7 @@ async def test_a_hold_of_no_kind_is_about_all():
     assert shut.held_for(shut.kind("bulk")) == 10
 
 
-async def test_overload_is_about_one_kind_of_work_unless_two_report_it():
+async def test_overload_lowers_the_limit_of_one_kind_unless_two_report_it():
     time = doubles.FakeTime()
     shut = Gate(8, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
     quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))
@@ -159,7 +159,7 @@ async def test_overload_is_about_one_kind_of_work_unless_two_report_it():
     shut.overloaded(settings)
     assert [permit.kind.adaptive.limit for permit in (quotas, settings, bulk)] == [4, 4, 8]
     time.now += 1
-    shut.overloaded(quotas)  # of a generation before: no news about its own kind
+    shut.overloaded(quotas)  # from an earlier generation: it says nothing new about its own kind
     assert [permit.kind.adaptive.limit for permit in (quotas, settings, bulk)] == [4, 4, 4]
 
 
@@ -174,7 +174,7 @@ async def test_all_kinds_together_get_no_more_permits_than_the_gate_has():
         tasks.cancel_scope.cancel()
 
 
-async def test_one_kind_at_its_limit_does_not_keep_another_waiting():
+async def test_a_kind_at_its_limit_does_not_delay_other_kinds():
     shut = doubles.gate(4)
     shut.kind("bulk").adaptive._limit = 1.0
     bulk = [Permit(shut, Lane("bulk")) for _ in range(3)]
@@ -189,8 +189,8 @@ async def test_one_kind_at_its_limit_does_not_keep_another_waiting():
         tasks.cancel_scope.cancel()
 
 
-async def test_what_was_lowered_for_others_is_no_witness_against_the_next():
-    """One failure of a second kind must not lower all limits again and again, while one goes on failing."""
+async def test_a_limit_lowered_for_another_kind_does_not_lower_all_again():
+    """While one kind continues to fail, one failure of a second kind must not lower all limits repeatedly."""
     time = doubles.FakeTime()
     shut = Gate(64, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
     quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))
@@ -205,7 +205,7 @@ async def test_what_was_lowered_for_others_is_no_witness_against_the_next():
     assert bulk.kind.adaptive.limit >= 32
 
 
-async def test_a_closed_gate_holds_nothing_back():
+async def test_a_closed_gate_ignores_holds():
     shut = doubles.gate(1)
     shut.hold(60)
     shut.close(wakes=True)

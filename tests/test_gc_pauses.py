@@ -1,4 +1,4 @@
-"""The collector is put off while an inventory is read, and stays as the host has set it."""
+"""Garbage collection is postponed while an inventory is read; the settings of the host do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sampling_async._json.gc_pauses import _Collections
 
 
 class FakeCollector:
-    """Python's collector as its functions show it."""
+    """A double of the functions of Python's `gc` module."""
 
     def __init__(self) -> None:
         self.due = True
@@ -47,30 +47,30 @@ def fake(monkeypatch) -> FakeCollector:
     return fake
 
 
-def test_a_look_that_is_due_is_put_off(fake):
+def test_a_due_collection_is_postponed(fake):
     _Collections().put_off()
     assert fake.put_off == 1 + 1j
 
 
-def test_one_that_is_not_due_is_left_alone(fake):
+def test_a_collection_that_is_not_due_is_left_alone(fake):
     fake.due = False
     _Collections().put_off()
     assert fake.put_off == 0
 
 
-def test_what_the_host_has_frozen_stays_so(fake):
+def test_frozen_objects_of_the_host_stay_frozen(fake):
     fake.frozen = 1
     _Collections().put_off()
     assert fake.put_off == 0
 
 
-def test_nothing_is_done_where_there_are_no_pauses(fake, monkeypatch):
+def test_nothing_is_postponed_if_the_collector_makes_no_pauses(fake, monkeypatch):
     monkeypatch.setattr(_collector, "_has_pauses", False)
     _Collections().put_off()
     assert fake.put_off == 0
 
 
-def test_it_is_not_put_off_for_ever_but_again_after_a_look(fake):
+def test_a_collection_is_postponed_a_limited_number_of_times(fake):
     collections = _Collections()
     for _ in range(3 * _collector._PUT_OFF_AT_MOST):
         collections.put_off()
@@ -84,7 +84,7 @@ class Node:
     pass
 
 
-def test_garbage_is_found_later_and_nothing_is_set_otherwise():
+def test_garbage_is_collected_later_and_the_settings_are_unchanged():
     before = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
     node = Node()
     node.itself = node

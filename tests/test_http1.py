@@ -1,4 +1,4 @@
-"""HTTP answers, fed byte by byte: where one ends, and whether another may follow."""
+"""HTTP responses, fed byte by byte: where one ends, and whether another may follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fed(*parts: bytes) -> Answer:
 
 
 def told(parts: list[bytes]) -> Any:
-    """Return all that is known of an answer after its parts, or that it was refused."""
+    """Return what is known of a response after its parts, or that it was refused."""
     try:
         answer = fed(*parts)
     except httpx.RemoteProtocolError:
@@ -60,7 +60,7 @@ def bytewise(data: bytes) -> list[bytes]:
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\nHTTP/1.1 100 C\r\n\r\n" + OK + TWO, 200, b"hi", True),
         (OK + b"Connection: upgrade\r\nUpgrade: h2c\r\n" + TWO, 200, b"hi", True),
-        # what RFC 9112 has a recipient accept
+        # what a recipient must accept by RFC 9112
         (OK + b"X: a\r\n  b\r\n" + TWO, 200, b"hi", True),
         (OK + b"X: a\r\n \r\n\tb\r\n" + TWO, 200, b"hi", True),
         (OK + b"Content-Length:\r\n 2\r\n\r\nhi", 200, b"hi", True),
@@ -79,7 +79,7 @@ def bytewise(data: bytes) -> list[bytes]:
         (b"HTTP/1.1 204 No Content\r\n\r\nhi", 204, b"", False),
     ],
 )
-def test_an_answer_ends_where_its_head_says(data, status, body, reusable):
+def test_a_response_ends_where_its_head_says(data, status, body, reusable):
     seen = [told([data]), told(bytewise(data)), *(told([data[:at], data[at:]]) for at in range(1, len(data)))]
     assert all(each == seen[0] for each in seen)
     assert (seen[0][0], *seen[0][2:]) == (status, body, True, reusable)
@@ -88,7 +88,7 @@ def test_an_answer_ends_where_its_head_says(data, status, body, reusable):
 @pytest.mark.parametrize(
     "data", [OK + b"\r\nhi", b"HTTP/1.0 200 OK\r\n\r\nhi", OK + b"Connection: close\r\n\r\nhi"]
 )
-def test_an_answer_without_a_length_ends_with_the_connection_which_is_used_up(data):
+def test_a_response_without_a_length_ends_with_the_connection(data):
     assert told([data]) == told(bytewise(data))
     assert not fed(data).is_whole
     for parts in ([data, b""], [*bytewise(data), b""], [data[:-1], b"i", b""]):
@@ -102,14 +102,14 @@ def test_an_answer_without_a_length_ends_with_the_connection_which_is_used_up(da
         *(OK + CHUNKED, OK + CHUNKED + b"2\r\nhi\r\n", OK + CHUNKED + HI[:-2], OK + CHUNKED + HI[:-1]),
     ],
 )
-def test_an_answer_that_is_cut_is_refused_with_the_end_of_the_connection(data):
+def test_a_cut_response_is_refused_at_the_end_of_the_connection(data):
     assert not fed(data).is_whole if data else True
     for parts in ([data, b""], [*bytewise(data), b""]):
         with pytest.raises(httpx.RemoteProtocolError, match="ended before the answer did"):
             fed(*parts)
 
 
-def test_the_end_of_the_connection_after_a_whole_answer_changes_nothing():
+def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
     answer = fed(OK + TWO)
     answer.feed(b"")
     assert (answer.is_whole, answer.take(), answer.take()) == (True, b"hi", b"")
@@ -128,7 +128,7 @@ def test_the_end_of_the_connection_after_a_whole_answer_changes_nothing():
         *(b"HTTP/2.0 200 OK\r\n" + TWO, b"HTTP/0.9 200 OK\r\n" + TWO, b"HTTP/1.1 1000 X\r\n" + TWO),
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
-        # where the body ends would be anybody's guess
+        # the end of the body is unclear
         OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
         OK + b"Content-Length: 2\r\n" + CHUNKED + HI,
         OK + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n" + HI,
@@ -143,7 +143,7 @@ def test_the_end_of_the_connection_after_a_whole_answer_changes_nothing():
         ),
         OK + b"Content-Length: 99999999999999999999999\r\n\r\nhi",
         OK + b"Content-Length : 2\r\n\r\nhi",
-        # lines that others read otherwise
+        # lines that other parsers read differently
         OK.replace(b"\r\n", b"\n") + TWO.replace(b"\r\n", b"\n"),
         OK + b"Content-Length: 2\n\r\nhi",
         OK + b" X: folded into the first line\r\n" + TWO,
@@ -160,7 +160,7 @@ def test_the_end_of_the_connection_after_a_whole_answer_changes_nothing():
         OK + CHUNKED + b"fffffffffffffffff\r\nhi",
     ],
 )
-def test_what_is_no_answer_or_ends_who_knows_where_is_refused(data):
+def test_an_invalid_response_or_one_with_an_unclear_end_is_refused(data):
     assert told([data]) == told(bytewise(data)) == "refused"
     with pytest.raises(httpx.RemoteProtocolError) as caught:
         fed(data)
@@ -168,12 +168,12 @@ def test_what_is_no_answer_or_ends_who_knows_where_is_refused(data):
     assert caught.value.__cause__ is None
 
 
-def test_folds_are_blanks():
+def test_folded_lines_are_joined_with_blanks():
     answer = fed(OK + b"X: a\r\n\tb\r\nY: c\r\n" + TWO)
     assert answer.headers == [(b"X", b"a  \tb"), (b"Y", b"c"), (b"Content-Length", b"2")]
 
 
-def test_a_head_that_is_folded_without_end_is_refused():
+def test_an_endless_folded_head_is_refused():
     answer, taken = fed(OK + b"X: y"), 0
     with pytest.raises(httpx.RemoteProtocolError):
         while taken < 2**20:
@@ -187,11 +187,11 @@ def test_a_folded_head_that_is_cut_is_refused():
         fed(OK + b"X: a\r\n b\r\n", b"")
 
 
-def test_a_coding_that_is_not_undone_is_refused_on_a_line_of_its_own_too():
+def test_an_unsupported_coding_on_its_own_line_is_refused():
     assert told([OK + b"Transfer-Encoding: gzip\r\n" + CHUNKED + HI]) == "refused"
 
 
-def test_what_comes_later_than_the_answer_makes_it_the_last_one():
+def test_bytes_after_the_response_prevent_reuse_of_the_connection():
     for late in (b"H", b"x", OK + TWO, OK, b"\x00"):
         answer = fed(OK + TWO)
         assert answer.leaves_reusable
@@ -202,7 +202,7 @@ def test_what_comes_later_than_the_answer_makes_it_the_last_one():
         assert (answer.status, answer.headers, answer.take()) == (200, [(b"Content-Length", b"2")], b"hi")
 
 
-def test_headers_of_interim_answers_are_not_those_of_the_answer():
+def test_headers_of_interim_responses_are_not_headers_of_the_response():
     answer = fed(b"HTTP/1.1 103 Early\r\nContent-Encoding: gzip\r\n\r\n" + OK + TWO)
     assert answer.headers == [(b"Content-Length", b"2")]
 
@@ -213,12 +213,12 @@ def test_trailers_are_no_headers():
 
 
 @pytest.mark.parametrize("size", [1, 1000, 70_000])
-def test_trailers_end_the_body_all_the_same(size):
+def test_a_body_ends_after_its_trailers(size):
     answer = fed(OK + CHUNKED + HI[:-2] + b"X: " + b"y" * size + b"\r\n\r\n")
     assert (answer.take(), answer.is_whole, answer.leaves_reusable) == (b"hi", True, True)
 
 
-def test_trailers_without_end_are_not_kept():
+def test_endless_trailers_are_not_kept_in_memory():
     answer = fed(OK + CHUNKED + HI[:-2])
     for _ in range(50):
         answer.feed(b"X: %b\r\n" % (b"y" * 60_000))
@@ -226,7 +226,7 @@ def test_trailers_without_end_are_not_kept():
 
 
 @pytest.mark.parametrize("line", [b"X: y\r\n", b"X: " + b"y" * 5000 + b"\r\n"])
-def test_a_head_without_end_is_refused(line):
+def test_an_endless_head_is_refused(line):
     answer, taken = fed(OK), 0
     with pytest.raises(httpx.RemoteProtocolError):
         while taken < 2**20:
@@ -235,7 +235,7 @@ def test_a_head_without_end_is_refused(line):
     assert 90 * 1024 < taken < 110 * 1024
 
 
-def test_interim_answers_without_end_are_refused():
+def test_endless_interim_responses_are_refused():
     answer = Answer()
     with pytest.raises(httpx.RemoteProtocolError):
         for _ in range(10_000):
@@ -262,7 +262,7 @@ def test_the_body_is_taken_part_by_part():
     assert answer.leaves_reusable
 
 
-# --- Any answer, any parts, beside another parser
+# --- Any response in any parts, compared with another parser
 
 
 _bodies = st.binary(max_size=40)
@@ -294,7 +294,7 @@ def answers(draw) -> bytes:
 
 
 def by_h11(parts: list[bytes]) -> Any:
-    """Return what h11 makes of the parts, or None where it refuses them."""
+    """Return the response that h11 reads from the parts, or None if it refuses them."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection.send(h11.EndOfMessage())
@@ -320,7 +320,7 @@ def by_h11(parts: list[bytes]) -> Any:
 
 @settings(max_examples=300)
 @given(data=answers(), cuts=st.lists(st.floats(0, 1), max_size=5), ends=st.booleans())
-def test_it_reads_what_h11_reads_in_any_parts(data, cuts, ends):
+def test_the_parser_agrees_with_h11_however_the_bytes_are_split(data, cuts, ends):
     places = sorted({0, *(int(cut * len(data)) for cut in cuts), len(data)})
     parts = [data[start:end] for start, end in pairwise(places)]
     ended = [b""] if ends else []
@@ -328,13 +328,13 @@ def test_it_reads_what_h11_reads_in_any_parts(data, cuts, ends):
     assert ours == told([data, *ended])
     if theirs is None:
         assert ours == "refused"
-    else:  # after the end of the connection nothing is reusable, and nobody asks
+    else:  # after the end of the connection, reuse does not matter
         assert ours[: 4 if ends else 5] == theirs[: 4 if ends else 5]
 
 
 @settings(max_examples=300)
 @given(data=st.binary(max_size=60) | st.binary(max_size=20).map(lambda data: OK + data), ends=st.booleans())
-def test_any_bytes_are_an_answer_or_refused(data, ends):
+def test_any_bytes_are_a_response_or_refused(data, ends):
     parts = [data] if data else []
     seen = told([*parts, *([b""] if ends else [])])
     assert seen == told([*bytewise(data), *([b""] if ends else [])])
@@ -342,7 +342,7 @@ def test_any_bytes_are_an_answer_or_refused(data, ends):
 
 
 @pytest.mark.parametrize("struck", [SystemExit, KeyboardInterrupt, LookupError])
-def test_what_a_signal_handler_raises_while_an_answer_is_parsed_comes_out(struck, monkeypatch):
+def test_an_exception_of_a_signal_handler_during_parsing_propagates(struck, monkeypatch):
     def strike(*_: object) -> None:
         raise struck("told to end")
 

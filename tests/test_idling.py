@@ -1,4 +1,4 @@
-"""How long unused connections are good for, by what was seen of them."""
+"""The idle time: how long unused connections are reused, learned from earlier ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def idle(round_trip: float = 0.0, seconds: float = 4.0) -> IdleTime:
     return made
 
 
-def test_until_something_is_seen_it_is_what_was_asked_for():
+def test_the_idle_time_is_the_configured_one_at_first():
     assert IdleTime(4.0).limit == 4.0
 
 
@@ -22,20 +22,24 @@ def test_until_something_is_seen_it_is_what_was_asked_for():
     [
         (0.5, 0.0, 0.25),
         (0.5, 0.1, 0.25),
-        (0.25, 0.1, 0.05),  # a request that leaves at 0.1 s, of a server that closes at 0.25, would come late
+        (
+            0.25,
+            0.1,
+            0.05,
+        ),  # a request sent after 0.1 s would arrive too late at a server that closes after 0.25 s
         (0.2, 0.1, 0.0),
-        (0.0, 0.0, 4.0),  # it fails, or was told to end: connections to it are as good as before
+        (0.0, 0.0, 4.0),  # the server failed or was restarted: this says nothing about its idle time
         (0.09, 0.0, 4.0),
         (60.0, 0.0, 4.0),
     ],
 )
-def test_a_close_shortens_it_so_that_a_request_is_there_before(closed_after, round_trip, limit):
+def test_a_close_shortens_the_idle_time_so_that_requests_arrive_in_time(closed_after, round_trip, limit):
     learned = idle(round_trip)
     learned.was_closed(closed_after, now=100.0)
     assert learned.limit == pytest.approx(limit)
 
 
-def test_the_shortest_of_the_latest_closes_counts():
+def test_the_idle_time_follows_the_shortest_of_the_latest_closes():
     learned = idle()
     for after in (1.0, 0.4, 3.0):
         learned.was_closed(after, now=1.0)
@@ -45,14 +49,14 @@ def test_the_shortest_of_the_latest_closes_counts():
     assert learned.limit == 1.0
 
 
-def test_the_quickest_opening_is_the_round_trip():
+def test_the_fastest_connect_is_taken_as_the_round_trip_time():
     learned = idle(0.1)
     learned.opened_within(3.0)  # a packet was lost
     learned.was_closed(0.5, now=1.0)
     assert learned.limit == 0.25
 
 
-def test_one_that_outlives_its_time_restores_it_if_nothing_was_closed_meanwhile():
+def test_a_connection_that_outlives_the_idle_time_restores_it_if_none_closed_meanwhile():
     learned = idle()
     learned.was_closed(0.5, now=10.0)
     learned.was_kept(since=9.0)

@@ -1,4 +1,4 @@
-"""An inventory fed in parts is what it is in one piece, or a DecodeError."""
+"""An inventory fed in parts equals the whole, or raises a DecodeError."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def bodies(draw) -> bytes:
         )
         if draw(st.booleans()):
             row[draw(st.sampled_from(TRICKY))] = draw(st.sampled_from([None, [{}, {"a": {}}], "}", {"}": "{"}]))
-        if draw(st.integers(0, 3)) == 0:  # one that takes the slow lane
+        if draw(st.integers(0, 3)) == 0:  # one for the careful decoder
             row["SurveyId"] = row.pop("SurveyID")
         if draw(st.integers(0, 3)) == 0:
             row = dict(reversed(row.items()))
@@ -116,7 +116,7 @@ def bodies(draw) -> bytes:
 
 @settings(max_examples=150)
 @given(body=bodies(), cuts=st.lists(st.floats(0, 1), max_size=8), limit=st.sampled_from([50, 2000, 2**18]))
-def test_cut_anywhere_it_is_what_it_is_in_one_piece(body, cuts, limit):
+def test_an_inventory_split_anywhere_equals_the_whole(body, cuts, limit):
     places = [0, *sorted(int(cut * len(body)) for cut in cuts), len(body)]
     parts = [body[start:end] for start, end in pairwise(places)]
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +126,7 @@ def test_cut_anywhere_it_is_what_it_is_in_one_piece(body, cuts, limit):
 
 @settings(max_examples=30)
 @given(body=bodies(), size=st.sampled_from([1, 2, 3, 7, 50, 1000]), limit=st.sampled_from([50, 2**18]))
-def test_in_parts_of_any_size_it_is_what_it_is_in_one_piece(body, size, limit):
+def test_an_inventory_in_parts_of_any_size_equals_the_whole(body, size, limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_inventory, "_GUESSED_BYTES", limit)
         assert read(parts_of(body, size)) == from_json(Quotas, body)
@@ -140,7 +140,7 @@ def test_in_parts_of_any_size_it_is_what_it_is_in_one_piece(body, size, limit):
     put=st.sampled_from([b"", b"{", b"}", b'"', b"\\", b",", b"]", b"[", b" ", b"\xff", b"null", b"\x00"]),
     size=st.sampled_from([13, 500, 10**9]),
 )
-def test_spoiled_anywhere_it_is_refused_in_parts_where_it_is_in_one_piece(body, where, removed, put, size):
+def test_a_damaged_inventory_is_refused_in_parts_if_it_is_refused_as_a_whole(body, where, removed, put, size):
     at = int(where * len(body))
     spoiled = body[:at] + put + body[at + removed :]
     try:
@@ -153,7 +153,7 @@ def test_spoiled_anywhere_it_is_refused_in_parts_where_it_is_in_one_piece(body, 
 
 @pytest.mark.parametrize("style", ["compact", "wide"])
 @pytest.mark.parametrize("size", [7, 10**9])
-def test_cut_at_any_byte_it_is_refused(style, size):
+def test_an_inventory_cut_at_any_byte_is_refused(style, size):
     rows = [inventories.survey(SurveyID=1, SurveyName="a } ] , {"), inventories.survey(SurveyID=2, Quotas=[])]
     body = _spelled(inventories.quotas(*rows, More={"a": []}), style).rstrip()
     for end in range(0, len(body), 1 if size > 7 else 5):
@@ -162,7 +162,7 @@ def test_cut_at_any_byte_it_is_refused(style, size):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_other_encodings_are_read_whole(encoding):
+def test_other_encodings_are_decoded_as_a_whole(encoding):
     body = json.dumps(inventories.quotas()).encode(encoding)
     inventory = Inventory()
     assert inventory.feed(body) + inventory.end() == []
@@ -178,22 +178,22 @@ def test_other_encodings_are_read_whole(encoding):
         b'{"a":"%b","Surveys":[%b]%b' % (b"x" * 9000, survey(), TAIL),
     ],
 )
-def test_what_does_not_begin_as_an_inventory_is_left_to_be_read_whole(body):
+def test_a_body_that_does_not_begin_as_an_inventory_is_decoded_as_a_whole(body):
     inventory = Inventory()
     assert [row for part in parts_of(body, 500) for row in inventory.feed(part)] + inventory.end() == []
     assert inventory.unread == body
 
 
-# --- When a survey is there
+# --- When a survey is returned
 
 
-def test_a_survey_is_there_with_what_shows_that_another_one_follows():
+def test_a_survey_is_returned_when_the_start_of_the_next_one_arrives():
     inventory = Inventory()
     assert [row.survey_id for row in inventory.feed(b'{"Surveys":[%b,' % survey(1))] == [1]
     assert inventory.feed(survey(2)) == []
     assert [row.survey_id for row in inventory.feed(b"," + survey(3)[:20])] == [2]
     assert inventory.feed(survey(3)[20:]) == []
-    assert inventory.feed(b",") == []  # from now on it takes the beginning of the next one
+    assert inventory.feed(b",") == []  # from now on the beginning of the next one is needed
     assert [row.survey_id for row in inventory.feed(survey(4)[:20])] == [3]
     assert inventory.feed(survey(4)[20:] + b"]" + TAIL) == []
     assert [row.survey_id for row in inventory.end()] == [4]
@@ -206,7 +206,7 @@ def test_an_empty_list_and_a_single_survey_are_inventories_too():
 
 
 @pytest.mark.parametrize("style", ["plain", "compact", "indented"])
-def test_large_surveys_are_found_by_looking_closer(style, monkeypatch):
+def test_the_end_of_a_large_survey_is_found(style, monkeypatch):
     monkeypatch.setattr(_inventory, "_GUESSED_BYTES", 300)
     rows = [inventories.survey(SurveyID=number, SurveyName="}{" * number) for number in range(5)]
     body = _spelled(inventories.quotas(*rows), style)
@@ -214,7 +214,7 @@ def test_large_surveys_are_found_by_looking_closer(style, monkeypatch):
         assert read(parts_of(body, size)) == from_json(Quotas, body)
 
 
-def test_a_large_survey_that_ends_otherwise_is_handed_over_before_the_end(monkeypatch):
+def test_a_large_survey_with_an_unusual_end_is_returned_before_the_end(monkeypatch):
     monkeypatch.setattr(_inventory, "_GUESSED_BYTES", 300)
     inventory = Inventory()
     assert len(inventory.feed(b'{"Surveys":[%b,%b' % (survey(1), survey(2)))) == 2
@@ -222,7 +222,7 @@ def test_a_large_survey_that_ends_otherwise_is_handed_over_before_the_end(monkey
     assert [row.survey_id for row in inventory.feed(b"," + other + b',{"')] == [3]
 
 
-# --- What is wrong, and where
+# --- Errors and their paths
 
 
 def edited(index: int, *path: Any, value: Any) -> bytes:
@@ -266,17 +266,17 @@ PATH_OF_CONDITION = "$.Surveys[{}].Quotas[0].Layers[0].SubQuotas[0].QuestionsAnd
         (b'{"Surveys":[%b],"Surveys":null%b' % (survey(1), TAIL), "$.Surveys"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_path(body, path, size):
+def test_a_decode_error_names_the_path(body, path, size):
     assert refusal(body, size).path == path
 
 
-def test_two_lists_of_which_the_last_is_empty_are_refused_too():
+def test_two_lists_of_surveys_are_refused_even_if_the_last_is_empty():
     refusal(b'{"Surveys":[%b],"Surveys":[]%b' % (survey(1), TAIL))
 
 
 @pytest.mark.parametrize("blank", [b"\x0b", b"\x0c"])
 @pytest.mark.parametrize("body", [b",%b%%b", b"%b,%%b"])
-def test_blanks_that_json_does_not_know_are_refused_between_surveys(blank, body):
+def test_blanks_that_are_not_json_are_refused_between_surveys(blank, body):
     spoiled = b'{"Surveys":[' + survey(1) + (body % blank) % survey(2) + b"]" + TAIL
     with pytest.raises(DecodeError):
         from_json(Quotas, spoiled)
@@ -284,11 +284,11 @@ def test_blanks_that_json_does_not_know_are_refused_between_surveys(blank, body)
     refusal(spoiled, 100)
 
 
-# --- The work it takes
+# --- The amount of work
 
 
 class Work:
-    """Counts the bytes that are decoded, and the tokens looked at."""
+    """Counts the decoded bytes and the tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = 0
@@ -315,7 +315,7 @@ class Work:
 
 @pytest.mark.parametrize("name", ["plain", "}", "{", "},{", '"}, {"SurveyID"', "{{{{", '\\"}'])
 @pytest.mark.parametrize("size", [13, 700, 2**17])
-def test_braces_in_texts_do_not_make_it_more_than_linear(name, size, monkeypatch):
+def test_braces_in_texts_keep_the_work_linear(name, size, monkeypatch):
     rows = [inventories.survey(SurveyID=number, SurveyName=name) for number in range(60)]
     body = json.dumps(inventories.quotas(*rows)).encode()
     work = Work(monkeypatch)
@@ -324,7 +324,7 @@ def test_braces_in_texts_do_not_make_it_more_than_linear(name, size, monkeypatch
     assert work.tokens < 2 * len(body) + 10 * len(body) / size
 
 
-def test_surveys_for_the_slow_lane_are_not_tried_together_again_and_again(monkeypatch):
+def test_surveys_for_the_careful_decoder_are_not_tried_together_repeatedly(monkeypatch):
     rows = [inventories.survey(SurveyID=number) for number in range(120)]
     rows[-5]["SurveyId"] = rows[-5].pop("SurveyID")
     body = json.dumps(inventories.quotas(*rows)).encode()
@@ -334,15 +334,15 @@ def test_surveys_for_the_slow_lane_are_not_tried_together_again_and_again(monkey
 
 
 @pytest.mark.parametrize("blanks", [b" " * 6000, b"\n  " * 2000])
-def test_many_blanks_cost_no_more_than_one_look_each(blanks):
-    """Timed with a margin of some hundred: what a regular expression does cannot be counted."""
+def test_many_blanks_take_linear_time(blanks):
+    """Timed with a margin of several hundred, because the work of a regular expression cannot be counted."""
     inventory = Inventory()
     began = time.process_time()
     assert inventory.feed(b'{"Surveys":[' + blanks) == []
     assert time.process_time() - began < 0.05
 
 
-def test_blanks_fed_in_parts_change_nothing():
+def test_blanks_split_between_parts_change_nothing():
     inventory, seen = Inventory(), []
     for part in (b'{"Surveys":[', *[b" \r\n\t"] * 20, survey(1), *[b"  "] * 80, b",", *[b" "] * 9, survey(2)):
         seen += inventory.feed(part)
@@ -356,16 +356,16 @@ def test_surveys_are_frozen_records():
 
 
 @pytest.mark.parametrize("size", [100, 10**9])
-def test_endless_digits_behind_the_surveys_are_no_error_but_ours(size):
+def test_too_many_digits_after_the_surveys_are_a_decode_error(size):
     body = b'{"Surveys":[%b],"X":%b%b' % (survey(), b"9" * 5000, TAIL)
     with suppress(DecodeError):
         assert len(read(parts_of(body, size)).surveys) == 1
 
 
-# --- Surveys that were read before
+# --- Surveys that are already known
 
 
-def test_surveys_that_are_as_they_were_are_the_same_objects_as_long_as_somebody_has_them():
+def test_unchanged_surveys_are_the_same_objects_while_somebody_holds_them():
     known = WeakValueDictionary[bytes, Survey]()
     texts = [survey(number) for number in range(50)]
     before = read_again(body_of(*texts), known)
@@ -376,14 +376,14 @@ def test_surveys_that_are_as_they_were_are_the_same_objects_as_long_as_somebody_
     old = set(map(id, before))
     others = [each.survey_id for each in after if id(each) not in old]
     assert 20 in others
-    # The first and the last ones are read one by one.
+    # The first and the last surveys are decoded one by one.
     assert len(others) < 5
     del before, after
     gc.collect()
     assert not known
 
 
-def test_what_cannot_be_read_is_told_also_where_surveys_are_known():
+def test_decode_errors_are_reported_even_if_other_surveys_are_cached():
     known = WeakValueDictionary[bytes, Survey]()
     texts = [survey(number) for number in range(50)]
     before = read_again(body_of(*texts), known)
@@ -391,6 +391,6 @@ def test_what_cannot_be_read_is_told_also_where_surveys_are_known():
     with pytest.raises(DecodeError) as caught:
         read_again(body_of(*texts), known)
     assert caught.value.path == "$.Surveys[20].LOI"
-    texts[20] = survey(20, LOI=7.0)  # the slow lane takes it
+    texts[20] = survey(20, LOI=7.0)  # the careful decoder reads it
     assert [each.loi for each in read_again(body_of(*texts), known)][20] == 7
     assert len(before) == 50

@@ -1,4 +1,4 @@
-"""What a chunk comes to: one bad ID found, deadlines, goals, lanes."""
+"""Chunks: a bad ID is found by splitting; deadlines, goals, lanes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 ONCE = RetryPolicy(max_attempts=1)
 NO_PATIENCE = OutagePolicy(patience=0)
-"""What is refused for load, or cannot be sent, uses up its attempts."""
+"""Chunks that are refused for load or cannot be sent use up their attempts."""
 
 
 def refusing(bad: set[int], status: int = 400, **headers: str) -> doubles.Service:
-    """Return a service that refuses a request whole if it holds one of these IDs."""
+    """Return a service that refuses a whole request if it contains one of these IDs."""
 
     def answer(request: httpx.Request):
         if request.method == "GET":
@@ -77,15 +77,15 @@ async def test_two_bad_ids_are_found_or_not_sent_and_the_effort_is_bounded():
     assert len(service.requests) <= 1 + 16
 
 
-async def test_what_is_refused_whole_and_in_parts_is_not_taken_apart_again():
+async def test_a_chunk_whose_parts_are_all_refused_stops_further_splitting():
     service = refusing(set(range(1, 1001)))
     result = await bulk(service, range(1, 1001), max_concurrency=1)
     assert len(result.not_sent) == 1000
-    assert len(service.requests) <= 10 + 2 * 4  # one chunk, and one that ran beside it
+    assert len(service.requests) <= 10 + 2 * 4  # one chunk, and one that ran at the same time
 
 
 @pytest.mark.parametrize("code", [3, 12, 14])
-async def test_a_refusal_of_the_panel_or_the_member_is_not_about_a_quota(code):
+async def test_a_refusal_of_the_panel_or_member_does_not_split_the_chunk(code):
     service = doubles.Service(httpx.Response(400, json={"Result": "R", "ResultCode": code}))
     assert len((await bulk(service, range(1, 101))).not_sent) == 100
     assert len(service.requests) == 1
@@ -104,23 +104,23 @@ async def test_a_refusal_of_the_panel_or_the_member_is_not_about_a_quota(code):
         httpx.Response(400, json={"Result": "TECHNICAL_ERROR", "ResultCode": 36}),
     ],
 )
-async def test_what_proves_nothing_is_never_taken_apart(failure):
+async def test_a_failure_that_proves_nothing_does_not_split_the_chunk(failure):
     service = doubles.Service(failure)
     await bulk(service, range(1, 101))
     assert len(service.requests) == 1
 
 
 DIRECT = {408, 425, 429, 503}
-"""What proves that nothing was processed where nothing is between the client and the service."""
+"""Statuses that prove non-processing if there is no proxy between the client and the service."""
 
 
-async def test_a_503_that_does_not_pass_while_others_are_answered_is_taken_apart_where_it_proves_something():
+async def test_a_lasting_503_splits_the_chunk_if_it_proves_something_and_others_succeed():
     service, policy = refusing({7}, 503), RetryPolicy(budget=100, unprocessed=DIRECT)
     result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, retry=policy)
     assert result.resendable() == (7,)
 
 
-async def test_a_503_of_the_service_itself_is_repeated_and_not_taken_apart():
+async def test_a_503_of_the_service_itself_is_retried_and_does_not_split_the_chunk():
     service = refusing({7}, 503)
     policy = RetryPolicy(budget=100)
     result = await bulk(
@@ -130,20 +130,20 @@ async def test_a_503_of_the_service_itself_is_repeated_and_not_taken_apart():
     assert len(service.requests) == 3 + 3
 
 
-async def test_a_503_of_who_knows_whom_is_sent_once_and_proves_nothing():
+async def test_a_503_of_unknown_origin_is_not_retried_and_proves_nothing():
     service = doubles.Service(httpx.Response(503, text="<html>", headers={"Retry-After": "1"}))
     result = await bulk(service, range(1, 9))
     assert len(result.unknown) == 8
     assert len(service.requests) == 1
 
 
-async def test_a_503_alone_is_about_the_load():
+async def test_a_503_to_the_only_chunk_does_not_split_it():
     service = refusing({7}, 503)
     assert len((await bulk(service, range(1, 9), outage=NO_PATIENCE)).not_sent) == 8
     assert len(service.requests) == 3
 
 
-async def test_an_outage_is_not_taken_apart_for_long():
+async def test_an_outage_stops_the_splitting_of_chunks():
     service = doubles.Service(httpx.Response(503))
     async with doubles.client(service, retry=RetryPolicy(unprocessed=DIRECT)) as client:
         for _ in range(3):
@@ -159,14 +159,14 @@ async def test_an_outage_is_not_taken_apart_for_long():
         ({"retry": RetryPolicy(budget=2, deposit=0, unprocessed=DIRECT)}, {}),
     ],
 )
-async def test_a_503_is_not_taken_apart(options, headers):
+async def test_a_503_does_not_split_the_chunk(options, headers):
     service = refusing({7}, 503, **headers)
     result = await bulk(service, range(1, 33), chunk_size=8, max_concurrency=2, outage=NO_PATIENCE, **options)
     assert len(result.not_sent) == 8
     assert len(service.requests) <= 3 + 3
 
 
-async def test_a_part_that_may_have_worked_is_unknown_and_the_rest_as_answered():
+async def test_an_ambiguous_part_is_unknown_and_the_other_parts_keep_their_outcomes():
     def answer(request: httpx.Request):
         ids = doubles.asked(request)
         if len(ids) == 8:
@@ -178,7 +178,7 @@ async def test_a_part_that_may_have_worked_is_unknown_and_the_rest_as_answered()
     assert len(result.invited) + len(result.rejected) == 4
 
 
-async def test_a_key_that_is_refused_in_a_part_ends_it():
+async def test_a_refused_key_ends_the_splitting():
     def answer(request: httpx.Request):
         whole = len(doubles.asked(request)) == 8
         return httpx.Response(400, json={"ResultCode": 10}) if whole else httpx.Response(403)
@@ -188,8 +188,8 @@ async def test_a_key_that_is_refused_in_a_part_ends_it():
     assert len(service.requests) == 2
 
 
-async def test_parts_that_were_answered_stay_known_when_it_is_cut_off():
-    """An invite that was made in the first half is not `not_sent` because the second half was cancelled."""
+async def test_answered_parts_keep_their_outcomes_after_cancellation():
+    """An invite of the first half is not reported as `not_sent` if the second half is cancelled."""
     second = anyio.Event()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -237,16 +237,16 @@ async def sizes(**options) -> list[int]:
     return [len(doubles.asked(request)) for request in service.requests]
 
 
-async def test_a_bulk_is_as_few_requests_as_can_be_by_default():
+async def test_a_bulk_makes_as_few_requests_as_possible_by_default():
     assert await sizes() == [100]
 
 
 @pytest.mark.parametrize("options", [{"goal": "first"}, {"deadline": 60}])
-async def test_a_bulk_that_is_waited_for_is_spread_over_the_free_slots(options):
+async def test_a_bulk_with_goal_first_or_a_deadline_uses_all_free_slots(options):
     assert sorted(await sizes(**options)) == [9] + [13] * 7
 
 
-async def test_what_has_no_slot_free_is_not_spread():
+async def test_a_bulk_is_not_spread_if_no_slot_is_free():
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=1) as client:
         await client.bulk_invite("m", range(1, 101), goal="first")
@@ -265,7 +265,7 @@ async def test_what_has_no_slot_free_is_not_spread():
         {"weight": math.nan},
     ],
 )
-async def test_what_makes_no_sense_is_refused(options):
+async def test_invalid_options_are_refused(options):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             await client.bulk_invite("m", [1], **options)
@@ -297,19 +297,21 @@ async def test_every_call_ends_at_its_deadline(name):
     assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
 
 
-async def test_the_limits_of_an_attempt_are_cut_to_what_is_left():
+async def test_timeouts_are_shortened_to_the_time_left():
     service = doubles.Service([])
     async with doubles.client(service) as client:
         await client.get_settings(deadline=3)
     assert set(service.requests[0].extensions["timeout"].values()) == {3}
 
 
-async def test_waits_are_cut_to_what_a_deadline_leaves():
+async def test_waits_are_shortened_to_the_time_before_the_deadline():
     time = doubles.FakeTime()
     service = doubles.Service(httpx.ConnectError("refused"))
     async with doubles.client(service, time) as client:
         with pytest.raises(Exception, match="no connection") as caught:
-            await client.get_settings(deadline=0.45)  # of which 0.05 must be left; else 0.25 and 0.5
+            await client.get_settings(
+                deadline=0.45
+            )  # 0.05 of it must be left; without a deadline: 0.25 and 0.5
     assert (caught.value.attempts, time.slept) == (3, [pytest.approx(0.2), pytest.approx(0.1)])
 
 
@@ -336,13 +338,13 @@ async def test_a_chunk_that_was_surely_not_processed_is_asked_as_often_as_it_tak
     assert len(service.requests) == 13
 
 
-async def test_it_is_not_for_who_repeats_nothing():
+async def test_such_a_chunk_is_not_retried_if_retries_are_off():
     service = doubles.Service(httpx.Response(429), doubles.bulk)
     assert len((await bulk(service, [2, 3], retry=ONCE)).not_sent) == 2
     assert len(service.requests) == 1
 
 
-async def test_it_is_given_up_when_nothing_was_let_in_for_long():
+async def test_such_a_chunk_is_given_up_when_nothing_was_accepted_for_long():
     time, service = doubles.FakeTime(), doubles.Service(httpx.Response(429))
     async with doubles.client(service, time, outage=OutagePolicy(patience=100)) as client:
         result = await client.bulk_invite("m", range(1, 5001))
@@ -353,7 +355,7 @@ async def test_it_is_given_up_when_nothing_was_let_in_for_long():
 
 
 @pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
-async def test_one_429_under_a_deadline_of_a_second_ends_in_answers(random):
+async def test_one_429_under_a_deadline_of_a_second_still_gives_all_outcomes(random):
     service = doubles.Service(httpx.Response(429), doubles.bulk)
     async with doubles.client(service, random=lambda: random) as client:
         result = await client.bulk_invite("m", range(1, 11), deadline=1)
@@ -388,7 +390,7 @@ async def test_a_call_that_waits_for_a_permit_ends_at_its_deadline():
 
 
 async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
-    """In flight: unknown. Not sent by then: not_sent."""
+    """IDs in flight are unknown; IDs not sent by then are not_sent."""
 
     async def slow(request: httpx.Request) -> httpx.Response:
         await anyio.sleep(0.01 if 1 in doubles.asked(request) else 60)
@@ -404,7 +406,7 @@ async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
     assert isinstance(result[49].error, TransportTimeoutError)
 
 
-async def test_a_deadline_that_passes_is_not_the_services_fault():
+async def test_a_missed_deadline_does_not_count_against_the_service():
     async def slow(_: httpx.Request) -> httpx.Response:
         await anyio.sleep(60)
 
@@ -415,7 +417,7 @@ async def test_a_deadline_that_passes_is_not_the_services_fault():
         assert client.snapshot().limit == 8
 
 
-async def test_after_its_deadline_a_stream_takes_no_more_of_an_endless_input():
+async def test_a_stream_stops_reading_endless_input_at_its_deadline():
     async def never() -> AsyncIterator[int]:
         yield 1
         await anyio.sleep_forever()
@@ -428,7 +430,7 @@ async def test_after_its_deadline_a_stream_takes_no_more_of_an_endless_input():
             assert {"rejected"} <= kinds
 
 
-async def test_a_collection_is_answered_whole_also_after_its_deadline():
+async def test_every_id_of_a_collection_has_an_outcome_after_the_deadline():
     time = doubles.FakeTime()
 
     def answer(request: httpx.Request):
@@ -445,7 +447,7 @@ async def test_a_collection_is_answered_whole_also_after_its_deadline():
             assert len([outcome async for outcome in stream]) < 50
 
 
-async def test_reading_an_answer_is_part_of_the_deadline(monkeypatch):
+async def test_reading_a_response_counts_against_the_deadline(monkeypatch):
     monkeypatch.setattr("sampling_async._calls.call._THREADED_BYTES", 0)
     released = threading.Event()
 
@@ -460,7 +462,7 @@ async def test_reading_an_answer_is_part_of_the_deadline(monkeypatch):
     assert caught.value.delivery == "unknown"
 
 
-async def test_a_goal_that_is_given_counts_over_the_deadline():
+async def test_an_explicit_goal_takes_precedence_over_the_deadline():
     assert await sizes(deadline=60, goal="throughput") == [100]
 
 
@@ -489,13 +491,13 @@ async def test_a_stream_is_entered_once():
 
 
 async def settled() -> None:
-    """Let everything run until it waits for the service."""
+    """Let all tasks run until they wait for the service."""
     for _ in range(50):
         await anyio.lowlevel.checkpoint()
 
 
 class Slots:
-    """A service that answers when told to, and notes who was let in."""
+    """A service that responds when told to, and records which calls it got."""
 
     def __init__(self) -> None:
         self.let_in: list[str] = []
@@ -509,7 +511,7 @@ class Slots:
         return httpx.Response(200, json=doubles.bulk(request) if is_bulk else [])
 
     async def answer_all(self, times: int = 1) -> None:
-        """Answer all that are in, and let the next ones come in; so many times."""
+        """Respond to all calls and let the next ones in, this many times."""
         for _ in range(times):
             await settled()
             turn, self._turn = self._turn, anyio.Event()
@@ -523,7 +525,7 @@ async def consume(client, member: str, count: int, **options) -> None:
             pass
 
 
-async def test_an_interactive_call_waits_for_one_freed_slot_of_a_bulk_without_end():
+async def test_an_interactive_call_gets_the_first_slot_that_an_endless_bulk_frees():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=4) as client:
         async with anyio.create_task_group() as tasks:
@@ -537,7 +539,7 @@ async def test_an_interactive_call_waits_for_one_freed_slot_of_a_bulk_without_en
             tasks.cancel_scope.cancel()
 
 
-async def test_it_does_so_also_where_the_limit_was_lowered_meanwhile():
+async def test_an_interactive_call_gets_the_first_free_slot_after_the_limit_was_lowered():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=4) as client:
         async with anyio.create_task_group() as tasks:
@@ -565,7 +567,7 @@ async def test_bulks_share_evenly_or_by_their_weights():
         assert counted == pytest.approx(shares, abs=0.05)
 
 
-async def test_a_bulk_that_comes_late_gets_its_share_and_no_more():
+async def test_a_late_bulk_gets_its_share_and_no_more():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=1) as client:
         async with anyio.create_task_group() as tasks:
@@ -594,7 +596,7 @@ async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_
     assert 3 <= slots.let_in.count("bulk") <= 5
 
 
-async def test_a_snapshot_shows_what_is_going_on():
+async def test_a_snapshot_shows_current_and_waiting_work():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=2) as client:
         assert client.snapshot().seconds_per_id is None
@@ -614,7 +616,7 @@ async def test_a_snapshot_shows_what_is_going_on():
 @pytest.mark.parametrize(
     "shown", [httpx.Response(429), httpx.Response(503), httpx.Response(502), httpx.ReadTimeout("late")], ids=str
 )
-async def test_the_limit_follows_what_the_service_shows(shown):
+async def test_the_limit_follows_the_service(shown):
     service = doubles.Service(*[shown] * 3, doubles.bulk)
     async with doubles.client(service, retry=ONCE) as client:
         for limit in (4, 2, 1):
@@ -624,8 +626,8 @@ async def test_the_limit_follows_what_the_service_shows(shown):
         assert client.snapshot().limit == 2
 
 
-async def test_an_endpoint_that_fails_does_not_hold_back_the_others():
-    """Bulks go on at full width, and without waiting, while quotas cannot be had."""
+async def test_a_failing_endpoint_does_not_slow_down_the_others():
+    """Bulks continue at full speed while Get Quotas fails."""
 
     def answer(request: httpx.Request):
         if request.method == "POST":
@@ -640,12 +642,12 @@ async def test_an_endpoint_that_fails_does_not_hold_back_the_others():
             with contextlib.suppress(Exception):
                 await client.get_quotas()
         assert client.snapshot().held_for == 60
-        began = time.now  # reading quotas has a pace by now
+        began = time.now  # Get Quotas has a pace by now
         assert len((await client.bulk_invite("m", range(1, 1001))).unknown) == 0
         assert (client.snapshot().limit, time.now) == (8, began)
 
 
-async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():
+async def test_a_fan_out_accepts_a_goal_a_deadline_and_a_weight():
     service = doubles.Service(doubles.bulk)
     requests = [InviteRequest(f"m{n}", range(1, 11)) for n in range(3)]
     async with doubles.client(service, timeouts=Timeouts()) as client:
@@ -654,8 +656,8 @@ async def test_a_whole_panel_can_have_a_goal_a_deadline_and_a_weight():
     assert len(service.requests) > 3
 
 
-async def test_what_takes_no_request_does_not_wait_for_a_hold(tmp_path):
-    """Answers of a journal are handed over at once, whatever the service asks."""
+async def test_replayed_outcomes_do_not_wait_for_a_hold(tmp_path):
+    """Outcomes from a journal are returned at once, whatever Retry-After says."""
     clock, service = doubles.FakeTime(), doubles.Service(doubles.bulk)
     requests = [InviteRequest("m", range(1, 201))]
     async with doubles.client(service, clock) as client:
@@ -666,8 +668,8 @@ async def test_what_takes_no_request_does_not_wait_for_a_hold(tmp_path):
     assert (clock.now, len(service.requests)) == (0, 2)
 
 
-async def test_a_bulk_in_a_hurry_uses_the_slots_that_bulks_have():
-    """Other endpoints have limits of their own; what they use does not count as a bulk's."""
+async def test_a_bulk_with_goal_first_uses_all_slots_of_bulks():
+    """Other endpoints have their own limits; their permits do not count for bulks."""
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=64) as client:
         busy = [client._interactive("get_settings", None) for _ in range(8)]
@@ -680,20 +682,20 @@ async def test_a_bulk_in_a_hurry_uses_the_slots_that_bulks_have():
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), 1e-320, 1e300, 10**400, True, "1"])
-async def test_a_weight_that_is_no_share_is_refused(weight):
+async def test_an_invalid_weight_is_refused(weight):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         with pytest.raises(InvalidRequestError, match="weight"):
             client.stream_bulk_invite("m", [1], weight=weight)
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), 10**400, True, "1"])
-async def test_a_deadline_that_is_none_is_refused(deadline):
+async def test_an_invalid_deadline_is_refused(deadline):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         with pytest.raises(InvalidRequestError, match="deadline"):
             await client.bulk_invite("m", [1], deadline=deadline)
 
 
-async def test_an_id_whose_index_raises_is_refused_and_those_before_it_are_told():
+async def test_an_id_whose_index_method_raises_is_refused_and_earlier_ids_are_reported():
     class Broken:
         def __index__(self) -> int:
             raise ValueError("broken")
@@ -706,7 +708,7 @@ async def test_an_id_whose_index_raises_is_refused_and_those_before_it_are_told(
     assert [outcome.quota_id for outcome in outcomes.left_over] == [1, 2]
 
 
-def test_a_client_is_closed_from_another_event_loop_whatever_waits_in_the_first():
+def test_a_client_can_be_closed_from_another_event_loop_while_calls_wait_in_the_first():
     service = doubles.Service(httpx.Response(429, headers={"Retry-After": "30"}))
     client = doubles.client(service, sleep=anyio.sleep, clock=time.monotonic, retry=ONCE)
 

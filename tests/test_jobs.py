@@ -30,7 +30,7 @@ class Number:
 
 
 class Drawer:
-    """A source of numbers, out of an iterator or async generator."""
+    """A source of numbers from an iterator or async generator."""
 
     def __init__(self, numbers, drawn: list[int] | None = None) -> None:
         self.job: Number | None = None
@@ -38,7 +38,7 @@ class Drawer:
         self._drawn = [] if drawn is None else drawn
 
     async def draw(self) -> Number | None:
-        assert self.job is None, "handed over before the next is drawn"
+        assert self.job is None, "a job must be handed over before the next is drawn"
         number = await anext(self._numbers, None)
         if number is None:
             return None
@@ -60,7 +60,7 @@ async def double(job: Number, permit: Permit) -> None:
 
 
 async def results_of(stream: JobStream[Number], into: list[int] | None = None) -> list[int]:
-    """Take all that comes, and release it."""
+    """Take and release all results."""
     results = [] if into is None else into
     while (job := await stream.next()) is not None:
         results.append(job.result)
@@ -73,7 +73,7 @@ def stream_of(numbers, run=double, *, limit: int = 2, window: int = 2, shut=None
     return JobStream(doubles.permits(shut), Drawer(numbers, drawn), run, window=window)
 
 
-async def test_several_come_in_batches_and_the_window_does_not_stop_them():
+async def test_results_come_in_batches_and_a_full_window_does_not_stop_them():
     async with stream_of(range(600)) as stream:
         first = await stream.next()
         stream.release(first)
@@ -123,7 +123,7 @@ async def test_no_more_run_at_once_than_the_gate_permits():
     assert peak == 3
 
 
-async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn():
+async def test_leaving_early_stops_the_rest_and_accounts_for_every_drawn_job():
     drawn: list[int] = []
     shut = doubles.gate(2)
 
@@ -141,7 +141,7 @@ async def test_leaving_early_stops_the_rest_and_accounts_for_all_that_was_drawn(
     assert (shut.running, shut.waiting) == (0, 0)
 
 
-async def test_a_job_that_fails_lets_its_siblings_finish_and_is_raised_bare():
+async def test_the_error_of_a_job_is_raised_bare_after_the_other_jobs_finish():
     async def run(job: Number, permit: Permit) -> None:
         if job.number == 1:
             raise RuntimeError("job 1")
@@ -186,13 +186,13 @@ async def test_a_source_that_fails_is_raised_after_the_results():
         assert sorted(results) == [2, 4]
 
 
-async def test_an_exception_of_the_block_leaves_it_bare():
+async def test_an_exception_in_the_block_propagates_bare():
     with pytest.raises(ZeroDivisionError):
         async with stream_of(range(9)):
             raise ZeroDivisionError
 
 
-async def test_cancellation_passes_through():
+async def test_cancellation_propagates():
     shut = doubles.gate(1)
     with anyio.move_on_after(0.005) as scope:
         async with stream_of(range(9), lambda *_: anyio.sleep_forever(), shut=shut) as stream:
@@ -217,8 +217,8 @@ async def test_the_source_is_closed_in_its_own_task():
     assert closed_in == [0]
 
 
-async def test_a_consumer_that_needs_the_gate_itself_gets_through():
-    """A result that waits to be taken holds no permit, so a call inside the loop cannot dead-lock."""
+async def test_a_consumer_can_use_the_gate_itself():
+    """A result that waits to be taken holds no permit, so a call inside the loop cannot deadlock."""
     shut = doubles.gate(1)
     async with stream_of(range(5), shut=shut, window=1) as stream:
         while await stream.next() is not None:
@@ -227,7 +227,7 @@ async def test_a_consumer_that_needs_the_gate_itself_gets_through():
             permit.release()
 
 
-async def test_a_task_that_has_ended_its_job_is_given_the_next_one():
+async def test_a_task_that_finished_its_job_gets_the_next_one():
     tasks = set()
 
     async def run(job: Number, permit: Permit) -> None:
@@ -240,7 +240,7 @@ async def test_a_task_that_has_ended_its_job_is_given_the_next_one():
 
 
 async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:
-    """Cancel a stream after so many ticks, beside another user of its gate, and account for every job."""
+    """Cancel a stream after some ticks, while another lane uses its gate, and account for every job."""
     shut, drawn, results = doubles.gate(limit), [], []
 
     async def run(job: Number, permit: Permit) -> None:
@@ -312,7 +312,7 @@ async def test_reading_ahead_keeps_one_item_ready():
     assert await ahead.next() is None
 
 
-async def test_reading_ahead_raises_in_turn():
+async def test_reading_ahead_raises_an_error_after_the_items_before_it():
     async def source():
         yield 1
         raise LookupError("second")
@@ -355,7 +355,7 @@ async def test_reading_ahead_loses_nothing_when_cancelled():
     assert [item for item in taken if item is not None] == [0, 1, 2, 3, 4]
 
 
-async def test_a_refused_second_entry_does_no_harm():
+async def test_a_refused_second_entry_leaves_the_stream_usable():
     async with ReadAhead(numbers(3)) as ahead:
         assert await ahead.next() == 0
         with pytest.raises(RuntimeError, match="entered once"):
@@ -363,7 +363,7 @@ async def test_a_refused_second_entry_does_no_harm():
         assert [await ahead.next() for _ in range(3)] == [1, 2, None]
 
 
-async def test_the_first_failure_is_the_one_told():
+async def test_the_first_failure_is_the_one_raised():
     async def run(job: Number, permit: Permit) -> None:
         if job.number:
             await anyio.lowlevel.checkpoint()

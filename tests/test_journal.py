@@ -1,4 +1,4 @@
-"""The journal: what a run that was killed leaves behind, and what the next one makes of it."""
+"""The journal: what a killed run leaves behind, and how the next run uses it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _OF_CLIENTS = ("retry", "panel_guid", "max_concurrency")
 
 
 async def run(service, journal, requests=PANEL, take: int | None = None, **options) -> list[InviteOutcome]:
-    """Run a panel; return the outcomes, or the first ones and what was left over."""
+    """Run a panel; return the outcomes, or the first ones and the left-over ones."""
     options = {"chunk_size": 3} | options
     client_options = {name: options.pop(name) for name in _OF_CLIENTS if name in options}
     async with doubles.client(service, **client_options) as client:
@@ -88,7 +88,7 @@ def facts(outcomes: list[InviteOutcome]) -> list[tuple]:
     return sorted((o.member_code, o.quota_id, o.status, o.invite and o.invite.url) for o in outcomes)
 
 
-async def test_a_second_run_sends_nothing_and_hands_over_the_same_outcomes(tmp_path):
+async def test_a_second_run_sends_nothing_and_returns_the_same_outcomes(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal")
     second = await run(service, tmp_path / "journal")
@@ -97,7 +97,7 @@ async def test_a_second_run_sends_nothing_and_hands_over_the_same_outcomes(tmp_p
     assert len(service.requests) == 10
 
 
-async def test_what_a_run_was_left_with_is_sent_by_the_next(tmp_path):
+async def test_ids_left_over_by_a_run_are_sent_by_the_next(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal", take=4)
     assert "not_sent" in {outcome.status for outcome in first}
@@ -107,7 +107,7 @@ async def test_what_a_run_was_left_with_is_sent_by_the_next(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-async def test_more_input_than_last_time_is_sent_too(tmp_path):
+async def test_additional_input_is_sent_by_the_next_run(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:2])
     outcomes = await run(service, str(tmp_path / "journal"), [*reversed(PANEL), InviteRequest("m0", [7, 1])])
@@ -122,7 +122,7 @@ def rows_of(path: Path) -> list[Note]:
 
 
 def written_anew(path: Path, notes: list[Note]) -> None:
-    """Leave a journal as a process does that was killed when it had written this much."""
+    """Leave a journal like a process that was killed after it had written these rows."""
     for file in path.parent.glob(f"{path.name}*"):
         file.unlink()
     journal = JournalFile(path, OWNER)
@@ -133,11 +133,11 @@ def written_anew(path: Path, notes: list[Note]) -> None:
 
 
 def killed(path: Path, chunk: int | None = 1) -> None:
-    """Have a journal without the answers, or those of one chunk, as a kill in the middle leaves it."""
+    """Remove all results, or those of one chunk, from a journal, as after a kill in the middle."""
     written_anew(path, [n for n in rows_of(path) if n.kind == SENT or chunk not in {None, n.chunk}])
 
 
-async def test_what_was_in_flight_at_the_kill_is_unknown_and_named(tmp_path):
+async def test_ids_in_flight_at_a_kill_are_unknown_and_named(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
@@ -162,7 +162,7 @@ async def test_unknowns_are_sent_again_when_asked_and_stay_doubtful(tmp_path):
 
 
 @pytest.mark.parametrize("failure", [httpx.ConnectError("refused"), httpx.Response(403)])
-async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
+async def test_ids_stay_unknown_after_a_failed_resend(tmp_path, failure):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
@@ -173,7 +173,7 @@ async def test_a_resend_that_fails_takes_nothing_back(tmp_path, failure):
     assert Counter(o.status for o in third)["unknown"] == 3
 
 
-async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
+async def test_ids_stay_unknown_after_a_stopped_resend(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal", chunk=None)
     again = Journal(tmp_path / "journal", resend_unknown=True)
@@ -181,7 +181,7 @@ async def test_a_resend_that_was_stopped_takes_nothing_back(tmp_path):
     assert {(outcome.status, outcome.error.delivery) for outcome in outcomes} == {("unknown", "unknown")}
 
 
-async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
+async def test_the_next_run_sends_not_sent_ids_and_no_unknown_ids(tmp_path):
     answers = iter([httpx.Response(500), httpx.Response(429), *[doubles.bulk] * 99])
 
     def answer(request: httpx.Request):
@@ -199,7 +199,7 @@ async def test_what_was_not_sent_is_sent_and_what_is_unknown_is_not(tmp_path):
     assert service.asked["m0", 1] == 1
 
 
-async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_place(tmp_path):
+async def test_a_repeated_member_is_sent_once_and_has_outcomes_at_each_place(tmp_path):
     service = Ledger()
     outcomes = await run(
         service,
@@ -210,7 +210,7 @@ async def test_a_member_that_comes_twice_is_asked_once_and_answered_at_each_plac
     assert set(service.asked.values()) == {1}
 
 
-async def test_cancelled_runs_write_down_what_is_known(tmp_path):
+async def test_cancelled_runs_write_down_their_outcomes(tmp_path):
     arrived = anyio.Event()
 
     async def silent(request: httpx.Request) -> httpx.Response:
@@ -236,7 +236,7 @@ async def test_cancelled_runs_write_down_what_is_known(tmp_path):
     assert sum(service.asked.values()) == 27
 
 
-async def test_a_client_that_is_closed_leaves_a_journal_to_go_on_with(tmp_path):
+async def test_a_closed_client_leaves_a_usable_journal(tmp_path):
     arrived = anyio.Event()
 
     async def silent(request: httpx.Request) -> httpx.Response:
@@ -255,7 +255,7 @@ async def test_a_client_that_is_closed_leaves_a_journal_to_go_on_with(tmp_path):
     assert sum(service.asked.values()) == 6
 
 
-async def test_a_journal_can_be_used_again_and_shows_no_member(tmp_path):
+async def test_a_journal_object_can_be_reused_and_shows_no_member(tmp_path):
     journal = Journal(tmp_path / "journal")
     for _ in range(2):
         await run(Ledger(), journal, PANEL[:1])
@@ -276,7 +276,7 @@ async def test_rows_are_only_ever_added(tmp_path):
     assert rows_of(tmp_path / "journal")[: len(before)] == before
 
 
-# --- What cannot be used
+# --- Unusable journals
 
 
 async def test_two_runs_cannot_use_one_journal(tmp_path):
@@ -336,7 +336,7 @@ def full(*_: object) -> None:
     raise error
 
 
-async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
+async def test_a_chunk_that_cannot_be_written_to_the_journal_is_not_sent(tmp_path, monkeypatch):
     service = Ledger()
     async with doubles.client(service) as client:
         stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
@@ -345,13 +345,13 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path, monkeypatch):
             async with stream:
                 async for _ in stream:
                     pytest.fail("nothing was asked")
-    # Of a request whose place in the journal could not be read, an earlier run may know.
+    # An earlier run may know a request whose place in the journal could not be read.
     assert {outcome.status for outcome in stream.left_over} <= {"not_sent", "unknown"}
     assert {outcome.status for outcome in stream.left_over if outcome.member_code == "m0"} == {"not_sent"}
     assert not service.requests
 
 
-async def test_an_answer_that_cannot_be_written_down_is_not_lost(tmp_path, monkeypatch):
+async def test_an_outcome_that_cannot_be_written_to_the_journal_is_not_lost(tmp_path, monkeypatch):
     append, calls = Rows.append, []
 
     def full_later(self, notes) -> None:
@@ -382,7 +382,7 @@ async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, m
     assert set(service.asked.values()) == {1}
 
 
-async def test_an_error_of_the_input_comes_through(tmp_path):
+async def test_an_error_of_the_input_propagates(tmp_path):
     def broken():
         yield PANEL[0]
         raise SamplingError("of the input")
@@ -391,8 +391,8 @@ async def test_an_error_of_the_input_comes_through(tmp_path):
         await run(Ledger(), tmp_path / "journal", broken())
 
 
-async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
-    """A request that waits for another about the same is cut off: its IDs are as the journal has them."""
+async def test_ids_known_from_an_earlier_run_are_never_reported_as_not_sent(tmp_path):
+    """A request that waits for an equal one is cancelled: its IDs have the outcomes of the journal."""
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     arrived = anyio.Event()
 
@@ -417,7 +417,7 @@ async def test_what_an_earlier_run_knows_is_never_called_not_sent(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["load", "make"])
-async def test_a_run_that_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_path, monkeypatch, moment):
+async def test_a_run_cancelled_during_opening_releases_the_journal(tmp_path, monkeypatch, moment):
     if moment == "load":
         await run(Ledger(), tmp_path / "journal", PANEL[:1])
     work, working, go_on = getattr(Rows, moment), threading.Event(), threading.Event()
@@ -435,7 +435,9 @@ async def test_a_run_that_was_cancelled_as_it_opened_lets_go_of_the_journal(tmp_
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(go_on_later, go_on)
         monkeypatch.undo()
-        assert len(await run(Ledger(), tmp_path / "journal")) == 30  # waits for the thread that lets go
+        assert (
+            len(await run(Ledger(), tmp_path / "journal")) == 30
+        )  # waits for the thread that releases the file
 
 
 async def go_on_later(go_on: threading.Event) -> None:
@@ -455,15 +457,15 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
-def test_a_path_that_can_be_none_is_refused_at_once(path):
+def test_an_invalid_path_is_refused_at_once(path):
     with pytest.raises(InvalidRequestError, match="a journal's path is a str or PathLike"):
         Journal(path)
 
 
-# --- Of a run before
+# --- Replayed outcomes of earlier runs
 
 
-async def test_what_a_run_before_knows_is_replayed_and_what_this_one_asked_is_not(tmp_path):
+async def test_outcomes_of_an_earlier_run_are_replayed_and_those_of_this_run_are_not(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal", [PANEL[0], PANEL[0]])
     assert len(first) == 12
@@ -474,20 +476,22 @@ async def test_what_a_run_before_knows_is_replayed_and_what_this_one_asked_is_no
     assert {o.status for o in second if o.replayed} == {"invited", "rejected", "unknown"}
 
 
-async def test_what_is_asked_again_is_not_replayed(tmp_path):
+async def test_outcomes_of_ids_sent_again_are_not_replayed(tmp_path):
     service = Ledger()
     await run(service, tmp_path / "journal", PANEL[:1])
     killed(tmp_path / "journal")
     journal = Journal(tmp_path / "journal", resend_unknown=True)
     outcomes = await run(service, journal, PANEL[:1])
     assert {o.quota_id: o.replayed for o in outcomes} == {i: i > 3 for i in range(1, 7)}
-    again = await run(service, tmp_path / "journal", PANEL[:1])  # with an object of its own
+    again = await run(service, tmp_path / "journal", PANEL[:1])  # with a new Journal object
     assert all(outcome.replayed for outcome in again)
-    once_more = await run(service, journal, PANEL[:1])  # a run of the same object is a run before, too
+    once_more = await run(
+        service, journal, PANEL[:1]
+    )  # an earlier run of the same object counts as earlier too
     assert {o.quota_id for o in once_more if o.replayed} >= {4, 5, 6}
 
 
-async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
+async def test_left_over_outcomes_from_a_journal_are_marked_as_replayed(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     async with doubles.client(Ledger()) as client:
         async with client.fan_out(PANEL[:1], journal=tmp_path / "journal") as stream:
@@ -496,7 +500,7 @@ async def test_what_was_left_over_of_a_journal_says_where_it_is_from(tmp_path):
     assert len(stream.left_over) == 5
 
 
-async def test_a_run_that_goes_on_with_its_journal_replays_nothing_of_its_own(tmp_path):
+async def test_a_reopened_run_replays_none_of_its_own_outcomes(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     journal = await opened(tmp_path / "journal")
     journal.note_answered(journal.note_sent(Chunk("m1", {1: 1})), answers("m1", [1]))
@@ -544,7 +548,7 @@ async def test_the_latest_outcome_counts_and_each_pair_once(tmp_path):
     assert told == [
         [(1, "not_sent"), (2, "not_sent")],
         [(1, "unknown"), (2, "unknown")],
-        [(1, "unknown"), (2, "invited")],  # a rejection proves nothing any more
+        [(1, "unknown"), (2, "invited")],  # a rejection proves nothing after an unknown outcome
     ]
     assert await journal.counts() == {"invited": 1, "rejected": 0, "not_sent": 0, "unknown": 1}
 
@@ -586,11 +590,11 @@ async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
     await anext(outcomes)
     with pytest.raises(JournalError, match="in use"):
         await run(Ledger(), journal)
-    del outcomes  # dropped, it lets go at once
+    del outcomes  # when the iterator is dropped, it releases the file at once
     assert len(await run(Ledger(), journal)) == 30
 
 
-async def test_reading_that_is_cancelled_lets_go(tmp_path, monkeypatch):
+async def test_cancelled_reading_releases_the_journal(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
     load, working, go_on = Rows.load, threading.Event(), threading.Event()
 
@@ -610,7 +614,7 @@ async def test_reading_that_is_cancelled_lets_go(tmp_path, monkeypatch):
         assert (await Journal(tmp_path / "journal").counts())["unknown"] == 0
 
 
-async def test_reading_that_was_cancelled_in_the_middle_goes_on(tmp_path, monkeypatch):
+async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
     requests, working, go_on = Rows.requests, threading.Event(), threading.Event()
 
@@ -630,7 +634,7 @@ async def test_reading_that_was_cancelled_in_the_middle_goes_on(tmp_path, monkey
         await anext(outcomes)
 
 
-async def test_what_cannot_be_read_is_refused(tmp_path):
+async def test_an_unreadable_journal_is_refused(tmp_path):
     with pytest.raises(JournalError, match="is not there"):
         await Journal(tmp_path / "journal").counts()
     assert not list(tmp_path.iterdir())
@@ -646,7 +650,7 @@ async def test_what_cannot_be_read_is_refused(tmp_path):
     assert sum((await Journal(tmp_path / "journal").counts()).values()) == 30
 
 
-def test_users_see_of_a_journal_what_is_theirs():
+def test_a_journal_shows_only_its_public_names():
     assert {name for name in dir(Journal) if not name.startswith("_")} == {
         "backup",
         "counts",
@@ -678,7 +682,7 @@ def answers(member_code: str, quota_ids) -> list[InviteOutcome]:
 
 
 @pytest.mark.parametrize("asked", [[1, 2, 3], range(1, 41), [0, 99]])
-async def test_outcomes_are_read_back_as_they_were(tmp_path, asked):
+async def test_outcomes_are_read_back_unchanged(tmp_path, asked):
     journal = await opened(tmp_path / "journal")
     for start in (1, 21):
         chunk = Chunk("m\u00fc", dict.fromkeys(range(start, start + 20), 1))
@@ -698,13 +702,13 @@ def told(outcome: InviteOutcome) -> tuple:
     return evolve(outcome, error=None), error
 
 
-async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
+async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_path):
     journal = await opened(tmp_path / "journal")
     chunk, same = Chunk("m0", {1: 1, 2: 1}), Chunk("m0", {1: 1, 2: 1})
     await journal.settled("m0", [1, 2])
     journal.take_up(chunk)
     number = journal.note_sent(chunk)
-    journal.settle(same)  # of an equal one that was never taken up
+    journal.settle(same)  # settles an equal chunk that was never taken up
     assert {o.status for o in (await journal.recall("m0", [1, 2])).values()} == {"unknown"}
     for quota_ids in ([2], range(1, 30_000), iter([1])):
         with anyio.move_on_after(0.005) as scope:
@@ -722,7 +726,7 @@ async def test_what_is_under_way_is_waited_for_and_known_as_unknown(tmp_path):
     await journal.close()
 
 
-async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
+async def test_a_wait_for_an_unsettled_pair_can_be_cancelled(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.take_up(Chunk("m0", {1: 1}))
     source = PanelSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
@@ -734,11 +738,11 @@ async def test_a_wait_for_what_nobody_settles_ends_when_cancelled(tmp_path):
     await journal.close()
 
 
-async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
+async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
     journal = await opened(tmp_path / "journal")
     costs = []
     for chunks in (10, 1_000):
-        for number in range(chunks):  # of one member, interleaved
+        for number in range(chunks):  # chunks of one member, interleaved with others
             places = dict.fromkeys(range(number + 1, number + 100_001, 10_000), 1)
             journal.note_answered(journal.note_sent(Chunk("m0", places)), answers("m0", places))
         await journal.written()
@@ -753,7 +757,7 @@ async def test_looking_up_a_pair_costs_the_same_however_much_there_is(tmp_path):
     await journal.close()
 
 
-async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown(tmp_path):
+async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
     journal = await opened(tmp_path / "journal")
     chunk = Chunk("m0", {1: 1})
     journal.note_answered(journal.note_sent(chunk), answers("m0", [1]))
@@ -770,7 +774,7 @@ async def test_an_answer_that_was_damaged_in_the_meantime_is_named_and_not_shown
     await journal.close()
 
 
-async def test_a_journal_that_is_not_open_says_so(tmp_path):
+async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
     journal = run_of(Journal(tmp_path / "journal"))
     await journal.close()
     with pytest.raises(JournalError, match="is not open"):
@@ -779,16 +783,18 @@ async def test_a_journal_that_is_not_open_says_so(tmp_path):
         journal.note_sent(Chunk("m0", {1: 1}))
 
 
-# --- Letting go
+# --- Releasing the file
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cancels", [1, 2, 3, 7])
-async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tmp_path, monkeypatch, cancels):
+async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file(
+    tmp_path, monkeypatch, cancels
+):
     let_go, go_on = JournalFile._let_go, threading.Event()
 
     def slow(self) -> None:
-        if self is file:  # others of earlier tests may be collected now
+        if self is file:  # files of earlier tests may be collected now
             go_on.wait(5)
         let_go(self)
 
@@ -808,13 +814,13 @@ async def test_a_close_that_is_cancelled_again_and_again_lets_go_all_the_same(tm
     journal = await opened(tmp_path / "journal")
     assert list(await journal.recall("m0", [1])) == [1]
     await journal.close()
-    # Here, while `file` is held: else `slow` would go with it, and be called by its `__del__` as it goes, which
+    # Undo this while `file` is alive. Otherwise its `__del__` would call `slow` while both are destroyed, which
     # crashes Python 3.11.
     monkeypatch.undo()
 
 
 @pytest.mark.asyncio
-async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monkeypatch):
+async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkeypatch):
     append, writing, go_on = Rows.append, threading.Event(), threading.Event()
 
     def slow(self, notes) -> None:
@@ -837,7 +843,7 @@ async def test_a_write_whose_waiter_was_cancelled_is_written_once(tmp_path, monk
     assert [note.chunk for note in rows_of(tmp_path / "journal")] == [1, 2]
 
 
-def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
+def test_a_journal_is_released_after_its_event_loop_ended(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     del file
@@ -845,7 +851,7 @@ def test_a_journal_whose_event_loop_ended_in_the_middle_is_let_go_of(tmp_path):
     assert len(anyio.run(run, Ledger(), tmp_path / "journal")) == 30
 
 
-async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
+async def test_a_failure_on_leaving_is_raised_bare(tmp_path, monkeypatch):
     monkeypatch.setattr(Rows, "append", full)
     async with doubles.client(Ledger()) as client:
         with pytest.raises(JournalError, match="disk is full") as caught:
@@ -857,7 +863,7 @@ async def test_a_failure_on_leaving_comes_out_bare(tmp_path, monkeypatch):
     assert len(await run(Ledger(), tmp_path / "journal")) == 30
 
 
-def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
+def test_an_opening_abandoned_before_it_began_opens_nothing(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.abandon()
     file.open()
@@ -866,12 +872,12 @@ def test_an_opening_that_was_given_up_before_it_began_opens_nothing(tmp_path):
         file.write()
 
 
-def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkeypatch):
+def test_an_opening_abandoned_at_its_last_moment_releases_the_file(tmp_path, monkeypatch):
     file, opened = JournalFile(tmp_path / "journal", OWNER), JournalFile._open
 
     def given_up(self) -> None:
         opened(self)
-        self.abandon()  # from another thread, which finds the file taken
+        self.abandon()  # from another thread, which finds the file in use
 
     monkeypatch.setattr(JournalFile, "_open", given_up)
     file.open()
@@ -881,7 +887,7 @@ def test_an_opening_that_is_given_up_at_its_last_moment_lets_go(tmp_path, monkey
         file.write()
 
 
-def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
+def test_a_forked_child_shares_nothing_of_the_file_of_its_parent(tmp_path, monkeypatch):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     file.note(SENT, 1, b"m0", b"[1]")
@@ -894,7 +900,7 @@ def test_a_child_has_nothing_of_its_parents_file(tmp_path, monkeypatch):
     assert (tmp_path / "journal-wal").exists()
 
 
-def test_a_lock_file_that_was_removed_as_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+def test_a_lock_file_removed_while_it_was_being_locked_is_no_lock(tmp_path, monkeypatch):
     lock, removed = _journal_lock._lock, []
 
     def late(file: int) -> None:
@@ -920,7 +926,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         JournalFile(tmp_path / "journal", OWNER).open()
 
 
-async def test_an_answer_about_nothing_is_not_written(tmp_path):
+async def test_an_empty_result_is_not_written(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.note_answered(1, [])
     await journal.close()
@@ -930,13 +936,13 @@ async def test_an_answer_about_nothing_is_not_written(tmp_path):
 # --- Copies
 
 
-async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
+async def test_a_copy_of_a_journal_in_use_is_complete(tmp_path):
     service, copy = Ledger(), tmp_path / "copy"
     async with doubles.client(service) as client:
         journal = Journal(tmp_path / "journal")
         async with client.fan_out(PANEL, journal=journal, chunk_size=3) as stream:
             first = [await anext(stream) for _ in range(7)]
-            for _ in range(2):  # the second takes the place of the first
+            for _ in range(2):  # the second copy replaces the first
                 await journal.backup(copy)
     known = {(o.member_code, o.quota_id) for o in await run(Ledger(httpx.Response(403)), copy) if o.invite}
     assert {(o.member_code, o.quota_id) for o in first if o.invite} <= known
@@ -944,7 +950,7 @@ async def test_a_copy_of_a_running_journal_is_as_good(tmp_path):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
+async def test_a_journal_that_nobody_uses_can_be_copied(tmp_path):
     service = Ledger()
     first = await run(service, tmp_path / "journal")
     await Journal(tmp_path / "journal").backup(str(tmp_path / "copy"))
@@ -952,7 +958,7 @@ async def test_a_journal_that_nobody_uses_is_copied_too(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
-async def test_what_cannot_be_copied_is_refused(tmp_path):
+async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
     with pytest.raises(JournalError, match="is not there"):
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     (tmp_path / "empty").touch()

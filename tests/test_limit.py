@@ -23,14 +23,14 @@ def answered(limit: AdaptiveLimit, seconds: float, *, ids: int = 100, running: i
 
 
 @pytest.mark.parametrize(("maximum", "start"), [(1, 1), (4, 4), (8, 8), (64, 8)])
-def test_it_starts_at_a_modest_width(maximum, start):
+def test_the_limit_starts_low(maximum, start):
     assert AdaptiveLimit(maximum).limit == start
 
 
-def test_what_shows_overload_halves_it_once_a_generation():
+def test_overload_halves_the_limit_once_per_generation():
     limit = AdaptiveLimit(8)
     limit.overloaded(0)
-    limit.overloaded(0)  # was started before the cut
+    limit.overloaded(0)  # this attempt was started before the cut
     assert (limit.limit, limit.generation) == (4, 1)
     limit.overloaded(1)
     assert limit.limit == 2
@@ -39,7 +39,7 @@ def test_what_shows_overload_halves_it_once_a_generation():
     assert limit.limit == 1
 
 
-def test_an_answer_as_fast_as_ever_gives_a_permit():
+def test_a_fast_response_raises_the_limit_by_one():
     limit = AdaptiveLimit(64)
     for _ in range(8):
         answered(limit, 10.0)
@@ -49,7 +49,7 @@ def test_an_answer_as_fast_as_ever_gives_a_permit():
     assert limit.limit == 64
 
 
-def test_a_slower_answer_gives_a_part_of_one_and_a_still_slower_none():
+def test_a_slower_response_raises_the_limit_less_or_not_at_all():
     limit = AdaptiveLimit(64)
     answered(limit, 10.0)
     for _ in range(8):
@@ -60,17 +60,17 @@ def test_a_slower_answer_gives_a_part_of_one_and_a_still_slower_none():
     assert limit.limit == 9
 
 
-def test_an_answer_that_took_too_long_lowers_it_to_what_is_really_worked_on():
+def test_a_late_response_lowers_the_limit_to_what_the_service_works_on():
     limit = AdaptiveLimit(8)
     answered(limit, 10.0)
     answered(limit, 80.0, among=8)
-    assert limit.limit == 8  # one slow answer may be chance
-    answered(limit, 80.0, among=8)  # they are answered one at a time, then
+    assert limit.limit == 8  # one slow response may be chance
+    answered(limit, 80.0, among=8)  # the service seems to work on one at a time
     assert limit.limit == 2
 
 
 @pytest.mark.parametrize(("scatter", "least"), [(0.3, 7), (0.5, 5), (0.8, 3)])
-def test_times_that_scatter_are_no_overload(scatter, least):
+def test_varying_response_times_are_no_overload(scatter, least):
     random, limit, seen = Random(1), AdaptiveLimit(8), []
     for _ in range(2000):
         answered(limit, 5.0 * random.lognormvariate(0, scatter), among=limit.limit)
@@ -78,7 +78,7 @@ def test_times_that_scatter_are_no_overload(scatter, least):
     assert sum(seen) / len(seen) > least
 
 
-def test_a_time_far_from_its_limit_is_harmless_however_it_compares():
+def test_a_response_time_far_from_the_timeout_is_no_overload():
     limit = AdaptiveLimit(16)
     answered(limit, 0.001)
     answered(limit, 3.0)
@@ -104,14 +104,14 @@ def test_a_limit_that_is_not_used_does_not_grow():
     assert limit.limit == 8
 
 
-def test_other_calls_let_it_grow_slowly():
+def test_other_calls_raise_the_limit_slowly():
     limit = AdaptiveLimit(64)
     for _ in range(9):
         limit.answered(0, running=8)
     assert limit.limit == 9
 
 
-def test_what_was_started_before_a_cut_lets_nothing_grow():
+def test_attempts_started_before_a_cut_do_not_raise_the_limit():
     limit = AdaptiveLimit(8)
     limit.overloaded(0)
     for _ in range(50):
@@ -148,7 +148,7 @@ def learned(*points: tuple[int, float], alone: bool = False) -> Line:
     return latency.line
 
 
-def test_there_is_no_line_before_the_first_answer():
+def test_there_is_no_line_before_the_first_response():
     assert LatencyLine().line is None
 
 
@@ -162,11 +162,11 @@ def test_a_single_short_time_is_averaged_in():
     assert learned((100, 10.0), *[(100, 1.0)] * 99).b == pytest.approx(0.01, rel=0.01)
 
 
-def test_one_number_of_ids_is_taken_as_in_proportion():
+def test_with_one_number_of_ids_the_time_is_taken_as_proportional():
     assert learned((100, 10.0)) == Line(0.0, 0.1)
 
 
-def test_neither_part_of_the_line_is_below_nothing():
+def test_neither_coefficient_of_the_line_is_negative():
     assert learned((10, 0.5), (100, 20.0)).a == 0
     line = learned((10, 8.0), (100, 4.0))
     assert (line.a, line.b) == (6.0, 0.0)
@@ -178,7 +178,7 @@ def test_a_longer_time_is_learned_only_when_nothing_else_ran():
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.001, 500)), min_size=1))
-def test_a_line_is_never_below_nothing(points):
+def test_the_line_is_never_negative(points):
     line = learned(*points)
     assert line.a >= -1e-9
     assert line.b >= 0
@@ -188,7 +188,7 @@ def test_a_line_is_never_below_nothing(points):
 
 
 def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: float = 0.002) -> tuple[int, float]:
-    """Let one after the other through a gateway; returns how many it refused, and how long all took."""
+    """Send attempts through a rate-limiting gateway; return how many it refused, and the total time."""
     now, level, last, refused, left = 0.0, 0.0, 0.0, 0, attempts
     while left:
         now += pace.wait(now)
@@ -206,7 +206,7 @@ def allowed(pace: Pace, rate: float, burst: int, attempts: int, *, seconds: floa
 
 
 def answered_a_second(is_refused: Callable[[int], bool]) -> float:
-    """Let 3,000 attempts be refused or not, whatever the pace; returns how many of a second are answered."""
+    """Make 3,000 attempts, refused independently of the pace; return how many per second succeed."""
     pace, now, answered = Pace(), 0.0, 0
     for number in range(3000):
         now += pace.wait(now)
@@ -220,7 +220,7 @@ def answered_a_second(is_refused: Callable[[int], bool]) -> float:
     return answered / now
 
 
-def test_there_is_none_until_something_is_refused():
+def test_there_is_no_pace_until_a_refusal():
     pace = Pace()
     for _ in range(100):
         pace.begin(1.0)
@@ -229,13 +229,13 @@ def test_there_is_none_until_something_is_refused():
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(2, 5), (20, 5), (20, 20), (200, 5), (20, 1)])
-def test_it_finds_the_rate_that_is_allowed_and_keeps_to_it(rate, burst):
+def test_the_pace_finds_the_allowed_rate_and_keeps_to_it(rate, burst):
     refused, seconds = allowed(Pace(), rate, burst, 600)
     assert seconds <= 600 / rate / 0.9
     assert refused <= (0.06 if rate > 2 else 0.1) * 600
 
 
-def test_it_grows_when_the_limit_has_gone():
+def test_the_pace_grows_when_the_rate_limit_is_gone():
     pace = Pace()
     allowed(pace, 20, 5, 600)
     now = 1000.0
@@ -248,14 +248,14 @@ def test_it_grows_when_the_limit_has_gone():
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 60), (0.02, 50), (0.05, 30), (0.1, 10), (0.3, 5)])
 @pytest.mark.parametrize("seed", range(3))
-def test_refusals_by_chance_do_not_bring_it_down_to_nothing(share, least, seed):
-    """One of some nodes behind a balancer says no to everything; 100 a second could be answered."""
+def test_refusals_by_chance_do_not_bring_the_pace_down_to_zero(share, least, seed):
+    """One of several nodes behind a load balancer refuses everything; 100 attempts a second could succeed."""
     random = Random(seed)
     assert answered_a_second(lambda _: random.random() < share) > least
 
 
-def test_where_there_is_no_rate_for_a_while_none_counts_as_measured():
-    """Else the limit would not be halved, and the next guess would pass for a measurement."""
+def test_a_pace_without_a_rate_does_not_count_as_measured():
+    """Otherwise the limit would not be halved, and the next guess would count as a measurement."""
     pace, random, now, was_measured = Pace(), Random(1), 0.0, False
     while not (was_measured and pace.rate == math.inf):
         now += pace.wait(now)
@@ -269,8 +269,8 @@ def test_where_there_is_no_rate_for_a_while_none_counts_as_measured():
     assert not pace.is_measured
 
 
-def test_where_a_limit_was_taken_for_chance_it_is_found_again_soon():
-    """20 a second are allowed, and the refusals before were no matter of the rate."""
+def test_a_rate_limit_after_random_refusals_is_found_soon():
+    """20 a second are allowed; the earlier refusals did not depend on the rate."""
     pace, random, now, level, last, refused = Pace(), Random(1), 0.0, 0.0, 0.0, 0
     for number in range(2000):
         now += pace.wait(now)
@@ -286,12 +286,12 @@ def test_where_a_limit_was_taken_for_chance_it_is_found_again_soon():
     assert refused < 100
 
 
-def test_where_each_third_attempt_is_refused_however_slow_it_is_there_is_no_rate_for_a_while():
-    """One of three nodes behind a balancer says no to everything."""
+def test_the_pace_is_suspended_if_refusals_do_not_depend_on_the_rate():
+    """One of three nodes behind a load balancer refuses everything, at any rate."""
     assert answered_a_second(lambda number: number % 3 == 0) > 10
 
 
-def test_it_never_stops_altogether():
+def test_the_pace_never_stops_completely():
     pace, now = Pace(), 0.0
     for _ in range(100):
         now += pace.wait(now)
@@ -300,7 +300,7 @@ def test_it_never_stops_altogether():
     assert pace.wait(now) <= 5.0
 
 
-def test_nothing_is_saved_up_while_nobody_asks():
+def test_idle_time_is_not_saved_up_for_a_burst():
     pace = Pace()
     pace.refused(0.0)
     pace.begin(100.0)

@@ -1,4 +1,4 @@
-"""Whose links are: what is remembered, and for how long."""
+"""The member that each link belongs to: what is remembered, and for how long."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.links import Links
 
 
-def test_a_link_is_of_the_member_it_was_handed_to_first():
+def test_a_link_belongs_to_the_first_member_that_got_it():
     links = Links()
     links.hand("m1", ["a", "b"], "$.Invites")
     links.hand("m1", ["a"], "$.Invites")
-    for _ in range(2):  # also when it comes again
+    for _ in range(2):  # also the second time
         with pytest.raises(DecodeError, match="another one") as caught:
             links.hand("m2", ["c", "b"], "$.Invites")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
     links.hand("m1", ["b"], "$.Invites")
 
 
-def test_an_empty_link_is_nobodys():
+def test_an_empty_link_belongs_to_nobody():
     links = Links()
     links.hand("m1", ["", "a"], "$")
     links.hand("m2", ["", "b"], "$")
@@ -42,8 +42,8 @@ def test_the_latest_links_are_remembered_and_no_more():
     links.hand("other", ["1/0"], "$")  # forgotten
 
 
-async def test_over_any_transport_links_of_another_member_are_not_told():
-    """A transport that hands an answer to the wrong request: what can be known is known from the links."""
+async def test_links_of_another_member_are_not_returned_over_any_transport():
+    """A transport that gives a response to the wrong request is recognised by the links."""
     last: list[httpx.Response] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -75,8 +75,8 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
     )
 
 
-async def test_requests_in_flight_at_once_are_told_apart_too():
-    """The first two ask at the same time, and get the same answer."""
+async def test_links_of_concurrent_requests_are_checked_too():
+    """The first two requests run at the same time and get the same response."""
     both = anyio.Event()
     asked: list[httpx.Request] = []
 
@@ -94,8 +94,8 @@ async def test_requests_in_flight_at_once_are_told_apart_too():
     assert len({url.rpartition("=")[2] for url in told}) == 1
 
 
-async def test_a_connection_that_gave_another_members_answer_is_not_used_again():
-    """The right answer is still on its way there, and would be the next member's."""
+async def test_a_connection_that_gave_the_response_of_another_member_is_not_used_again():
+    """The correct response is still on its way there and would go to the next member."""
 
     def script(connection: wire.Connection) -> None:
         first = connection.read_request()
@@ -103,7 +103,7 @@ async def test_a_connection_that_gave_another_members_answer_is_not_used_again()
             return
         connection.send(reply(first))
         if (second := connection.read_request()) is not None:
-            connection.send(reply(first))  # again, late; the answer to the second one comes later still
+            connection.send(reply(first))  # again, late; the response to the second request comes even later
             connection.sock.settimeout(5)
             if connection.read_request() is not None:
                 connection.send(reply(second))

@@ -1,4 +1,4 @@
-"""Which event loop runs, its time, and how it watches sockets."""
+"""The running event loop, its time, and its socket watchers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-async def test_the_loop_is_asyncios_or_none(anyio_backend):
+async def test_asyncio_loop_returns_the_loop_of_asyncio_or_none(anyio_backend):
     if anyio_backend == "asyncio":
         assert asyncio_loop() is running_loop() is asyncio.get_running_loop()
     else:
@@ -31,12 +31,12 @@ async def test_the_loop_is_asyncios_or_none(anyio_backend):
         assert running_loop() == anyio.lowlevel.current_token()
 
 
-async def test_it_is_found_so_whatever_else_is_loaded(anyio_backend, monkeypatch):
+async def test_the_loop_is_found_whichever_libraries_are_loaded(anyio_backend, monkeypatch):
     monkeypatch.delitem(sys.modules, "trio" if anyio_backend == "asyncio" else "asyncio")
     assert (asyncio_loop() is None) is (anyio_backend == "trio")
 
 
-async def test_older_and_newer_tokens_of_anyio_name_it(monkeypatch):
+async def test_older_and_newer_tokens_of_anyio_give_the_loop(monkeypatch):
     class Token:
         native_token = asyncio_loop()
 
@@ -45,12 +45,12 @@ async def test_older_and_newer_tokens_of_anyio_name_it(monkeypatch):
         assert asyncio_loop() is Token.native_token
 
 
-async def test_its_time_is_that_of_anyio():
+async def test_the_current_time_is_that_of_anyio():
     before = anyio.current_time()
     assert before <= current_time() <= anyio.current_time()
 
 
-def test_running_loops_tell_each_other_apart():
+def test_running_loops_are_distinguishable():
     async def seen() -> object:
         return running_loop()
 
@@ -59,7 +59,7 @@ def test_running_loops_tell_each_other_apart():
     assert second != anyio.run(seen, backend="trio")
 
 
-def test_trio_as_a_guest_of_asyncio_is_trio():
+def test_trio_in_guest_mode_on_asyncio_counts_as_trio():
     async def seen() -> object:
         return asyncio_loop(), _loops.current_time() - trio.current_time() < 1
 
@@ -73,12 +73,12 @@ def test_trio_as_a_guest_of_asyncio_is_trio():
     assert asyncio.run(host()) == (None, True)
 
 
-def test_where_none_runs_asking_is_an_error():
+def test_asking_without_a_running_loop_is_an_error():
     with pytest.raises(RuntimeError):
         current_time()
 
 
-def test_neither_library_is_loaded_by_asking():
+def test_asking_for_the_loop_loads_no_library():
     code = (
         "import sys, trio, sampling_async._pacing.loops as loops\n"
         "for name in [name for name in sys.modules if name.split('.')[0] == 'asyncio']: del sys.modules[name]\n"
@@ -88,7 +88,7 @@ def test_neither_library_is_loaded_by_asking():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-# --- The reader of sockets that asyncio gets
+# --- The socket reader on asyncio
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_reader_waits_for_bytes_and_for_the_end(sockets):
     assert asyncio.run(main()) == [b"a", b"b", b""]
 
 
-def test_what_lies_unread_is_told_of_twice_and_no_more(sockets):
+def test_unread_bytes_are_reported_twice_at_most(sockets):
     ours, theirs = sockets
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_a_wait_ends_at_its_limit_and_by_cancelling_and_the_next_one_works(socke
         waiting = asyncio.create_task(wire.receive(5))
         await turns()
         waiting.cancel()
-        theirs.send(b"a")  # told of while nobody waits any more
+        theirs.send(b"a")  # reported while nothing waits
         with pytest.raises(asyncio.CancelledError):
             await waiting
         return await wire.receive(5)
@@ -177,7 +177,7 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
     asyncio.run(main())
 
 
-def test_a_wire_can_be_closed_when_its_loop_is(sockets):
+def test_a_wire_can_be_closed_after_its_loop_is_closed(sockets):
     ours, theirs = sockets
 
     async def main() -> Wire:
@@ -190,7 +190,7 @@ def test_a_wire_can_be_closed_when_its_loop_is(sockets):
     assert ours.fileno() == -1
 
 
-async def test_what_tls_has_decrypted_already_is_not_waited_for(monkeypatch):
+async def test_bytes_that_tls_has_decrypted_are_returned_without_waiting(monkeypatch):
     class Pending:
         def pending(self) -> int:
             return 1
@@ -204,7 +204,7 @@ async def test_what_tls_has_decrypted_already_is_not_waited_for(monkeypatch):
     assert await wire.receive() == b"a"
 
 
-async def test_a_peer_that_takes_nothing_is_waited_for_up_to_the_limit(sockets):
+async def test_a_send_to_a_peer_that_reads_nothing_ends_at_the_limit(sockets):
     ours, _ = sockets
     with contextlib.suppress(BlockingIOError):
         while True:

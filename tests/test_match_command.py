@@ -1,4 +1,4 @@
-"""The command `match`: what it reads, what comes out where, and what it says of what is wrong."""
+"""The command `match`: its inputs, its outputs, and its error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INDEX = QuotaIndex(INVENTORY, kinds=QuestionKinds.default().with_age(AGE, AGE_BA
 
 
 def first(answer):
-    """Return one answer of several: neither Parquet as it is here nor CSV holds more."""
+    """Return the first of several answers; CSV and our Parquet files hold only one."""
     return min(answer) if isinstance(answer, frozenset) else answer
 
 
@@ -37,7 +37,7 @@ MATCHED = [INDEX.match(each) for each in PROFILES]
 
 @pytest.fixture
 def panel(tmp_path, monkeypatch):
-    """Go to a folder with one panel in all kinds of files, and an inventory."""
+    """Change to a folder with one panel in all kinds of files, and an inventory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "quotas.json").write_bytes(to_json(INVENTORY))
@@ -84,7 +84,7 @@ SOURCES = ["panel.parquet", "panel.csv", "panel.jsonl", "SELECT * FROM 'panel.pa
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_counts_are_those_of_the_index_whatever_the_panel_comes_from(panel, source, monkeypatch):
+def test_counts_equal_those_of_the_index_for_every_kind_of_file(panel, source, monkeypatch):
     monkeypatch.setattr(_panel_files, "_LINES_BYTES", 2000)  # a line begins in one block and ends in the next
     rows = lines(run(source).stdout)
     assert {row["QuotaID"]: (row["Certain"], row["Possible"]) for row in rows} == expected_counts()
@@ -100,7 +100,7 @@ def test_the_best_quotas_of_each_member(panel, source):
     assert [tuple(row["QuotaIDs"]) for row in rows] == [each.select(3) for each in MATCHED]
 
 
-def test_requests_are_of_those_who_match_any(panel):
+def test_requests_contain_only_members_that_match_a_quota(panel):
     requests = [
         InviteRequest(row["MemberCode"], tuple(row["QuotaIDs"]))
         for row in lines(run("panel.csv", "--requests", 3).stdout)
@@ -112,7 +112,7 @@ def test_requests_are_of_those_who_match_any(panel):
     ]
 
 
-def test_results_go_to_files_which_are_there_when_all_is_done(panel):
+def test_result_files_appear_when_the_run_is_complete(panel):
     for name in ("best.parquet", "best.csv", "best.jsonl"):
         assert f"60 members matched: {name}" in run("panel.csv", "--top", 2, "--output", name).stderr
     wanted = [list(each.select(2)) for each in MATCHED]
@@ -123,7 +123,7 @@ def test_results_go_to_files_which_are_there_when_all_is_done(panel):
     assert not list(panel.glob("*.part"))
 
 
-def test_a_result_that_cannot_be_finished_leaves_nothing(panel):
+def test_a_failed_run_leaves_no_result_file(panel):
     (panel / "wrong.csv").write_text(f"member_code,{AGE}\n" + "m,30\n" * 40_000 + "m,old\n")
     result = run("wrong.csv", "--top", 2, "--output", "best.csv", code=2)
     assert "row 40000 of the panel: profile[1001538]: an age is given in years" in result.stderr
@@ -155,7 +155,7 @@ def test_a_postal_code_in_csv_keeps_its_zeros(panel):
     assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
 
 
-def test_a_text_of_two_lines_in_csv_is_of_one_member(panel):
+def test_a_csv_text_of_two_lines_belongs_to_one_member(panel):
     rows = "".join(f'm{at},30,"street\nGHOST,20,city"\n' for at in range(60_000))
     (panel / "two.csv").write_text(f"member_code,{AGE},note\np,1,\n{rows}")
     opened = _panel_files.opened("two.csv", frozenset({"member_code", str(AGE)}), {})
@@ -164,7 +164,7 @@ def test_a_text_of_two_lines_in_csv_is_of_one_member(panel):
     assert "GHOST" not in codes
 
 
-def test_json_lines_keep_participations_beside_lists_of_answers_and_pass_over_other_keys(panel):
+def test_json_lines_keep_participations_and_lists_of_answers_and_skip_other_keys(panel):
     lines_of_two = [
         {
             "member_code": "a",
@@ -191,7 +191,7 @@ def test_columns_of_json_lines_may_have_other_names(panel):
     ]
 
 
-def test_results_follow_a_link_and_touch_nothing_beside_it(panel):
+def test_results_follow_a_symbolic_link_and_change_no_other_file(panel):
     (panel / "real").mkdir()
     (panel / "best.csv.part").write_text("mine")
     (panel / "best.csv").symlink_to(panel / "real" / "best.csv")
@@ -222,7 +222,7 @@ def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(panel, monkeypat
     ]
 
 
-def test_the_inventory_is_asked_of_the_service_unless_it_is_given(panel, monkeypatch):
+def test_the_inventory_comes_from_the_service_unless_a_file_is_given(panel, monkeypatch):
     simulator = Simulator(seed=5, surveys=30, members=1)
     with simulator.serve() as base_url:
         monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
@@ -295,7 +295,7 @@ def test_a_file_named_stdin_is_a_file(panel):
     assert len(lines(CliRunner().invoke(app, arguments).stdout)) == len(expected_counts())
 
 
-def test_bands_of_age_that_lie_beside_a_panel_count_unless_others_are_given(panel):
+def test_age_bands_beside_a_panel_count_unless_others_are_given(panel):
     (panel / "bands.json").rename(panel / "panel.bands.json")
     arguments = ["match", "panel.csv", "--inventory", "quotas.json", "--workers", "1"]
     result = CliRunner().invoke(app, arguments)
@@ -307,7 +307,7 @@ def test_bands_of_age_that_lie_beside_a_panel_count_unless_others_are_given(pane
     assert "oddities" in CliRunner().invoke(app, [*arguments, "--bands", "none.json"]).stderr
 
 
-def test_a_column_that_comes_late_in_json_lines_is_there(panel, monkeypatch):
+def test_a_column_that_first_appears_late_in_json_lines_is_read(panel, monkeypatch):
     monkeypatch.setattr(_panel_files, "_LINES_BYTES", 50)
     rows = [{"member_code": f"m{at}"} for at in range(9)]
     (panel / "late.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"member_code": "n", "age": 30}])))
@@ -338,7 +338,7 @@ def test_a_simulated_panel_is_matched_without_a_warning(tmp_path, monkeypatch):
         assert (row["MemberCode"], tuple(row["QuotaIDs"])) == (each.member_code, matched.select(5))
 
 
-def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
+def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
     (panel / "few.csv").write_text(f"{AGE}\n30\n")
     told = run("few.csv").stderr
     assert "questions have no column in the panel, so that nobody has answered them: " in told
@@ -415,7 +415,7 @@ def test_what_the_panel_lacks_and_what_is_odd_is_told(panel):
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
+def test_errors_are_reported_in_one_line(panel, arguments, words):
     (panel / "empty.csv").write_text("")
     (panel / "unknown.csv").write_text("a,b\n1,2\n")
     (panel / "twice.csv").write_text(f"member_code,{AGE},{AGE}\nm,1,2\n")
@@ -447,7 +447,7 @@ def test_what_is_wrong_is_told_in_one_line(panel, arguments, words):
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
-def test_what_to_install_without_the_extra(panel, missing):
+def test_a_missing_extra_is_named_with_what_to_install(panel, missing):
     script = f"import sys; sys.modules[{missing!r}] = None; from sampling_async import _cli; _cli.main()"
     ran = subprocess.run(
         [sys.executable, "-c", script, "match", "panel.csv", "--inventory", "quotas.json"],
@@ -462,7 +462,7 @@ def test_what_to_install_without_the_extra(panel, missing):
     )
 
 
-def test_what_to_install_for_queries(panel, monkeypatch):
+def test_a_query_without_duckdb_says_what_to_install(panel, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     result = run("SELECT 1", code=2)
     assert "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'" in result.stderr

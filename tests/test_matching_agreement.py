@@ -39,7 +39,7 @@ from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, g
 def test_the_index_agrees_with_the_reference(of_quotas, members, policy):
     quotas = [quota(*each, quota_id=at) for at, each in enumerate(of_quotas)]
     index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
-    for profile in members * 2:  # the second time from what is remembered
+    for profile in members * 2:  # the second time from the cache
         matched = index.match(profile)
         for each in quotas:
             expected = evaluate(profile, each, KINDS, policy).truth
@@ -47,7 +47,7 @@ def test_the_index_agrees_with_the_reference(of_quotas, members, policy):
             assert found == expected
 
 
-def test_it_does_so_on_a_generated_inventory_and_when_nothing_can_be_remembered(monkeypatch):
+def test_the_index_agrees_with_the_reference_on_a_generated_inventory_and_without_a_cache(monkeypatch):
     inventory = generate_inventory(5, surveys=60)
     kinds = QuestionKinds.default().with_age(AGE, AGE_BANDS)
     for remembered in (2**25, 0):
@@ -66,8 +66,8 @@ def test_it_does_so_on_a_generated_inventory_and_when_nothing_can_be_remembered(
                     assert (id_ in certain) * 2 + (id_ in possible) == expected
 
 
-def test_the_simulator_accepts_what_is_certain_and_refuses_what_is_not_possible():
-    """Its own eligibility was written separately, against the contract."""
+def test_the_simulator_accepts_certain_quotas_and_refuses_impossible_ones():
+    """The eligibility of the simulator was written separately, from the contract."""
     simulator = Simulator(seed=11, members=25, surveys=80)
     index = QuotaIndex(
         simulator.inventory, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS), policy=MatchPolicy()
@@ -93,7 +93,7 @@ def test_the_simulator_accepts_what_is_certain_and_refuses_what_is_not_possible(
 
 
 @given(st.lists(st.integers(0, 2**70), max_size=40), st.data())
-def test_sets_of_bits_are_sets(sets, data):
+def test_bit_sets_behave_like_sets(sets, data):
     places = data.draw(st.sets(st.integers(0, max(0, len(sets) - 1)), max_size=len(sets)))
     bits = all_of(1 << place for place in places)
     assert list(ascending(bits)) == sorted(places)
@@ -106,7 +106,7 @@ def test_sets_of_bits_are_sets(sets, data):
         assert without(sets[0], sets[-1]) == sets[0] & ~sets[-1]
 
 
-def test_what_is_remembered_is_bounded_whatever_the_answers(monkeypatch):
+def test_the_cache_is_bounded_whatever_the_answers(monkeypatch):
     monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", 100_000)
     index = QuotaIndex(of_some(survey(quota([sub_quota(A, row(POSTAL, "1"))]))))
     segment = index._parts[0].segment

@@ -1,4 +1,4 @@
-"""What a row of QuestionsAndAnswers comes to for an answer."""
+"""The result of a condition (a row of QuestionsAndAnswers) for an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sampling_async.matching import (
 
 
 class Whole:
-    """A whole number that is no int, as those of other libraries are."""
+    """A whole number that is not an int, like those of other libraries."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -38,7 +38,7 @@ class Whole:
         return self._number
 
 
-def test_an_answer_id_that_is_listed_is_certain():
+def test_a_listed_answer_id_is_certain():
     assert of_row(MALE, row(GENDER, MALE)) == CERTAIN
     assert of_row(FEMALE, row(GENDER, MALE)) == NO
     assert of_row([5, 6], row(OTHER, 4, 6)) == CERTAIN
@@ -64,11 +64,11 @@ def test_an_answer_id_that_is_listed_is_certain():
         ("30", ("18-44",), CERTAIN),
     ],
 )
-def test_age_is_in_inclusive_ranges_of_which_those_to_99_are_open(years, values, expected):
+def test_age_ranges_are_inclusive_and_open_above_99(years, values, expected):
     assert of_row(years, row(AGE, *values)) == expected
 
 
-def test_age_bands_by_answer_ids_are_met_by_the_same_age():
+def test_age_bands_by_answer_ids_are_met_by_the_same_ages():
     assert of_row(20, row(AGE, 11)) == CERTAIN
     assert of_row(30, row(AGE, 11)) == NO
     assert of_row(120, row(AGE, 12)) == CERTAIN
@@ -91,7 +91,7 @@ def test_an_unknown_band_of_age_is_possible_with_a_diagnostic():
     assert "no known band" in odd.message
 
 
-def test_dma_and_msa_carry_answer_ids_as_texts():
+def test_dma_and_msa_conditions_hold_answer_ids_as_texts():
     for question_id in (DMA, MSA):
         assert of_row(501, row(question_id, "501", " 502")) == CERTAIN
         assert of_row(502, row(question_id, "501", " 502")) == CERTAIN
@@ -99,7 +99,7 @@ def test_dma_and_msa_carry_answer_ids_as_texts():
         assert of_row(503, row(question_id, "501", "x")) == POSSIBLE
 
 
-def test_a_postal_code_is_matched_by_its_beginning_without_blanks_hyphens_and_case():
+def test_a_postal_code_is_matched_by_prefix_without_blanks_hyphens_and_case():
     assert of_row("10011", row(POSTAL, "100", "200")) == CERTAIN
     assert of_row("10111", row(POSTAL, "100", "200")) == NO
     assert of_row("sw1a-1AA", row(POSTAL, "SW1A 1")) == CERTAIN
@@ -110,7 +110,7 @@ def test_a_postal_code_is_matched_by_its_beginning_without_blanks_hyphens_and_ca
 
 
 def test_a_miss_in_a_cut_postal_list_is_possible():
-    """Counted as they came: published lists of a thousand hold some codes twice."""
+    """Codes are counted with duplicates: published lists of a thousand contain some codes twice."""
     cut = row(POSTAL, *["10001", "10001"] * 500)
     assert of_row("99999", cut) == POSSIBLE
     assert of_row("10001", cut) == CERTAIN
@@ -118,7 +118,7 @@ def test_a_miss_in_a_cut_postal_list_is_possible():
     assert of_row("99999", row(POSTAL, *["10001"] * 999)) == NO
 
 
-def test_no_answer_is_no_more_possible_for_a_cut_list_than_for_a_whole_one():
+def test_a_missing_answer_is_treated_alike_for_cut_and_complete_lists():
     cut = ["10001"] * 1000
     assert of_row(None, row(POSTAL, *cut)) == NO
     assert of_row(None, row(POSTAL, *cut, routable=True)) == POSSIBLE
@@ -126,16 +126,16 @@ def test_no_answer_is_no_more_possible_for_a_cut_list_than_for_a_whole_one():
     assert of_row(None, row(POSTAL, *cut), missing="possible") == POSSIBLE
 
 
-def test_an_empty_postal_code_matches_nobody_and_is_told():
+def test_an_empty_postal_code_matches_nobody_and_is_reported():
     assert of_row("10001", row(POSTAL, "", "2")) == POSSIBLE
     assert of_row("20001", row(POSTAL, "", "2")) == CERTAIN
 
 
-def test_answer_ids_of_a_postal_code_are_not_understood():
+def test_answer_ids_of_a_postal_question_are_not_understood():
     assert of_row("10001", row(POSTAL, 5)) == POSSIBLE
 
 
-def test_no_answer_is_possible_where_the_service_asks():
+def test_a_missing_answer_to_a_routable_question_is_possible():
     assert of_row(None, row(OTHER, 1, routable=True)) == POSSIBLE
     assert of_row(None, row(OTHER, 1)) == NO
     assert of_row(None, row(OTHER, 1), missing="possible") == POSSIBLE
@@ -152,7 +152,7 @@ def test_an_unregistered_question_with_values_only_is_possible_with_a_diagnostic
     assert "no registered kind" in odd.message
 
 
-def test_a_row_that_lists_nothing_is_possible_with_a_diagnostic():
+def test_an_empty_condition_is_possible_with_a_diagnostic():
     for question_id in (AGE, POSTAL, DMA, OTHER):
         assert of_row("30", row(question_id)) == POSSIBLE
         (odd,) = QuotaIndex([survey(quota([sub_quota(row(question_id))]))]).diagnostics

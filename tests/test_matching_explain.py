@@ -42,14 +42,14 @@ from sampling_async.matching import (
 )
 
 
-def test_a_quota_that_is_gone_is_not_explained_as_closed():
+def test_a_removed_quota_is_not_explained_as_closed():
     gone = survey(quota([sub_quota(A)], quota_id=1), survey_id=1)
     index = QuotaIndex(of_some(gone)).updated(of_some())
     with pytest.raises(KeyError):
         index.explain({OTHER: 1}, 1)
 
 
-def test_the_reasons_are_told_down_to_the_question():
+def test_reasons_go_down_to_the_question():
     asked = quota([sub_quota(row(GENDER, MALE), row(AGE, "18-24")), sub_quota(row(GENDER, FEMALE), full=True)])
     reason = QuotaIndex([survey(asked)]).explain({GENDER: MALE, AGE: 30}, 7)
     assert str(reason).splitlines() == [
@@ -129,7 +129,7 @@ def test_an_explanation_never_contradicts_the_match(  # noqa: PLR0917  hypothesi
             assert index.explain(member, quota_id) == reason
 
 
-def test_what_keeps_a_member_out_besides_its_answers_is_told():
+def test_reasons_besides_the_answers_are_explained():
     asked = survey(
         quota([sub_quota(A)]),
         device_type_ids=(2, 3),
@@ -156,7 +156,7 @@ def test_what_keeps_a_member_out_besides_its_answers_is_told():
 
 
 @pytest.mark.parametrize("wrong", [99999, "52", None, 5.0, True, [52]])
-def test_a_quota_that_is_not_there_is_an_error_of_its_own(wrong):
+def test_a_missing_quota_has_its_own_error(wrong):
     index = many()
     with pytest.raises(UnknownQuotaError, match="there is no quota") as caught:
         index.explain({OTHER: 1}, wrong)
@@ -166,7 +166,7 @@ def test_a_quota_that_is_not_there_is_an_error_of_its_own(wrong):
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_what_is_wrong_with_an_answer_is_told_by_an_explanation_too():
+def test_an_explanation_reports_an_invalid_answer():
     index = QuotaIndex([survey(quota([sub_quota(A)], quota_id=1), quota([sub_quota(ASKED)], quota_id=2))])
     for profile in ({OTHER: 1.5}, {"1009999": 1}):
         with pytest.raises(InvalidRequestError, match="profile"):

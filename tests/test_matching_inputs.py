@@ -1,4 +1,4 @@
-"""What matching takes and refuses, and what it exports."""
+"""Inputs that matching accepts and refuses, and its exports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sampling_async.matching import (
 )
 
 
-def test_an_answer_that_can_be_read_once_is_read_once():
+def test_an_answer_from_an_iterator_is_read_once():
     old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
     index = QuotaIndex(old).updated([*old, survey(quota([sub_quota(A)], quota_id=99), survey_id=99)])
     assert len(index._parts) == 2
@@ -69,10 +69,10 @@ def test_an_answer_that_can_be_read_once_is_read_once():
         ({AGE: "9" * 5000}, "an age"),
     ],
 )
-def test_an_answer_that_is_none_is_refused_by_name(profile, words):
+def test_an_invalid_answer_is_refused_with_its_question(profile, words):
     asked = quota([sub_quota(row(AGE, "18-24"), row(POSTAL, "1"), A)])
     index = QuotaIndex([survey(asked)])
-    index.match({OTHER: 1, AGE: 1, POSTAL: "1"})  # remembered
+    index.match({OTHER: 1, AGE: 1, POSTAL: "1"})  # from the cache
     ((question_id, _),) = profile.items()
     with pytest.raises(InvalidRequestError, match=rf"profile\[{question_id}\]: .*{words}"):
         index.match(profile)
@@ -80,7 +80,7 @@ def test_an_answer_that_is_none_is_refused_by_name(profile, words):
         index.explain(profile, 7)
 
 
-def test_policies_and_kinds_are_checked():
+def test_options_of_matching_are_checked():
     with pytest.raises(
         InvalidRequestError, match="missing is one of 'routable', 'possible', 'no', not 'maybe'"
     ):
@@ -111,7 +111,7 @@ def test_every_export_is_documented():
     for name in matching.__all__:
         thing = getattr(matching, name)
         if not isinstance(thing, type):
-            continue  # an alias or a function, whose text is below or in it
+            continue  # an alias or a function, documented below or in it
         assert inspect.getdoc(thing), name
         for attribute, member in vars(thing).items():
             if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):

@@ -1,4 +1,4 @@
-"""What sub-quotas, layers and quotas come to."""
+"""Results for sub-quotas, layers and quotas."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ def test_a_sub_quota_without_questions_is_possible_with_a_diagnostic():
         ([], 1, NO, NO),
     ],
 )
-def test_a_layer_holds_by_what_is_certain_possible_open_and_full(layer, answer, exactly, at_least):
+def test_a_layer_holds_by_its_certain_possible_open_and_full_sub_quotas(layer, answer, exactly, at_least):
     assert truth({OTHER: answer}, quota(layer)) == exactly
     assert truth({OTHER: answer}, quota(layer), subquota_rule="at_least_one") == at_least
 
 
-def test_full_sub_quotas_count_as_open_where_they_are_to_be_ignored():
+def test_full_sub_quotas_count_as_open_if_fullness_is_ignored():
     assert truth({OTHER: 1}, quota([sub_quota(A, full=True), sub_quota(B)]), full="ignored") == CERTAIN
 
 
-def test_no_target_counts_as_full_with_a_diagnostic():
+def test_a_sub_quota_without_a_target_counts_as_full_with_a_diagnostic():
     none = SubQuota(1, 0, 0, (A,))
     assert truth({OTHER: 1}, quota([none])) == NO
     (odd,) = QuotaIndex([survey(quota([none]))]).diagnostics
     assert "MaxTargetCompletes" in odd.message
 
 
-def test_a_quota_is_its_weakest_layer_and_without_layers_for_everybody():
+def test_a_quota_is_as_its_weakest_layer_and_open_to_all_without_layers():
     assert truth({}, quota()) == CERTAIN
     assert truth({OTHER: 1, GENDER: MALE}, quota([sub_quota(A)], [sub_quota(row(GENDER, MALE))])) == CERTAIN
     assert truth({OTHER: 1}, quota([sub_quota(A)], [sub_quota(ASKED)])) == POSSIBLE
@@ -100,7 +100,7 @@ def test_a_quota_is_its_weakest_layer_and_without_layers_for_everybody():
 
 
 def by_counting(truths, full, *, exactly_one: bool) -> Truth:
-    """Return what a layer comes to for one member, by the counts of its sub-quotas."""
+    """Return the result of a layer for one member, from the counts of its sub-quotas."""
     pairs = list(zip(truths, full, strict=True))
     certain_full = sum(truth == CERTAIN and is_full for truth, is_full in pairs)
     certain_open = sum(truth == CERTAIN and not is_full for truth, is_full in pairs)
@@ -115,8 +115,8 @@ def by_counting(truths, full, *, exactly_one: bool) -> Truth:
 
 @pytest.mark.parametrize("exactly_one", [True, False])
 @pytest.mark.parametrize("count", range(5))
-def test_the_rule_of_a_layer_is_what_counting_says_for_all_there_can_be(count, exactly_one):
-    """One member at a time, and all members at once, each a bit."""
+def test_the_rule_of_a_layer_agrees_with_counting_in_all_cases(count, exactly_one):
+    """For one member at a time, and for all members at once, one bit each."""
     cases = [
         (truths, full)
         for truths in product(Truth, repeat=count)

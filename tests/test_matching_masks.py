@@ -1,4 +1,4 @@
-"""What keeps a member out besides its answers: devices, surveys, participations, lists, closed quotas."""
+"""Reasons besides answers that exclude a member: devices, surveys, participations, lists, closed quotas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sampling_async.matching import (
 )
 
 
-def test_surveys_for_other_devices_are_left_out_and_those_that_name_none_are_not():
+def test_surveys_for_other_devices_are_left_out():
     index = many()
     assert list(index.match({OTHER: 1}, device_type=2).certain) == [42, 22, 40, 20]
     assert len(index.match({OTHER: 1}, device_type=1).certain) == 10
@@ -50,7 +50,7 @@ def test_waves_that_exclude_a_participation_are_left_out():
     assert fits(72, 5, 1)
 
 
-def test_closing_a_quota_takes_it_out_at_once():
+def test_a_closed_quota_is_left_out_at_once():
     index = many()
     before = index.match({OTHER: 1})
     assert index.close(52)

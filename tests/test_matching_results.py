@@ -1,4 +1,4 @@
-"""What a match gives: quotas in the order of their rank, a selection, requests."""
+"""Results of a match: quotas ordered by rank, a selection, requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sampling_async.matching import (
 )
 
 
-def test_results_are_in_the_order_of_the_rank_by_default_the_most_wanted_first():
+def test_results_are_ordered_by_rank_with_the_most_wanted_first_by_default():
     matched = many().match({OTHER: 1})
     assert list(matched.certain) == [52, 42, 32, 22, 12, 50, 40, 30, 20, 10]
     assert list(matched.possible) == [11, 21, 31, 41, 51]
@@ -55,7 +55,7 @@ def test_results_are_sequences():
     assert not many().match({}).certain
 
 
-def test_the_best_are_selected_certain_ones_first_and_one_of_a_survey():
+def test_best_selects_certain_quotas_first_and_one_of_each_survey():
     matched = many().match({OTHER: 1})
     assert matched.select(3) == (52, 42, 32)
     assert matched.select(100) == (52, 42, 32, 22, 12)
@@ -66,7 +66,7 @@ def test_the_best_are_selected_certain_ones_first_and_one_of_a_survey():
             matched.select(wrong)
 
 
-def test_requests_are_what_a_fan_out_takes():
+def test_requests_are_accepted_by_a_fan_out():
     index = many()
     members = [
         Member("m1", {OTHER: 1}),
@@ -85,7 +85,7 @@ def test_requests_are_what_a_fan_out_takes():
         list(index.requests([members[0], Member("m2", {OTHER: 1.5})]))
 
 
-def test_a_member_is_matched_as_what_is_known_of_it():
+def test_a_member_object_is_matched_with_all_its_data():
     exclusions = (SurveyWaveExclusion(70, 0, (9,)),)
     index = QuotaIndex(
         [

@@ -1,4 +1,4 @@
-"""An index of a newer inventory is as a fresh one, and costs less."""
+"""An index that is updated to a newer inventory equals a fresh one, and costs less."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def same(index: QuotaIndex, fresh: QuotaIndex, profiles) -> bool:
     )
 
 
-def test_an_updated_index_is_as_a_fresh_one():
+def test_an_updated_index_equals_a_fresh_one():
     inventory = generate_inventory(8, surveys=60)
     people = [member.profile for member in generate_members(8, members=10)]
     index = first = QuotaIndex(inventory)
@@ -75,7 +75,7 @@ def test_an_updated_index_is_as_a_fresh_one():
     assert same(first, QuotaIndex(inventory), people)
 
 
-def test_only_what_changed_is_compiled_again():
+def test_only_changed_surveys_are_compiled_again():
     inventory = generate_inventory(8, surveys=60)
     index = QuotaIndex(inventory)
     updated = index.updated(with_remaining(inventory, 3, 777))
@@ -85,7 +85,7 @@ def test_only_what_changed_is_compiled_again():
 
 @st.composite
 def inventories_in_a_row(draw) -> list[list[Survey]]:
-    """Return inventories of a few surveys, into which quotas come, go, change and move; some list one twice."""
+    """Return inventories of a few surveys whose quotas come, go, change and move; some list one twice."""
     rows = st.sampled_from((A, B, ASKED, row(AGE, "old"), row(OTHER)))
     number = st.integers(1, 12)
     surveys: dict[int, Survey] = {}
@@ -115,7 +115,7 @@ def inventories_in_a_row(draw) -> list[list[Survey]]:
 
 
 def told(index: QuotaIndex) -> tuple[object, ...]:
-    """Return all that an index says, and a panel matched with it."""
+    """Return all results of an index, and of a panel matched with it."""
     profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
     matched = [index.match(profile) for profile in profiles]
     return (
@@ -137,8 +137,8 @@ def is_explained(index: QuotaIndex, quota_id: int) -> bool:
 
 
 @given(inventories_in_a_row(), st.integers(0, 40), st.data())
-def test_an_index_updated_again_and_again_is_as_a_fresh_one(steps, still, data):
-    # What never changes, so that little of the inventory does.
+def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
+    # Surveys that never change, so that only a small part of the inventory does.
     others = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(100, 100 + still)]
     index = QuotaIndex(others)
     seen: list[tuple[QuotaIndex, list[Survey]]] = []
@@ -148,7 +148,7 @@ def test_an_index_updated_again_and_again_is_as_a_fresh_one(steps, still, data):
         assert told(index) == told(QuotaIndex(newer))
         assert len(index._parts) <= 3
         seen.append((index, newer))
-        index = index.updated(newer)  # nothing has changed: what was closed is open again, here only
+        index = index.updated(newer)  # nothing has changed: only closed quotas are open again
         closed = data.draw(st.sampled_from([None, *index.quota_ids]))
         if closed is not None:
             index.close(closed)
@@ -160,7 +160,7 @@ def test_an_index_updated_again_and_again_is_as_a_fresh_one(steps, still, data):
         assert told(older.updated(others)) == told(QuotaIndex(others))
 
 
-def test_what_changed_before_is_not_compiled_with_every_later_change(monkeypatch):
+def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):
     compiled: list[int] = []
     part = _index._Part
 
@@ -193,7 +193,7 @@ def test_surveys_without_quotas_make_no_parts():
     assert len(index) == 100
 
 
-def test_what_is_listed_twice_counts_once():
+def test_a_quota_that_is_listed_twice_counts_once():
     twice = quota([sub_quota(A)])
     surveys = [survey(twice), survey(twice)]
     for index in (QuotaIndex(surveys), QuotaIndex(surveys).updated(surveys), QuotaIndex([]).updated(surveys)):
@@ -205,7 +205,7 @@ def test_what_is_listed_twice_counts_once():
         assert not index.match({OTHER: 1}).certain
 
 
-def test_a_quota_that_another_survey_lists_too_counts_once_after_an_update():
+def test_a_quota_listed_by_two_surveys_counts_once_after_an_update():
     old = [survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1, 40)]
     new = [*old, survey(quota([sub_quota(B)], quota_id=3), survey_id=99)]
     updated, fresh = QuotaIndex(old).updated(new), QuotaIndex(new)
@@ -213,7 +213,7 @@ def test_a_quota_that_another_survey_lists_too_counts_once_after_an_update():
         assert list(updated.match({OTHER: answer}).certain) == list(fresh.match({OTHER: answer}).certain)
 
 
-def test_an_update_after_something_was_listed_twice_is_as_a_fresh_index():
+def test_an_update_after_a_duplicate_equals_a_fresh_index():
     first = survey(quota([sub_quota(A)], quota_id=1), survey_id=1)
     second = survey(quota([sub_quota(B)], quota_id=1), survey_id=2)
     changed = evolve(second, loi=99)
@@ -234,7 +234,7 @@ def test_an_update_after_something_was_listed_twice_is_as_a_fresh_index():
         assert updated.diagnostics == fresh.diagnostics
 
 
-def test_an_update_opens_again_what_was_closed():
+def test_an_update_reopens_closed_quotas():
     inventory = generate_inventory(8, surveys=20)
     index = QuotaIndex(inventory)
     index.close(inventory.surveys[0].quotas[0].quota_id)

@@ -1,4 +1,4 @@
-"""A service that is away: noticed soon, asked one harmless question, and gone on with when it is back."""
+"""A service that is away: detected soon, probed with Get Settings, and used again when it is back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GONE = [
 
 
 class Service:
-    """A service that is away for a while, by a clock that moves only when somebody sleeps.
+    """A service that is away for a while, with a clock that moves only when somebody sleeps.
 
     Args:
         until: When it is back.
@@ -78,7 +78,7 @@ async def statuses(stream) -> list[str]:
 
 
 @pytest.mark.parametrize("gone", GONE, ids=str)
-async def test_one_window_is_lost_at_most_and_the_rest_is_asked_when_it_is_back(gone):
+async def test_one_window_is_lost_at_most_and_the_rest_is_sent_after_the_outage(gone):
     service = Service(until=3.5, since=0.5, gone=gone, seconds=0.01)
     async with service.client(max_concurrency=4) as client:
         seen = await statuses(client.fan_out(members(400)))
@@ -90,19 +90,19 @@ async def test_one_window_is_lost_at_most_and_the_rest_is_asked_when_it_is_back(
     assert back < 3.5 + 2
 
 
-async def test_while_it_is_away_only_get_settings_is_asked_less_and_less_often():
+async def test_during_an_outage_only_get_settings_is_sent_less_and_less_often():
     service = Service(until=100.0)
     async with service.client() as client:
         result = await client.bulk_invite("m", range(1, 2001))
     assert not result.not_sent
     questions = [at for at, method in service.asked if method == "GET"]
     pauses = [after - before for before, after in pairwise(questions)]
-    assert pauses[4:] == sorted(pauses[4:])  # those before are asked to make sure
+    assert pauses[4:] == sorted(pauses[4:])  # the earlier probes confirm the outage
     assert pauses[-1] == 1.5
     assert all(at >= 100 for at, method in service.asked[20:] if method == "POST")
 
 
-async def test_it_goes_on_slowly_first():
+async def test_sending_resumes_slowly_after_an_outage():
     time, running, beside = doubles.FakeTime(), 0, []
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -126,7 +126,7 @@ async def test_it_goes_on_slowly_first():
     assert max(beside) >= 6
 
 
-async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
+async def test_a_fan_out_out_of_patience_stops_reading_its_input():
     service, taken = Service(until=1e9, since=1.0, seconds=0.01), 0
 
     def requests():
@@ -143,25 +143,25 @@ async def test_a_fan_out_loses_patience_and_reads_its_input_no_further():
     assert len(seen) == 2 * taken
     last = seen[-1]
     assert (last.status, type(last.error), last.error.delivery) == ("not_sent", OutageError, "not_sent")
-    assert "refused" not in str(last.error)  # what a transport says may quote the wire
+    assert "refused" not in str(last.error)  # the text of a transport may quote the wire
     assert "no connection" in str(last.error)
 
 
-async def test_a_collection_is_answered_whole_all_the_same():
+async def test_every_id_of_a_collection_has_an_outcome_in_an_outage():
     async with Service(until=1e9).client(outage=OutagePolicy(patience=10.0)) as client:
         result = await client.bulk_invite("m", range(1, 10_001))
     assert len(result.not_sent) == len(result) == 10_000
 
 
-async def test_without_patience_nothing_is_waited_for():
+async def test_a_fan_out_without_patience_does_not_wait():
     service = Service(until=1e9)
     async with service.client(outage=OutagePolicy(patience=0)) as client:
         result = await client.bulk_invite("m", range(1, 10_001))
     assert len(result.not_sent) == 10_000
-    assert service.time.now < 5  # the pauses between three attempts
+    assert service.time.now < 5  # only the pauses between three attempts
 
 
-async def test_a_call_that_somebody_waits_for_fails_at_once_and_says_why():
+async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
     service = Service(until=10.0)
     async with service.client(retry=RetryPolicy(max_attempts=1)) as client:
         for _ in range(5):
@@ -174,12 +174,12 @@ async def test_a_call_that_somebody_waits_for_fails_at_once_and_says_why():
                 await call
             assert (caught.value.attempts, caught.value.delivery) == (0, "not_sent")
         assert len(service.asked) == 5
-        service.time.now = 11.0  # a question is due: the first one who comes asks it
+        service.time.now = 11.0  # a probe is due: the first call sends it
         await client.get_settings()
         assert [method for _, method in service.asked[5:]] == ["GET", "GET"]
 
 
-async def test_calls_find_it_away_still_while_a_fan_out_waits():
+async def test_calls_fail_during_an_outage_while_a_fan_out_waits():
     service = Service(until=5.0)
     async with service.client() as client:
         async with client.fan_out(members(100)) as outcomes, anyio.create_task_group() as tasks:
@@ -192,7 +192,7 @@ async def test_calls_find_it_away_still_while_a_fan_out_waits():
         assert len([*outcomes.left_over]) > 0
 
 
-async def test_the_log_says_it_once(caplog):
+async def test_an_outage_is_logged_once(caplog):
     caplog.set_level(logging.INFO, "sampling_async")
     async with Service(until=60.0).client() as client:
         await client.bulk_invite("m", range(1, 3001))
@@ -206,8 +206,8 @@ async def test_the_log_says_it_once(caplog):
 
 
 @pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
-async def test_whatever_the_service_itself_says_ends_it(answer):
-    """A key that is refused is an answer too; what that means, the next request finds out."""
+async def test_any_response_of_the_service_itself_ends_an_outage(answer):
+    """A refused key is a response too. The next request finds out what it means."""
     state = {"gone": True}
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -235,8 +235,8 @@ async def test_a_refused_key_ends_the_fan_out_after_an_outage():
     assert isinstance(result[999].error, ForbiddenError)
 
 
-async def test_requests_that_hang_from_before_do_not_keep_it_from_going_on():
-    """Some of a window fail at once, the others hang: nothing more would come to count as a failure."""
+async def test_requests_that_hang_since_before_the_outage_do_not_block_its_end():
+    """Some requests of a window fail at once, the others hang: no further failure would be counted."""
     time, hung = doubles.FakeTime(), 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -255,14 +255,14 @@ async def test_requests_that_hang_from_before_do_not_keep_it_from_going_on():
         async with client.fan_out(members(100)) as outcomes:
             seen = []
             with anyio.fail_after(5):
-                while len(seen) < 2 * 96:  # four are swallowed
+                while len(seen) < 2 * 96:  # four hang
                     seen.append((await anext(outcomes)).status)
         assert len(outcomes.left_over) == 2 * 4
     assert seen.count("unknown") <= 2 * 5
     assert "not_sent" not in seen
 
 
-async def test_successes_in_between_are_no_outage():
+async def test_failures_between_successes_are_no_outage():
     posts = 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -274,13 +274,13 @@ async def test_successes_in_between_are_no_outage():
         return httpx.Response(200, json=doubles.bulk(request)) if posts % 5 == 0 else httpx.Response(502)
 
     async with doubles.client(handle) as client:
-        client._gate.kind("bulk_invite").adaptive.start_again()  # one at a time, or they would change places
+        client._gate.kind("bulk_invite").adaptive.start_again()  # one at a time, to keep their order
         seen = await statuses(client.fan_out(members(100)))
     assert seen.count("unknown") == 2 * 80
 
 
-async def test_when_some_have_failed_and_nothing_more_can_be_sent_it_is_asked_whether_it_is_there():
-    """It is: what failed was about these requests, and those under way are waited for."""
+async def test_the_service_is_probed_if_some_requests_failed_and_the_others_hang():
+    """It is there: the failures were about these requests, and requests under way are waited for."""
     all_there, hung, time, posts, asked = anyio.Event(), anyio.Event(), doubles.FakeTime(), 0, 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -312,7 +312,7 @@ async def test_an_outage_obeys_retry_after():
     assert [at for at, _ in service.asked if 0 < at < 20] == []
 
 
-async def test_get_settings_that_fails_alone_stops_nobody():
+async def test_failures_of_get_settings_alone_stop_nothing():
     def answer(request: httpx.Request):
         return doubles.bulk(request) if request.method == "POST" else httpx.Response(502)
 
@@ -323,7 +323,7 @@ async def test_get_settings_that_fails_alone_stops_nobody():
         assert not (await client.bulk_invite("m", [2, 3])).not_sent
 
 
-async def test_closing_ends_the_wait():
+async def test_closing_the_client_ends_the_wait_for_the_service():
     async def away(_request: httpx.Request) -> httpx.Response:
         await anyio.lowlevel.checkpoint()
         raise httpx.ConnectError("refused")
@@ -338,8 +338,8 @@ async def test_closing_ends_the_wait():
     assert isinstance(seen[-1].error, ClientClosedError)
 
 
-async def test_who_asks_may_be_cancelled_and_another_one_takes_over():
-    """No task of its own asks: if the one who does gives up, the next one who waits must."""
+async def test_another_caller_probes_if_the_first_is_cancelled():
+    """There is no separate task for probes: if the probing caller is cancelled, the next waiter must probe."""
     time, asked = doubles.FakeTime(), 0
 
     async def asks(_seconds: float) -> float | None:
@@ -366,6 +366,6 @@ async def test_who_asks_may_be_cancelled_and_another_one_takes_over():
 
 
 @pytest.mark.parametrize("field", ["patience", "failures", "first_pause", "longest_pause"])
-def test_a_policy_has_numbers_in_range(field):
+def test_an_outage_policy_checks_its_numbers(field):
     with pytest.raises(InvalidRequestError, match=f"OutagePolicy.{field}"):
         OutagePolicy(**{field: -1})

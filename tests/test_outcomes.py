@@ -25,12 +25,12 @@ def result() -> BulkInviteResult:
     return BulkInviteResult(OUTCOMES, [STRAY])
 
 
-def test_it_is_a_sequence_in_the_callers_order(result):
+def test_a_result_is_a_sequence_in_the_order_of_the_caller(result):
     assert list(result) == OUTCOMES
     assert (len(result), result[1], result[-2:]) == (5, OUTCOMES[1], tuple(OUTCOMES[-2:]))
 
 
-def test_every_outcome_is_of_one_kind(result):
+def test_every_outcome_has_exactly_one_status(result):
     kinds = (result.invited, result.rejected, result.not_sent, result.unknown)
     assert [len(kind) for kind in kinds] == [1, 1, 2, 1]
     assert sum(map(len, kinds)) == len(result)
@@ -38,7 +38,7 @@ def test_every_outcome_is_of_one_kind(result):
     assert result.invites == ()
 
 
-def test_only_what_was_not_sent_is_safe_to_send_again(result):
+def test_only_not_sent_ids_are_safe_to_send_again(result):
     assert result.resendable() == (3,)
 
 
@@ -59,7 +59,7 @@ def test_results_compare_by_content_and_are_not_hashable(result):
         hash(result)
 
 
-# --- As they came
+# --- Outcomes as they were received
 
 
 def as_they_came() -> BulkInviteResult:
@@ -72,7 +72,7 @@ def as_they_came() -> BulkInviteResult:
     return run(main)
 
 
-def test_outcomes_are_made_when_they_are_looked_at_and_equal_each_time():
+def test_outcomes_are_created_when_they_are_read_and_equal_each_time():
     result = as_they_came()
     assert [outcome.quota_id for outcome in result] == [4, 3, 2, 1, 4]
     assert [type(outcome) for outcome in result] == [InviteOutcome] * 5
@@ -89,7 +89,7 @@ def test_outcomes_are_made_when_they_are_looked_at_and_equal_each_time():
     assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
 
 
-def test_what_is_made_is_what_a_constructor_makes():
+def test_created_outcomes_equal_constructed_ones():
     invited, rejected = as_they_came()[0], as_they_came()[1]
     invite = invited.invite
     assert invite is not None
@@ -103,13 +103,13 @@ def test_what_is_made_is_what_a_constructor_makes():
         invited.status = "unknown"
 
 
-def test_a_result_is_the_same_through_a_pickle_and_made_by_hand():
+def test_a_result_equals_its_pickled_copy_and_one_made_by_hand():
     result = as_they_came()
     assert pickle.loads(pickle.dumps(result)) == result == BulkInviteResult(tuple(result))
     assert result != BulkInviteResult(tuple(result)[:4])
 
 
-def test_outcomes_of_a_class_of_ones_own_are_outcomes():
+def test_outcomes_of_a_subclass_are_accepted():
     class Marked(InviteOutcome):
         pass
 

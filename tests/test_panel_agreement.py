@@ -1,4 +1,4 @@
-"""Panels: every member as the index says, and so as the reference does."""
+"""Panels: every member has the result of the index, and so of the reference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sampling_async.simulator import Simulator, generate_inventory, generate_mem
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Have everything done in so small pieces that there are several of each."""
+    """Make all pieces so small that there are several of each."""
     monkeypatch.setattr(_matcher, "_ROWS", 5)
     monkeypatch.setattr(_matcher, "CHUNK", 3)
     monkeypatch.setattr(_plan, "TOGETHER", 3)
@@ -77,7 +77,7 @@ def test_a_panel_agrees_with_the_index(of_quotas, members, policy, n):
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed_quotas():
+def test_a_panel_in_small_pieces_agrees_with_the_index_on_all_masks():
     simulator = Simulator(seed=11, members=23, surveys=40)
     index = QuotaIndex(simulator.inventory, kinds=AGES)
     members = list(simulator.members.values())
@@ -113,13 +113,13 @@ def test_it_does_so_in_small_pieces_with_devices_participations_lists_and_closed
 
 @pytest.mark.parametrize("codes", [255, 1], ids=["few classes", "many classes"])
 @pytest.mark.parametrize("cost", [0, 40, 10**6], ids=["looked up", "whichever takes least", "put together"])
-def test_it_does_so_however_rows_are_made(monkeypatch, cost, codes):
+def test_a_panel_agrees_with_the_index_however_rows_are_made(monkeypatch, cost, codes):
     monkeypatch.setattr(_plan, "_LOOKED_UP", cost)
     for module in (_classes, _plan, _kernel, _columns):
         monkeypatch.setattr(module, "MOST_CODES", codes)
     index = QuotaIndex(generate_inventory(6, surveys=40), kinds=AGES)
     members = [member.profile for member in generate_members(6, members=333)]
-    # Lists of answers and single ones are read apart.
+    # Lists of answers and single answers are read separately.
     single = [
         {id_: answer for id_, answer in each.items() if isinstance(answer, int | str)} for each in members
     ]
@@ -128,7 +128,7 @@ def test_it_does_so_however_rows_are_made(monkeypatch, cost, codes):
         assert counted(PanelMatcher(index), panel_of(some)) == by_index(index, matched)
 
 
-def test_what_one_wave_of_a_survey_excludes_another_one_may_not():
+def test_each_wave_of_a_survey_has_its_own_exclusions():
     exclusion = SurveyWaveExclusion(9, 0, (9,))
     index = QuotaIndex(
         [
@@ -146,7 +146,7 @@ def test_what_one_wave_of_a_survey_excludes_another_one_may_not():
     assert counted(PanelMatcher(index), of_one) == {1: (0, 0), 2: (0, 0), 3: (1, 0)}
 
 
-def test_an_updated_index_is_matched_with_as_a_whole():
+def test_a_panel_is_matched_against_the_whole_of_an_updated_index():
     first = [survey(MEN, survey_id=1), *(survey(quota(quota_id=at), survey_id=at) for at in range(10, 30))]
     index = QuotaIndex(first).updated([survey(ALL, survey_id=1), *first[2:]])
     matched = index.match({GENDER: MALE})
@@ -161,7 +161,7 @@ def test_a_question_without_a_column_was_not_answered():
     assert PanelMatcher(index).questions == (GENDER, OTHER)
 
 
-def test_an_empty_panel_and_an_empty_inventory_come_to_nothing():
+def test_an_empty_panel_or_inventory_gives_empty_results():
     index = QuotaIndex([survey(MEN)])
     somebody = panel_of([{GENDER: MALE}], member_code=["a"])
     nobody = somebody.slice(0, 0)

@@ -1,4 +1,4 @@
-"""What the columns of a panel may be made of, and what is refused."""
+"""Column types that a panel may have, and values that are refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _limits(kind) -> tuple[int, int]:
     ids=lambda column: str(column.type),
 )
 @pytest.mark.parametrize("more", [(), (2_000_247,), (2**62,)], ids=["near", "far", "farther"])
-def test_answers_are_read_from_whatever_type_they_come_in(column, more):
+def test_answers_are_read_from_columns_of_any_type(column, more):
     rows = {1: row(OTHER, 1), 2: row(OTHER, 2, *more), 8: row(OTHER, 8, routable=True)}
     index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in rows.items()))])
     panel = pa.table({str(OTHER): column})
@@ -72,12 +72,12 @@ _KINDS = [getattr(pa, f"{sign}int{size}")() for sign in ("", "u") for size in (8
 _EDGES = [0, 1, 100, *(edge + by for kind in _KINDS for edge in _limits(kind) for by in (-2, -1, 0, 1))]
 
 
-_IDS = range(-(2**63), 2**63)  # what the service's IDs are in
+_IDS = range(-(2**63), 2**63)  # the range of the IDs of the service
 
 
 @st.composite
 def _columns_of_ids(draw):
-    """Return the first of some answer IDs, and a column of such as are near it, and of what else may come."""
+    """Return the first of some answer IDs, and a column of IDs near it and of other values."""
     kind = draw(st.sampled_from(_KINDS))
     lowest, highest = _limits(kind)
     first = draw(st.sampled_from(_EDGES))
@@ -89,7 +89,7 @@ def _columns_of_ids(draw):
 
 @settings(max_examples=300)
 @given(st.lists(_columns_of_ids(), min_size=1, max_size=6))
-def test_answer_ids_next_to_each_other_are_told_apart_in_any_type(columns):
+def test_neighbouring_answer_ids_are_distinguished_in_any_type(columns):
     asked = [
         row(OTHER + at, *ids)
         for at, (first, _) in enumerate(columns)
@@ -132,7 +132,7 @@ _CODES = [
     ),
     st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
 )
-def test_beginnings_of_postal_codes_are_found_however_long(lists, codes, kind):
+def test_prefixes_of_postal_codes_are_found_whatever_their_length(lists, codes, kind):
     quotas = [quota([sub_quota(row(POSTAL, *each))], quota_id=at) for at, each in enumerate(lists)]
     index = QuotaIndex([survey(*quotas)])
     panel = pa.table({str(POSTAL): pa.array(codes, kind)})
@@ -173,7 +173,7 @@ def test_postal_codes_are_texts(answers, certain):
         ("member_code", [1], "'member_code'.*texts"),
     ],
 )
-def test_what_is_no_answer_is_refused_by_column_and_row(name, column, words):
+def test_an_invalid_answer_is_refused_with_column_and_row(name, column, words):
 
     rows = [row(OTHER, 1), row(AGE, "18-30"), row(POSTAL, "1")]
     index = QuotaIndex([survey(*(quota([sub_quota(each)], quota_id=at) for at, each in enumerate(rows)))])
@@ -198,7 +198,7 @@ def test_numbers_too_wide_for_their_column_are_not_taken_for_others():
         assert counted(PanelMatcher(index), pa.table({str(OTHER): column})) == {1: (1, 0)}
 
 
-def test_what_is_null_in_a_participation_is_not_what_lies_under_it():
+def test_a_null_in_a_participation_hides_the_value_under_it():
     exclusion = SurveyWaveExclusion(9, 0, (3,))
     index = QuotaIndex([survey(quota(quota_id=1), survey_wave_exclusions=(exclusion,))])
     fields = list(PARTICIPATIONS.value_type)
@@ -212,7 +212,7 @@ def test_what_is_null_in_a_participation_is_not_what_lies_under_it():
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.list_(pa.int64())], ids=str)
-def test_nothing_taken_is_nothing_whatever_its_type(kind):
+def test_an_empty_list_of_participations_may_have_any_type(kind):
     index = QuotaIndex([survey(ALL)])
     columns = {"exclude_surveys": pa.nulls(2, kind)}
     if not pa.types.is_list(kind) or not pa.types.is_integer(kind.value_type):
@@ -231,7 +231,7 @@ def test_texts_that_are_not_utf_8_are_refused():
         PanelMatcher(index, TopK(1)).run(pa.table({"member_code": broken})).read_all()
 
 
-def test_of_a_dictionary_what_is_in_use_is_read():
+def test_only_the_used_entries_of_a_dictionary_column_are_read():
     index = QuotaIndex([survey(MEN)])
     words = pa.DictionaryArray.from_arrays(pa.array([1]), pa.array(["no answer", str(MALE), "neither"]))
     assert counted(PanelMatcher(index), pa.table({str(GENDER): words})) == {2: (1, 0)}

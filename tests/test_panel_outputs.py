@@ -1,4 +1,4 @@
-"""What comes out of a panel: counts, the best quotas of members, samples, requests."""
+"""Results of a panel: counts, the best quotas of members, samples, requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sampling_async.simulator import generate_members
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
-def test_how_many_are_wanted_is_a_number(wrong):
+def test_the_size_of_a_sample_must_be_a_number(wrong):
     with pytest.raises(InvalidRequestError, match="n is a number from 1 on"):
         TopK(wrong)
     with pytest.raises(InvalidRequestError, match="per_quota is a number from 1 on"):
@@ -50,7 +50,7 @@ def generated():
     return generated_panel()
 
 
-def test_a_sample_is_of_certain_members_first_and_then_of_possible_ones(generated):
+def test_a_sample_takes_certain_members_before_possible_ones(generated):
     index, panel = generated
     drawn: dict[int, dict[bool, set[str]]] = {}
     for one in PanelMatcher(index, Sample(6)).run(panel).read_all().to_pylist():
@@ -76,7 +76,7 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
     drawn = PanelMatcher(index, Sample(20)).run(panel).read_all().to_pylist()
     times = Counter(one["member_code"] for one in drawn)
     assert len(drawn) == 400 * 20
-    assert len(times) == 100  # each 80 times on the average, and none out of all proportion
+    assert len(times) == 100  # each 80 times on average, without outliers
     assert max(times.values()) < 400
     of_quota: dict[int, set[str]] = {}
     for one in drawn:
@@ -86,7 +86,7 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
     assert {one["member_code"] for one in other if one["quota_id"] == 0} != of_quota[0]
 
 
-def test_a_sample_loses_nobody_in_a_small_last_piece(monkeypatch):
+def test_a_sample_includes_members_of_a_small_last_piece(monkeypatch):
     monkeypatch.setattr(_matcher, "_ROWS", 512)
     index = QuotaIndex([survey(*(quota(quota_id=at) for at in range(40)))])
     matcher = PanelMatcher(index, Sample(30))
@@ -96,7 +96,7 @@ def test_a_sample_loses_nobody_in_a_small_last_piece(monkeypatch):
         assert matcher.run(panel).read_all() == matcher.run(turned).read_all()
 
 
-def test_requests_are_what_a_fan_out_takes():
+def test_requests_are_accepted_by_a_fan_out():
     index = QuotaIndex([survey(ALL, survey_id=1), survey(MEN, survey_id=2)])
     panel = panel_of([{GENDER: MALE}, {GENDER: 5}], member_code=["a", "b"])
     assert list(PanelMatcher(index, TopK(2)).requests(panel)) == [

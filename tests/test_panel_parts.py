@@ -1,4 +1,4 @@
-"""Parts of a panel, matched apart and put together."""
+"""Parts of a panel, matched separately and combined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generated():
 
 
 @pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6), Sample(6, seed=-3)])
-def test_parts_come_to_the_same_as_the_whole(generated, output):
+def test_parts_of_a_panel_give_the_same_results_as_the_whole(generated, output):
     index, panel = generated
     matcher = PanelMatcher(index, output)
     whole = matcher.run(panel).read_all()
@@ -40,7 +40,7 @@ def test_parts_come_to_the_same_as_the_whole(generated, output):
 
 
 @pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)])
-def test_parts_may_come_back_in_types_of_an_engine_which_has_no_unsigned_ones(generated, output):
+def test_parts_may_come_back_without_unsigned_types(generated, output):
     index, panel = generated
     matcher = PanelMatcher(index, output)
     whole = matcher.run(panel).read_all()

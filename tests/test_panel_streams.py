@@ -1,4 +1,4 @@
-"""Where panels come from: streams of other libraries, batches that change, no extra installed."""
+"""Sources of panels: streams of other libraries, changing batches, no extra installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sampling_async.matching.panel import (
 )
 
 
-def test_a_panel_is_a_stream_with_each_column_once_and_with_codes_where_members_are_told():
+def test_a_panel_needs_unique_columns_and_codes_where_members_are_named():
     index = QuotaIndex([survey(MEN)])
     with pytest.raises(InvalidRequestError, match=r"an Arrow stream.*not list"):
         PanelMatcher(index).run([{GENDER: MALE}]).read_all()
@@ -64,7 +64,7 @@ def test_runs_of_one_matcher_at_the_same_time_do_not_disturb_each_other(monkeypa
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas", "duckdb", "batches", "reader"])
-def test_streams_come_from_many_libraries(generated, library):
+def test_streams_of_many_libraries_are_accepted(generated, library):
     index, panel = generated
     plain = pa.table(
         {
@@ -83,7 +83,7 @@ def test_streams_come_from_many_libraries(generated, library):
         with pytest.raises(InvalidRequestError, match=r"not LazyFrame: collect\(\) it first"):
             matcher.run(stream.lazy()).read_all()
     elif library == "pandas":
-        stream = plain.to_pandas()  # whole numbers with gaps become floats there
+        stream = plain.to_pandas()  # pandas turns whole numbers with gaps into floats
         assert "float64" in set(map(str, stream.dtypes))
     elif library == "duckdb":
         stream = duckdb.sql("SELECT * FROM plain")
@@ -97,7 +97,7 @@ def generated():
     return generated_panel()
 
 
-def test_without_the_extra_the_rest_of_matching_works_and_a_panel_says_what_is_missing():
+def test_matching_works_without_the_extra_and_a_panel_names_it():
     script = """
 import sys
 sys.modules["pyarrow"] = None
@@ -112,7 +112,7 @@ except ImportError as exc:
     assert "needs pyarrow: python -m pip install 'sampling-async[panel]'" in ran.stdout
 
 
-def test_pandas_is_not_imported_to_match(generated, tmp_path):
+def test_matching_does_not_import_pandas(generated, tmp_path):
     index, panel = generated
     with pa.OSFile(str(tmp_path / "panel"), "wb") as file, pa.ipc.new_stream(file, panel.schema) as writer:
         writer.write_table(panel)

@@ -38,7 +38,7 @@ def generated():
 
 
 class Crew:
-    """The processes that were started, and how many pieces they were given."""
+    """The processes that were started, and the number of pieces they got."""
 
     def __init__(self, monkeypatch):
         self.workers, self.given = [], 0
@@ -56,7 +56,7 @@ class Crew:
         monkeypatch.setattr(_workers._Worker, "give", gives)
 
     def awaited(self, batches):
-        """Yield batches, but only some of them before all processes are there: this one could do without."""
+        """Yield batches, but only some before all processes have started; one process could do them all."""
         assert len(batches) >= 10
         for number, batch in enumerate(batches):
             if number == 6:
@@ -74,7 +74,7 @@ def crew(monkeypatch):
 
 
 @pytest.mark.parametrize("output", [Counts(), TopK(5), Sample(6)], ids=lambda output: type(output).__name__)
-def test_several_processes_say_what_one_does_in_the_same_order(generated, crew, output):
+def test_several_processes_give_the_results_of_one_in_the_same_order(generated, crew, output):
     index, panel = generated
     matcher = PanelMatcher(index, output)
     batches = panel.to_batches(max_chunksize=40)
@@ -90,7 +90,7 @@ def test_processes_that_start_too_late_are_not_waited_for(generated, crew):
     assert len(crew.workers) == 1
 
 
-def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated, crew, monkeypatch):
+def test_pieces_far_ahead_of_an_unfinished_one_wait(generated, crew, monkeypatch):
     index, panel = generated
     monkeypatch.setattr(_workers, "_AHEAD", 2)
     matcher = PanelMatcher(index, TopK(5))
@@ -109,11 +109,15 @@ def test_pieces_that_are_far_ahead_of_one_that_is_not_done_wait_for_it(generated
     for batch in matcher.run(watched(), workers=2):
         made.append(batch)  # noqa: PERF402  its length is looked at in between
     assert pa.Table.from_batches(made) == matcher.run(large).read_all()
-    assert max(ahead) <= 2 * 2 + 8  # some are read ahead, or done and not handed out yet; else it is over 30
+    assert (
+        max(ahead) <= 2 * 2 + 8
+    )  # some are read ahead, or done and not handed out yet; without the wait it is over 30
 
 
 @pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
-def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, monkeypatch, tmp_path, rooms):
+def test_pieces_that_do_not_fit_in_shared_memory_go_through_other_files(
+    generated, crew, monkeypatch, tmp_path, rooms
+):
     index, panel = generated
     monkeypatch.setattr(_matcher, "_ROWS", 2400)
     (tmp_path / "memory").mkdir()
@@ -124,7 +128,7 @@ def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, m
     statvfs = os.statvfs
     monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
     matcher = PanelMatcher(index, TopK(5))
-    large = pa.concat_tables([panel] * 60)  # pieces, and what comes of them, are more than a pipe holds
+    large = pa.concat_tables([panel] * 60)  # pieces and their results are larger than a pipe
     batches = large.combine_chunks().to_batches(max_chunksize=2400)
     made = matcher.run(crew.awaited(batches), workers=2)
     some = [made.read_next_batch()]
@@ -136,7 +140,7 @@ def test_pieces_that_have_no_room_in_memory_go_by_other_files(generated, crew, m
     assert not used.exists()
 
 
-def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, monkeypatch):
+def test_a_worker_cleans_up_after_its_parent_is_gone(generated, tmp_path, monkeypatch):
     index, _ = generated
     monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
     (tmp_path / "work").write_bytes(pickle.dumps(PanelMatcher(index)._matched))
@@ -155,7 +159,7 @@ def test_a_process_whose_parent_is_gone_tidies_up_after_it(generated, tmp_path, 
 
 
 @pytest.mark.parametrize("at", [170, 210, 250, 290])
-def test_an_error_is_raised_as_its_own_whichever_process_meets_it(generated, crew, at):
+def test_an_error_is_raised_with_its_own_type_from_any_process(generated, crew, at):
     index, panel = generated
     ages = [30] * len(panel)
     ages[at] = -1
@@ -165,7 +169,7 @@ def test_an_error_is_raised_as_its_own_whichever_process_meets_it(generated, cre
 
 
 @pytest.mark.usefixtures("crew")
-def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated):
+def test_an_error_of_the_panel_is_raised_while_workers_run(generated):
     index, panel = generated
 
     def breaking():
@@ -176,7 +180,7 @@ def test_what_cannot_be_read_of_the_panel_is_raised_while_workers_work(generated
         PanelMatcher(index).run(breaking(), workers=2).read_all()
 
 
-def test_a_worker_that_is_killed_is_told(generated, crew):
+def test_a_killed_worker_is_reported(generated, crew):
     index, panel = generated
 
     def murderous():
@@ -191,7 +195,7 @@ def test_a_worker_that_is_killed_is_told(generated, crew):
 
 
 @pytest.mark.usefixtures("crew")
-def test_a_result_that_is_not_read_to_its_end_leaves_no_process(generated):
+def test_an_unfinished_result_leaves_no_process(generated):
     index, panel = generated
     made = PanelMatcher(index, TopK(2))._matched_by(Workers(2), panel.to_batches())
     assert len(next(made)) == 40
@@ -211,7 +215,7 @@ def test_a_panel_of_few_pieces_starts_no_process(generated, crew, workers, piece
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_process_that_is_stopped_or_ignores_its_end_ends(generated, crew, is_idle):
+def test_a_worker_that_is_stopped_or_ignores_sigterm_is_ended(generated, crew, is_idle):
     index, panel = generated
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -227,8 +231,8 @@ def test_a_process_that_is_stopped_or_ignores_its_end_ends(generated, crew, is_i
     assert not active_children()
 
 
-def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
-    """While processes of another run are put back, those of one are that nobody reads any more."""
+def test_a_run_may_be_ended_by_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
+    """While processes of one run are put back, the processes of an abandoned run are too."""
     index, panel = generated
     workers = Workers(2)
     unread = workers._taking_part(tmp_path)
@@ -249,10 +253,10 @@ def test_the_end_of_a_run_may_come_with_a_garbage_collection(generated, crew, mo
         done.leave()
         made.read_all()
         assert unread is None
-        assert len(active_children()) == 1  # one is kept
+        assert len(active_children()) == 1  # one process is kept
 
 
-def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
+def test_kept_processes_serve_one_run_after_the_other(generated, crew):
     index, panel = generated
     batches = panel.to_batches(max_chunksize=40)
     with Workers(3) as workers:
@@ -265,8 +269,8 @@ def test_kept_processes_match_for_one_run_after_the_other(generated, crew):
         assert len(crew.workers) == len(active_children()) == 2
 
 
-def test_processes_that_are_kept_are_waited_for(generated, crew):
-    """They came too late for the first run; the next one has them."""
+def test_kept_processes_are_waited_for(generated, crew):
+    """They started too late for the first run; the next one uses them."""
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
     with Workers(4) as workers:
@@ -275,7 +279,7 @@ def test_processes_that_are_kept_are_waited_for(generated, crew):
             assert len(crew.workers) == len(active_children()) == 3
 
 
-def test_kept_processes_end_with_a_run_that_fails_and_the_next_one_has_others(generated, crew):
+def test_kept_processes_end_with_a_failed_run_and_the_next_one_starts_others(generated, crew):
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
     ages = pa.array([30] * 210 + [-1] * (len(panel) - 210))
@@ -289,7 +293,7 @@ def test_kept_processes_end_with_a_run_that_fails_and_the_next_one_has_others(ge
         assert matcher.run(panel, workers=workers).read_all() == matcher.run(panel).read_all()
 
 
-def test_a_kept_process_that_was_killed_in_between_is_replaced(generated, crew):
+def test_a_killed_kept_process_is_replaced(generated, crew):
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
     with Workers(2) as workers:
@@ -301,7 +305,7 @@ def test_a_kept_process_that_was_killed_in_between_is_replaced(generated, crew):
                 child.join()
 
 
-def test_runs_at_the_same_time_have_processes_of_their_own(generated, crew):
+def test_concurrent_runs_have_their_own_processes(generated, crew):
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))
     expected = matcher.run(panel).read_all()
@@ -311,20 +315,20 @@ def test_runs_at_the_same_time_have_processes_of_their_own(generated, crew):
         assert len(crew.workers) == 3
         made[0] += runs[0]
         made[1] += runs[1]
-        assert len(active_children()) == 2  # one that is kept, and that of the third
+        assert len(active_children()) == 2  # the kept process, and that of the third run
     made[2] += runs[2]
     assert not active_children()
     assert [pa.Table.from_batches(some) for some in made] == [expected] * 3
 
 
-def test_workers_are_kept_by_one_block():
+def test_workers_can_be_kept_by_one_block_only():
     with Workers(2) as workers, pytest.raises(InvalidRequestError, match="kept already"), workers:
         pass
     with workers:
         pass
 
 
-def test_a_process_that_has_nothing_to_do_ends_with_its_parent():
+def test_an_idle_worker_ends_with_its_parent():
     ours, theirs = Pipe()
     process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
     process.start()
@@ -335,6 +339,6 @@ def test_a_process_that_has_nothing_to_do_ends_with_its_parent():
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
-def test_workers_are_a_number(generated, wrong):
+def test_the_number_of_workers_is_checked(generated, wrong):
     with pytest.raises(InvalidRequestError, match="workers is a number of processes from 1 on"):
         PanelMatcher(generated[0]).run(generated[1], workers=wrong)

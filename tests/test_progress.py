@@ -1,4 +1,4 @@
-"""How far a stream has come: `OutcomeStream.progress`."""
+"""The progress of a stream: `OutcomeStream.progress`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ticking(time: doubles.FakeTime, seconds: float = 2.0):
-    """Return a service that takes so long for each request."""
+    """Return a service that takes this long for each request."""
 
     async def answer(request: httpx.Request) -> httpx.Response:
         time.now += seconds
@@ -57,7 +57,7 @@ async def test_progress_of_an_iterator_knows_the_rate_and_no_total():
             assert stream.progress == Progress(150, 150, 0, None, None, 150 / 4)
 
 
-async def test_progress_of_nothing_is_at_its_end():
+async def test_progress_of_empty_input_is_complete():
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         async with client.stream_bulk_invite("m1", []) as stream:
             assert stream.progress == Progress(0, 0, 0, 0, 0.0, None)
@@ -74,13 +74,13 @@ async def test_progress_of_nothing_is_at_its_end():
         ([InviteRequest("m1", [1])] * 9, None),
     ],
 )
-async def test_progress_of_requests_counts_those_that_lie_there(monkeypatch, requests, total):
+async def test_progress_of_a_list_of_requests_knows_the_total(monkeypatch, requests, total):
     monkeypatch.setattr(_chunks, "_COUNTED", 8)
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         assert client.fan_out(requests).progress.total == total
 
 
-async def test_progress_reckons_without_what_a_journal_knew(tmp_path):
+async def test_progress_leaves_replayed_outcomes_out_of_the_rate(tmp_path):
     time = doubles.FakeTime()
     async with doubles.client(ticking(time), time, max_concurrency=1) as client:
         async with client.fan_out([InviteRequest("m1", range(1, 101))], journal=tmp_path / "journal") as stream:
@@ -95,7 +95,7 @@ async def test_progress_reckons_without_what_a_journal_knew(tmp_path):
                 assert (told.answered, told.replayed, told.total) == (seen, seen, 202)
                 if not time.now:  # the request is not answered yet
                     assert told.seconds_left is told.per_second is None
-            await anext(stream)  # of one request, which took two seconds
+            await anext(stream)  # an outcome of one request, which took two seconds
             told = stream.progress
             assert (told.answered, told.seconds_left, told.per_second) == (103, 0.0, 50.0)
             async for _ in stream:
@@ -104,7 +104,7 @@ async def test_progress_reckons_without_what_a_journal_knew(tmp_path):
         assert stream.progress.answered - stream.progress.replayed == 100
 
 
-async def test_progress_after_leaving_early_adds_up_with_what_is_left_over():
+async def test_progress_after_leaving_early_adds_up_with_the_left_over_outcomes():
     async with doubles.client(doubles.Service(doubles.bulk), max_concurrency=2) as client:
         async with client.stream_bulk_invite("m1", iter(range(1, 1001))) as stream:
             for _ in range(42):

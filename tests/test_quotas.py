@@ -1,4 +1,4 @@
-"""Get Quotas, whole or survey by survey as it comes."""
+"""Get Quotas, as a whole or survey by survey."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def body_of(surveys: int = 3) -> bytes:
 
 
 class Parts(httpx.AsyncByteStream):
-    """A body in parts, as a transport of somebody else gives it: bytes, an error to raise, or what to do."""
+    """A body in parts, as another transport gives it: bytes, errors to raise, or functions to call."""
 
     def __init__(self, *parts: bytes | Exception | Callable[[], Any]) -> None:
         self._parts = list(parts)
@@ -102,7 +102,7 @@ async def ids_of(client: SamplingClient, **options: Any) -> list[int]:
 
 
 async def read_by(client: SamplingClient, how: str) -> Any:
-    """Read all surveys, by one method or the other."""
+    """Read all surveys with one of the two methods."""
     if how == "get_quotas":
         return [each.survey_id for each in (await client.get_quotas()).surveys]
     return await ids_of(client)
@@ -112,13 +112,13 @@ both = pytest.mark.parametrize("how", ["get_quotas", "iter_surveys"])
 
 
 def assert_idle(client: SamplingClient, where: object = "") -> None:
-    """Check that no permit is out, nobody waits and no attempt is under way."""
+    """Check that no permit is held, nothing waits and no attempt is under way."""
     held = client._gate.running, client._gate.waiting, len(client._session._scopes)
     assert held == (0, 0, 0), (held, where)
 
 
 def everything_shown(error: BaseException) -> str:
-    """Return all that a log or a crash reporter could print of an error, but for the frames of tests."""
+    """Return everything a log or a crash reporter could print about an error, except the frames of tests."""
     trace = traceback.TracebackException.from_exception(error, capture_locals=True)
     ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
     assert ours
@@ -136,13 +136,13 @@ def everything_shown(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-# --- All of it
+# --- The whole inventory
 
 
 @both
 @pytest.mark.parametrize("size", [1, 100, 10**6])
 @pytest.mark.parametrize("document", [inventories.quotas(), inventories.quotas(Surveys=[]), {"Note": {}}])
-async def test_a_body_in_parts_is_read_as_it_is_in_one_piece(how, size, document):
+async def test_a_body_in_parts_equals_the_body_in_one_piece(how, size, document):
     body = json.dumps({**document, **inventories.quotas(Surveys=document.get("Surveys", []))}).encode()
     parts = Parts(*(body[at : at + size] for at in range(0, len(body), size)))
     meant = from_json(Quotas, body)
@@ -166,7 +166,7 @@ async def test_respx_and_mocks_of_httpx_are_served(how):
         assert await read_by(client, how) == [0, 1, 2]
 
 
-async def test_routables_are_asked_for_unless_not_wanted():
+async def test_routables_are_requested_by_default():
     asked = doubles.Service(httpx.Response(200, content=body_of()))
     async with doubles.client(asked) as client:
         await ids_of(client)
@@ -207,7 +207,7 @@ def client_of(url: str, **options: Any) -> SamplingClient:
 @both
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("drip", [None, 997])
-async def test_over_a_socket_it_is_read_in_every_framing(how, framing, drip):
+async def test_an_inventory_is_read_in_every_framing_over_a_socket(how, framing, drip):
     body = body_of(40)
     data = FRAMINGS[framing](body)
 
@@ -228,7 +228,7 @@ async def test_over_a_socket_it_is_read_in_every_framing(how, framing, drip):
             assert_idle(client)
 
 
-# --- As it comes
+# --- Survey by survey
 
 
 async def test_the_first_survey_is_there_before_the_rest_is_sent():
@@ -248,7 +248,7 @@ async def test_the_first_survey_is_there_before_the_rest_is_sent():
             assert [each.survey_id async for each in surveys] == [2]
 
 
-async def test_no_more_surveys_live_than_came_together():
+async def test_no_more_surveys_are_in_memory_than_arrived_together():
     parts = Parts(HEAD, *(survey(number) + b"," for number in range(100)), survey(100) + TAIL)
     alive: weakref.WeakSet[Survey] = weakref.WeakSet()
     most = total = 0
@@ -263,7 +263,7 @@ async def test_no_more_surveys_live_than_came_together():
     assert most < 5
 
 
-async def test_while_one_survey_is_worked_on_other_calls_can_be_made():
+async def test_other_calls_can_be_made_between_two_surveys():
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/Quotas"):
             return httpx.Response(200, stream=Parts(HEAD, survey(1) + b",", survey(2) + b",", survey(3), TAIL))
@@ -280,7 +280,7 @@ async def test_while_one_survey_is_worked_on_other_calls_can_be_made():
         assert_idle(client)
 
 
-async def test_breaking_off_closes_the_connection_and_costs_nothing_else():
+async def test_leaving_the_iteration_closes_the_connection_and_nothing_else():
     ended = threading.Event()
 
     def script(connection: wire.Connection) -> None:
@@ -310,10 +310,10 @@ async def test_a_stream_of_another_transport_is_closed_too():
         assert parts.closed
         assert parts.given < 5
         async with aclosing(client.iter_surveys()):
-            pass  # never begun
+            pass  # the iteration was never begun
 
 
-# --- What fails
+# --- Failures
 
 
 FAILURES = {
@@ -333,10 +333,10 @@ FAILURES = {
 
 @both
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_what_fails_before_the_first_survey_is_repeated_and_told_by_either(how, failure):
+async def test_failures_before_the_first_survey_are_retried_and_raised_by_both_methods(how, failure):
     answer, error_class, attempts = FAILURES[failure]
     if failure == "cut" and how == "iter_surveys":
-        attempts = 1  # its surveys were handed over before
+        attempts = 1  # its surveys were returned already
     asked = doubles.Service(lambda _: answer if isinstance(answer, httpx.Response) else None)
     if not isinstance(answer, httpx.Response):
         asked = doubles.Service(answer)
@@ -354,14 +354,14 @@ async def test_what_fails_before_the_first_survey_is_repeated_and_told_by_either
 
 
 @both
-async def test_after_failures_that_passed_it_is_read(how):
+async def test_the_inventory_is_read_after_passing_failures(how):
     streams = Parts(httpx.ReadError("x")), Parts(HEAD, httpx.ReadError("x")), Parts(body_of())
     async with doubles.client(service(*streams)) as client:
         assert await read_by(client, how) == [0, 1, 2]
     assert all(each.closed for each in streams)
 
 
-async def test_what_fails_afterwards_is_raised_with_all_that_is_known():
+async def test_failures_after_the_first_survey_are_raised_with_all_attributes():
     first = Parts(httpx.ReadError("x"))
     second = Parts(HEAD + survey(1) + b",", survey(2) + b",", httpx.ReadError(CANARY), survey(3) + TAIL)
     asked = service(first, second)
@@ -429,7 +429,7 @@ async def test_an_early_survey_that_cannot_be_read_is_not_shown_either(how):
 
 
 @both
-async def test_an_error_document_with_an_empty_list_is_one_too(how):
+async def test_an_error_body_with_an_empty_list_is_an_error(how):
     document = {"Surveys": [], "ResultCode": 3, "Result": "PANEL_DOES_NOT_EXIST"}
     async with doubles.client(service(httpx.Response(200, json=document))) as client:
         with pytest.raises(UnexpectedStatusError):
@@ -437,7 +437,7 @@ async def test_an_error_document_with_an_empty_list_is_one_too(how):
 
 
 @both
-async def test_a_body_beyond_its_limit_is_refused_for_good(how):
+async def test_a_body_beyond_its_limit_is_refused_permanently(how):
     asked = doubles.Service(lambda _: httpx.Response(200, stream=Parts(*[body_of(3)[:300]] * 9)))
     async with doubles.client(asked, limits=BodyLimits(quotas=1000)) as client:
         with pytest.raises(DecodeError, match="larger than 1000 bytes") as caught:
@@ -446,7 +446,7 @@ async def test_a_body_beyond_its_limit_is_refused_for_good(how):
     assert len(asked.requests) == 1
 
 
-async def test_a_body_that_grows_beyond_its_limit_on_the_way_ends_there():
+async def test_a_body_that_grows_beyond_its_limit_ends_there():
     parts = Parts(HEAD, *(survey(number) + b"," for number in range(9)))
     got = []
     async with doubles.client(service(parts), limits=BodyLimits(quotas=3000)) as client:
@@ -468,7 +468,7 @@ def later(time: doubles.FakeTime, seconds: float) -> Callable[[], None]:
     return pass_
 
 
-async def test_the_time_between_surveys_is_the_consumers_own():
+async def test_the_time_of_the_consumer_between_surveys_does_not_count():
     time = doubles.FakeTime()
     parts = Parts(HEAD + survey(0) + b",", survey(1) + b",", survey(2) + b",", survey(3) + TAIL)
     async with doubles.client(service(parts), time, timeouts=Timeouts(wall=5)) as client:
@@ -481,7 +481,7 @@ async def test_the_time_between_surveys_is_the_consumers_own():
 
 
 @pytest.mark.parametrize("limit", [{"deadline": 6}, {}])
-async def test_the_time_the_service_takes_counts_up_to_the_limits(limit):
+async def test_the_time_of_the_service_counts_against_the_limits(limit):
     time = doubles.FakeTime()
     slow = [part for number in range(1, 9) for part in (later(time, 2), survey(number) + b",")]
     parts = Parts(HEAD + survey(0) + b",", *slow)
@@ -497,7 +497,7 @@ async def test_the_time_the_service_takes_counts_up_to_the_limits(limit):
     assert parts.closed
 
 
-async def test_a_service_that_falls_silent_is_left_at_the_wall_limit():
+async def test_a_silent_service_is_given_up_at_the_wall_limit():
     parts = Parts(HEAD + survey(0) + b",", anyio.sleep_forever)
     async with doubles.client(service(parts), timeouts=Timeouts(wall=0.02), retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError, match="wall limit"), anyio.fail_after(5):
@@ -561,7 +561,7 @@ async def test_closing_the_client_ends_a_wait_for_the_next_survey():
 
 @pytest.fixture
 def opened(monkeypatch) -> list[Any]:
-    """Note all connections that are opened."""
+    """Record all connections that are opened."""
     opened: list[Any] = []
     connect = _engine.connect
 
@@ -579,7 +579,7 @@ def open_of(opened: list[Any]) -> int:
 
 @both
 @pytest.mark.parametrize("framing", ["length", "chunked gzip"])
-async def test_cancelled_at_any_tick_it_leaves_nothing_open(how, framing, opened):
+async def test_cancellation_at_any_tick_leaves_nothing_open(how, framing, opened):
     data = FRAMINGS[framing](body_of(4))
 
     def script(connection: wire.Connection) -> None:
@@ -610,7 +610,7 @@ async def test_cancelled_at_any_tick_it_leaves_nothing_open(how, framing, opened
         assert open_of(opened) == 0
 
 
-async def test_cancelled_at_any_tick_streams_of_others_are_closed():
+async def test_cancellation_at_any_tick_closes_streams_of_other_transports():
     for ticks in count():
         parts = Parts(HEAD, survey(0) + b",", survey(1) + b",", survey(2) + TAIL)
         got: list[int] = []
@@ -635,8 +635,8 @@ async def test_cancelled_at_any_tick_streams_of_others_are_closed():
 
 
 @both
-async def test_a_large_part_leaves_turns_to_others(how):
-    """Some transports give all at once."""
+async def test_a_large_part_does_not_block_the_event_loop(how):
+    """Some transports give the whole body at once."""
     turns = 0
     over = anyio.Event()
 

@@ -15,7 +15,7 @@ def test_records_are_frozen_and_slotted():
     assert not hasattr(price, "__dict__")
 
 
-def test_no_repr_shows_what_identifies_a_member():
+def test_no_repr_identifies_a_member():
     invite = Invite(1, 2, 3, 0.5, "https://s.example/?mc=member-1", 5, 6)
     page = RecontactMembers(2, has_additional_members=False, member_codes=("member-1", "member-2"))
     assert "member-1" not in repr(invite) + repr(page)

@@ -76,7 +76,7 @@ def test_no_repr_of_a_call_shows_the_member():
 
 
 @given(member_codes)
-def test_a_member_code_is_one_path_segment_whatever_it_holds(code):
+def test_any_member_code_is_one_path_segment(code):
     target = protocol.generate_invite(PANEL, code, 5).target
     segments = target.split("/")
     assert unquote(segments[4]) == protocol.member_code_of(code)
@@ -92,12 +92,12 @@ def test_a_member_code_that_cannot_be_a_path_segment_is_refused(code):
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "7", None, 2**63, [1]])
-def test_what_is_no_quota_id_is_refused(value):
+def test_an_invalid_quota_id_is_refused(value):
     with pytest.raises(InvalidRequestError, match="a quota ID is a whole number"):
         protocol.quota_id_of(value)
 
 
-def test_whatever_is_an_index_is_a_quota_id():
+def test_any_object_with_an_index_is_a_quota_id():
     class Number:
         def __index__(self) -> int:
             return 7
@@ -110,7 +110,7 @@ def test_whatever_is_an_index_is_a_quota_id():
 
 
 @given(st.lists(st.integers(1, 30), max_size=80), st.integers(1, 10))
-def test_chunks_hold_every_place_once_and_every_id_in_one_of_them(quota_ids, size):
+def test_every_place_is_in_one_chunk_and_every_id_in_one_chunk(quota_ids, size):
     chunks = list(cut(Chunk("m", Counter(quota_ids)), size))
     sent = [quota_id for chunk in chunks for quota_id in chunk.quota_ids]
     places = [quota_id for chunk in chunks for quota_id, n in chunk.places.items() for _ in range(n)]
@@ -141,7 +141,7 @@ def test_an_empty_last_page_ends_the_list():
     assert (cursor.after, cursor.done) == ("b", True)
 
 
-def test_a_first_code_that_was_the_last_before_is_dropped():
+def test_a_first_code_that_repeats_the_cursor_is_dropped():
     cursor = Cursor("b")
     assert cursor.advance(page("b", "c", more=True)).member_codes == ("c",)
 
@@ -173,7 +173,7 @@ def test_a_list_that_does_not_advance_is_an_error_and_not_a_loop(after, pages):
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=3), min_size=1, max_size=30))
-def test_a_reader_never_asks_twice_after_the_same_code(answers):
+def test_a_reader_never_requests_the_same_cursor_twice(answers):
     cursor, asked = Cursor(), [None]
     try:
         for codes in answers:

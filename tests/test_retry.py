@@ -47,13 +47,13 @@ def allowed(error, *earlier, **policy) -> set[str]:
 @pytest.mark.parametrize(
     "error", [REFUSED, *map(status, (408, 425, 429)), status(503, 14, delivery="answered")]
 )
-def test_what_was_surely_not_processed_is_repeated_everywhere(error):
+def test_unprocessed_requests_are_repeated_for_all_endpoints(error):
     assert allowed(error) == set(ALL)
     assert allowed(error, retry_ambiguous_reads=False) == set(ALL)
 
 
 @pytest.mark.parametrize("error", [CUT, LATE, GARBLED, *map(status, (500, 502, 503, 504)), status(400, 36)])
-def test_what_may_have_been_processed_is_repeated_for_reads_only(error):
+def test_possibly_processed_requests_are_repeated_for_reads_only(error):
     assert allowed(error) == {*READS, "generate_invite"}
     assert allowed(error, retry_ambiguous_reads=False) == set(READS)
     assert allowed(error, retry_ambiguous=True) == set(ALL)
@@ -67,11 +67,11 @@ def test_what_may_have_been_processed_is_repeated_for_reads_only(error):
         ClientClosedError(),
     ],
 )
-def test_what_will_not_pass_is_not_repeated(error):
+def test_permanent_failures_are_not_repeated(error):
     assert allowed(error, retry_ambiguous=True) == set()
 
 
-def test_which_statuses_say_that_nothing_was_processed_can_be_chosen():
+def test_statuses_that_prove_non_processing_can_be_chosen():
     assert "bulk_invite" not in allowed(status(503))
     assert "bulk_invite" in allowed(status(503), unprocessed={429, 503})
     assert "bulk_invite" not in allowed(status(408), unprocessed={429, 503})
@@ -79,18 +79,18 @@ def test_which_statuses_say_that_nothing_was_processed_can_be_chosen():
 
 
 @pytest.mark.parametrize("unprocessed", [503, None, {"503"}, {200}, {600}, {True}, {503.0}])
-def test_statuses_that_are_none_are_refused(unprocessed):
+def test_invalid_statuses_are_refused(unprocessed):
     with pytest.raises(InvalidRequestError, match="unprocessed"):
         RetryPolicy(unprocessed=unprocessed)
 
 
-def test_attempts_are_bounded():
+def test_the_number_of_attempts_is_limited():
     assert allowed(REFUSED, REFUSED) == set(ALL)
     assert allowed(REFUSED, REFUSED, REFUSED) == set()
     assert allowed(REFUSED, max_attempts=1) == set()
 
 
-def test_an_unreadable_answer_is_asked_for_once_more():
+def test_a_read_is_repeated_once_after_an_unreadable_response():
     assert allowed(GARBLED, GARBLED) == set()
     assert allowed(GARBLED, CUT) == {*READS, "generate_invite"}
 
@@ -118,7 +118,7 @@ def test_backoff_is_longer_when_throttled(code):
 
 
 @given(st.floats(0, 60), st.integers(1, 5), st.floats(0, 1))
-def test_no_retry_is_earlier_than_told(told, attempt, drawn):
+def test_no_retry_is_earlier_than_retry_after(told, attempt, drawn):
     wait = RetryPolicy().backoff([status(503, retry_after=told)] * attempt, lambda: drawn)
     assert told <= wait <= max(told, 20.0) + 1.0
 
@@ -146,12 +146,12 @@ def test_the_budget_is_spent_by_retries_and_refilled_by_successes():
         ("bulk_invite", 100, 65),
     ],
 )
-def test_limits_are_those_of_the_endpoint(endpoint, ids, read):
+def test_each_endpoint_has_its_own_timeouts(endpoint, ids, read):
     assert Timeouts().read_limit(endpoint, ids) == read
     assert Timeouts().wall_limit(endpoint, ids) == read + 15
 
 
-def test_limits_given_stand_for_every_endpoint():
+def test_given_timeouts_apply_to_every_endpoint():
     assert Timeouts(read=2).read_limit("bulk_invite", 100) == 2
     assert Timeouts(read=2).wall_limit("get_quotas") == 17
     assert Timeouts(wall=3).wall_limit("bulk_invite", 100) == 3

@@ -1,4 +1,4 @@
-"""The rooms of the package: what each may import. Arrows go one way."""
+"""The rooms of the package: what each may import. Imports go in one direction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
-    """Return the modules a file imports, those for type checking only left out on request."""
+    """Return the modules that a file imports; on request without those for type checking only."""
     tree = ast.parse(path.read_text())
     if at_run_time:
         tree.body = [
@@ -85,8 +85,8 @@ def test_every_file_is_in_a_room():
     assert (rooms | files) - TOOLS == set(ROOMS)
 
 
-def test_rooms_have_no_rooms():
-    """A room is one subject, and its files are seen at one look."""
+def test_rooms_have_no_subfolders():
+    """A room has one subject, and its files can be seen at a glance."""
     assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []
 
 
@@ -96,38 +96,38 @@ def test_importing_a_room_loads_nothing(room):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_go_one_way(path):
+def test_imports_follow_the_arrows(path):
     room = name_of(path).split("/")[0]
     assert ours(imported(path)) - {room} <= ROOMS[room]
 
 
-def test_each_arrow_that_is_allowed_is_there():
-    """What nobody uses should not be drawn."""
+def test_each_allowed_arrow_is_used():
+    """The picture should have no unused arrows."""
     for room, allowed in ROOMS.items():
         used = set().union(*(ours(imported(path)) for path in files_of(room)))
         assert used - {room} == allowed, room
 
 
-def test_no_room_is_above_itself():
+def test_there_is_no_cycle_of_rooms():
     order: list[str] = []
     while len(order) < len(ROOMS):
         ready = [room for room in ROOMS if room not in order and ROOMS[room] <= set(order)]
-        assert ready, f"a circle among {set(ROOMS) - set(order)}"
+        assert ready, f"a cycle among {set(ROOMS) - set(order)}"
         order += ready
 
 
-def test_there_is_no_circle_of_files_at_run_time():
+def test_there_is_no_import_cycle_of_files_at_run_time():
     modules = {f"sampling_async.{name_of(path).replace('/', '.')}": path for path in FILES}
     needs = {name: imported(path, at_run_time=True) & set(modules) for name, path in modules.items()}
     order: set[str] = set()
     while len(order) < len(needs):
         ready = {name for name in set(needs) - order if needs[name] <= order}
-        assert ready, f"a circle among {set(needs) - order}"
+        assert ready, f"a cycle among {set(needs) - order}"
         order |= ready
 
 
 @pytest.mark.parametrize(("library", "places"), THIRD_PARTY.items())
-def test_each_library_has_one_place_that_knows_it(library, places):
+def test_each_library_is_imported_in_one_place(library, places):
     users = {
         name_of(path)
         for path in FILES

@@ -1,4 +1,4 @@
-"""One attempt on the wire: the key, the origin, limits, what is known of a failure."""
+"""One attempt: the key, the origin, limits, and what is known about a failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client_of(url: str, **options) -> SamplingClient:
 @pytest.mark.parametrize(
     "broken", [{"api_key": f"{doubles.KEY}\n"}, {"panel_guid": "x"}, {"max_concurrency": 0}, {"url": "ftp://x"}]
 )
-def test_a_client_that_cannot_be_made_shows_no_key(broken, monkeypatch):
+def test_a_failed_construction_shows_no_key(broken, monkeypatch):
     monkeypatch.setenv("SAMPLING_BASE_URL", broken.get("url", "https://service.example"))
     monkeypatch.setenv("SAMPLING_PANEL_GUID", broken.get("panel_guid", doubles.PANEL))
     monkeypatch.setenv("SAMPLING_API_KEY", broken.get("api_key", doubles.KEY))
@@ -66,7 +66,7 @@ def test_a_client_that_cannot_be_made_shows_no_key(broken, monkeypatch):
     assert doubles.KEY not in "".join(ours)
 
 
-async def test_an_answer_that_repeats_the_key_does_not_get_it_shown():
+async def test_a_response_that_contains_the_key_is_not_shown():
     body = f"unknown key {doubles.KEY}, {doubles.KEY.replace('-', '').upper()}"
     async with doubles.client(doubles.Service(httpx.Response(403, text=body))) as client:
         with pytest.raises(ForbiddenError) as caught:
@@ -166,7 +166,7 @@ async def test_a_cancelled_call_shows_no_key():
 
 
 class OverHttpx(httpx.AsyncBaseTransport):
-    """A transport that is built on a client of httpx, as those with a cache are."""
+    """A transport that uses an httpx client, like those with a cache."""
 
     def __init__(self, service: doubles.Service) -> None:
         self._client = httpx.AsyncClient(transport=httpx.MockTransport(service))
@@ -187,7 +187,7 @@ async def test_lines_of_httpx_about_us_do_not_reach_the_log(caplog, transport):
     assert "member-canary" not in caplog.text
 
 
-async def test_lines_of_httpx_about_others_do(caplog):
+async def test_lines_of_httpx_about_others_are_logged(caplog):
     caplog.set_level(logging.INFO)
     async with (
         doubles.client(doubles.Service([])) as client,
@@ -199,7 +199,7 @@ async def test_lines_of_httpx_about_others_do(caplog):
     assert "service.example" not in caplog.text
 
 
-# --- Failures, and what is known of them
+# --- Failures, and what is known about them
 
 
 async def failure(url: str, **options) -> Exception:
@@ -220,10 +220,10 @@ async def test_a_host_that_does_not_exist_was_never_sent():
     assert (await failure("https://nowhere.invalid:1")).delivery == "not_sent"
 
 
-async def test_a_connection_that_does_not_open_was_never_sent():
+async def test_a_request_whose_connection_does_not_open_was_never_sent():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = []
-        for _ in range(8):  # once the queue is full, the kernel drops what comes
+        for _ in range(8):  # once the queue is full, the kernel drops packets
             filler = socket.socket()
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
@@ -237,7 +237,7 @@ async def test_a_connection_that_does_not_open_was_never_sent():
 
 
 @pytest.mark.parametrize("names", [["other.example"], ["localhost"]])
-async def test_a_certificate_that_is_refused_is_final(names, monkeypatch):
+async def test_a_refused_certificate_is_permanent(names, monkeypatch):
     authority, stranger = trustme.CA(), trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (stranger if names == ["localhost"] else authority).issue_cert(*names).configure_cert(server)
@@ -260,7 +260,7 @@ async def test_https_works(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["reset", "close", "garbage", "cut"])
-async def test_a_cut_answer_leaves_the_effect_unknown(fault):
+async def test_a_cut_response_leaves_the_effect_unknown(fault):
     with wire.serve(script_of(fault)) as url:
         error = await failure(url)
     assert (type(error), error.delivery) == (TransportError, "unknown")
@@ -285,7 +285,7 @@ async def test_a_slow_drip_ends_at_the_wall_limit():
     assert "within 0.1 s, the wall limit" in str(error)
 
 
-async def test_whatever_a_transport_raises_is_ours():
+async def test_any_exception_of_a_transport_becomes_one_of_ours():
     async def handler(request: httpx.Request) -> httpx.Response:
         raise RuntimeError("a bug with member-canary in it")
 
@@ -362,7 +362,7 @@ async def test_a_refusal_counts_when_its_body_drips(monkeypatch):
     assert (caught.value.status, caught.value.delivery) == (429, "answered")
 
 
-async def test_a_400_that_is_cut_proves_nothing():
+async def test_a_cut_400_proves_nothing():
     def script(connection: wire.Connection) -> None:
         connection.read_request()
         connection.send(wire.answer(b'{"ResultCode": 36}', "400 Bad Request")[:-5])
@@ -373,7 +373,7 @@ async def test_a_400_that_is_cut_proves_nothing():
     assert result[0].status == "unknown"
 
 
-async def test_gzip_is_the_encoding_we_accept():
+async def test_the_client_accepts_gzip_only():
     service = doubles.Service([])
     async with doubles.client(service) as client:
         await client.get_settings()
@@ -411,14 +411,14 @@ async def test_bodies_are_bounded_on_the_wire_and_decoded():
     assert caught.value.permanent
 
 
-async def test_what_follows_a_refused_part_is_not_read_on():
+async def test_reading_stops_after_a_part_that_exceeds_the_limit():
     chunks = b"".join(b"3c\r\n" + b" " * 60 + b"\r\n" for _ in range(9)) + b"0\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with pytest.raises(DecodeError, match="larger than 50 bytes on the wire"):
         await read(head + chunks, wire=50)
 
 
-async def test_a_stream_that_goes_on_after_its_end_is_drained():
+async def test_a_stream_beyond_its_limit_is_drained():
     class Endless(httpx.AsyncByteStream):
         def __init__(self) -> None:
             self.parts = 0
@@ -440,14 +440,14 @@ async def read_streamed(stream: httpx.AsyncByteStream, **limits) -> object:
         return await client.get_settings()
 
 
-async def test_a_pool_that_times_out_was_never_sent():
+async def test_a_request_that_timed_out_in_a_pool_was_never_sent():
     async with doubles.client(doubles.Service(httpx.PoolTimeout("full")), retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError) as caught:
             await client.get_settings()
     assert caught.value.delivery == "not_sent"
 
 
-async def test_a_bomb_is_never_unpacked():
+async def test_a_decompression_bomb_is_never_unpacked():
     bomb = gzip.compress(b" " * 50_000_000)
     tracked = doubles.MemoryPeak()
     with tracked, pytest.raises(DecodeError, match="larger than 1048576 bytes decoded"):
@@ -455,7 +455,7 @@ async def test_a_bomb_is_never_unpacked():
     assert tracked.peak < 8 * 2**20
 
 
-async def test_quotas_have_a_bound_of_their_own():
+async def test_get_quotas_has_its_own_body_limit():
     assert BodyLimits(quotas=7).of("get_quotas") == (7, 7)
     assert BodyLimits(wire=1, decoded=2).of("get_settings") == (1, 2)
 
@@ -464,7 +464,7 @@ async def test_quotas_have_a_bound_of_their_own():
 
 
 async def _call_cancelled_after(ticks: int, client: SamplingClient) -> bool:
-    """Cancel a call after so many ticks of the event loop; return whether it had finished before."""
+    """Cancel a call after some ticks of the event loop; return whether it had finished before."""
     finished = False
 
     async def call() -> None:
@@ -481,7 +481,7 @@ async def _call_cancelled_after(ticks: int, client: SamplingClient) -> bool:
 
 
 async def _task_cancelled_after(ticks: int, client: SamplingClient) -> bool:
-    """Do the same with asyncio's own cancellation."""
+    """Do the same with the cancellation of asyncio."""
     task = asyncio.ensure_future(client.bulk_invite("m", [1, 2]))
     for _ in range(ticks):
         await asyncio.sleep(0)
@@ -493,7 +493,7 @@ async def _task_cancelled_after(ticks: int, client: SamplingClient) -> bool:
 
 
 async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
-    """Cancel at every tick; after each, the next call works and nothing is held."""
+    """Cancel at every tick; after each, the next call must work and nothing may be held."""
     client = client_of(url, max_concurrency=1)
     ticks, finished = 0, False
     while not finished:
@@ -511,7 +511,7 @@ async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_client_works_after_a_cancel_at_any_tick(warm):
-    """The pool of httpx loses a slot for good when a call is cancelled as its connection opens."""
+    """The pool of httpx loses a slot permanently if a call is cancelled while its connection opens."""
     with wire.serve(wire.serve_each(wire.bulk_answer)) as url:
         await _sweep(_call_cancelled_after, url, warm=warm)
 
@@ -524,7 +524,7 @@ async def test_a_client_works_after_its_task_was_cancelled_at_any_tick(warm):
 
 
 def _descriptors() -> int:
-    """Return how many are open; 0 where the system does not tell."""
+    """Return how many descriptors are open; 0 if the system does not say."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
@@ -553,11 +553,11 @@ async def test_churn_of_short_deadlines_leaks_nothing():
             assert (client._gate.running, client._gate.waiting) == (0, 0)
             gc.collect()
             if before:
-                # Both ends are of this process: at most one more connection open than at the start.
+                # Both ends belong to this process: at most one more connection is open than at the start.
                 assert _descriptors() <= before + 2 * 2
 
 
-async def test_a_closed_client_refuses():
+async def test_a_closed_client_refuses_calls():
     client = doubles.client(doubles.Service([]))
     await client.aclose()
     await client.aclose()
@@ -566,7 +566,7 @@ async def test_a_closed_client_refuses():
     assert caught.value.delivery == "not_sent"
 
 
-async def test_closing_from_within_an_attempt_comes_to_an_end(monkeypatch):
+async def test_closing_from_within_an_attempt_does_not_hang(monkeypatch):
     monkeypatch.setattr("sampling_async._wire.session._CLOSING_SECONDS", 0.02)
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -580,7 +580,7 @@ async def test_closing_from_within_an_attempt_comes_to_an_end(monkeypatch):
     assert "closed" in repr(client)
 
 
-async def test_closing_waits_for_what_it_ends():
+async def test_closing_waits_for_the_calls_it_ends():
     ended = []
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -604,7 +604,7 @@ async def test_closing_waits_for_what_it_ends():
         assert len(ended) == 1
 
 
-async def test_closing_ends_what_runs():
+async def test_closing_ends_running_and_waiting_calls():
     errors = []
 
     async def call() -> None:
@@ -617,7 +617,7 @@ async def test_closing_ends_what_runs():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await anyio.sleep(0.05)
-            tasks.start_soon(call)  # waits for the one permit
+            tasks.start_soon(call)  # waits for the only permit
             await anyio.sleep(0.01)
             async with anyio.create_task_group() as closing:
                 closing.start_soon(client.aclose)
@@ -626,7 +626,7 @@ async def test_closing_ends_what_runs():
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body without end, which closing does not stop."""
+    """An endless body that closing does not stop."""
 
     async def __aiter__(self):
         while True:
@@ -634,8 +634,8 @@ class Endless(httpx.AsyncByteStream):
             yield b"x" * 100
 
 
-@pytest.mark.asyncio  # trio scolds httpx for what such a stream leaves
-async def test_a_body_that_goes_on_after_it_was_closed_is_not_waited_for():
+@pytest.mark.asyncio  # trio warns about what httpx leaves of such a stream
+async def test_closing_does_not_wait_for_an_endless_body():
     def endless(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, stream=Endless())
 
@@ -646,7 +646,7 @@ async def test_a_body_that_goes_on_after_it_was_closed_is_not_waited_for():
 
 
 class ForeignError(Exception):
-    """What another HTTP library raised below its adapter for httpx."""
+    """An exception of another HTTP library under its adapter for httpx."""
 
 
 @pytest.mark.parametrize(
@@ -658,8 +658,8 @@ class ForeignError(Exception):
         (ForeignError(), "unknown"),
     ],
 )
-async def test_that_nothing_was_sent_is_believed_of_those_who_know(cause, status):
-    """Adapters of aiohttp and reqwest call it a failed connection, too, when one is lost after the request."""
+async def test_not_sent_is_believed_only_from_known_transports(cause, status):
+    """Adapters of aiohttp and reqwest report a failed connect even if the connection is lost later."""
 
     def lose(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no connection") from cause
@@ -686,7 +686,7 @@ async def test_closing_ends_a_backoff(failure, delivery):
         await client.aclose()
 
 
-async def test_what_begins_when_the_client_is_closed_is_interrupted_at_once():
+async def test_work_that_begins_after_closing_is_interrupted_at_once():
     client = doubles.client(doubles.Service([]))
     await client.aclose()
     with client._session.until_closed(60) as scope:
@@ -721,7 +721,7 @@ def test_a_client_can_be_closed_on_another_event_loop():
     assert "closed" in repr(client)
 
 
-def test_a_mistyped_key_shows_in_no_frame_of_ours():
+def test_a_mistyped_key_is_in_none_of_our_frames():
     with pytest.raises(InvalidRequestError) as caught:
         SamplingClient("https://service.example", panel_guid=doubles.PANEL, api_key=f"{doubles.KEY}0")
     trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
@@ -736,15 +736,15 @@ async def test_the_text_of_a_foreign_transport_is_not_repeated():
     assert str(caught.value) == "get_settings: no connection (ConnectError)"
 
 
-async def test_a_trust_store_that_is_not_there_means_that_nothing_was_sent(monkeypatch):
+async def test_nothing_is_sent_if_the_trust_store_is_missing(monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/at/all.pem")
     async with client_of("https://localhost:1") as client:
         result = await client.bulk_invite("m", [1, 2])
     assert len(result.not_sent) == 2
 
 
-async def test_what_was_told_is_not_sent_any_more():
-    """A user who was told that something was not sent may send it again."""
+async def test_a_request_reported_as_not_sent_is_never_sent():
+    """A user who read that a request was not sent may send it again."""
     with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
         async with client_of(url) as client:
             track = Track(is_told=True)

@@ -54,17 +54,17 @@ def test_numbers_and_flags_are_typed():
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "1" * 19, "٣"])
-def test_what_is_no_number_is_refused(value):
+def test_an_invalid_number_is_refused(value):
     with pytest.raises(DecodeError, match="Max Surveys To Fetch"):
         _ = settings(**{"Max Surveys To Fetch": value}).max_surveys_to_fetch
 
 
-def test_what_is_no_flag_is_refused():
+def test_an_invalid_flag_is_refused():
     with pytest.raises(DecodeError, match="Quota Notifications Enabled"):
         _ = settings(**{"Quota Notifications Enabled": "yes"}).quota_notifications_enabled
 
 
-def test_plain_texts():
+def test_other_settings_are_plain_texts():
     read = settings(**{"Panel GUID": "g", "Standard EncryptionResult Parameter Name": "enc"})
     assert (read.panel_guid, read.standard_encryption_result_parameter_name) == ("g", "enc")
 
@@ -82,7 +82,7 @@ def test_the_reference_data_key_can_be_had_and_is_never_shown():
     assert "s3cret" not in f"{read!r} {read} {list(read)}"
 
 
-def test_they_are_a_sequence_and_a_value():
+def test_settings_are_a_sequence_and_compare_by_value():
     read = settings(a="1", b="2")
     assert [s.name for s in read] == [s.name for s in read[0:2]] == ["a", "b"]
     copy = pickle.loads(pickle.dumps(read))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sampling_async import Quota, Survey
 
 
-# Without halves of surrogate pairs, which no URL can hold, and without what a URL takes for steps of a path.
+# Without lone surrogates, which no URL can hold, and without "." and "..", which are path segments.
 ANY_CODE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
     lambda text: text not in {".", ".."}
 )
@@ -142,7 +142,7 @@ async def test_settings_hold_every_name_of_the_contract():
     assert all(setting.value is None or isinstance(setting.value, str) for setting in read)
 
 
-async def test_a_bulk_invite_answers_every_id_in_order_also_one_asked_twice():
+async def test_a_bulk_invite_has_an_item_for_every_id_in_order_even_repeated_ones():
     sim = Simulator(inventory=easy(), members=1)
     quota = quotas_of(sim)[0].quota_id
     items = await bulk(sim, "m000001", [quota, 77, quota])
@@ -174,7 +174,7 @@ async def test_a_hundred_ids_are_allowed():
     assert await codes(sim, "m000001", range(100)) == [10] * 100
 
 
-async def test_only_one_quota_of_a_survey_is_given_to_a_member():
+async def test_a_member_gets_only_one_quota_of_a_survey():
     inventory = next(i for seed in range(99) if len((i := easy(seed=seed, surveys=2)).surveys[0].quotas) > 1)
     sim = Simulator(inventory=inventory, members=2)
     first, second = (quota.quota_id for quota in inventory.surveys[0].quotas[:2])
@@ -235,7 +235,7 @@ async def test_devices_and_wave_exclusions_and_unknown_members_are_refused():
     assert await codes(sim, "ended otherwise", [quota_id]) == [1]
 
 
-async def test_eligible_foretells_what_a_request_gets_and_creates_nothing():
+async def test_eligible_predicts_the_result_code_and_creates_nothing():
     sim = Simulator(3, surveys=10, members=15)
     seen: Counter[int] = Counter()
     for member_code in sim.members:
@@ -341,7 +341,7 @@ async def test_segments_are_decoded_once_and_not_split_by_an_encoded_slash():
     assert [entry.member_code for entry in sim.ledger.invites] == ["a/b c%é", "a%2Fb"]
 
 
-async def test_large_bodies_are_compressed_for_those_who_accept_it():
+async def test_large_bodies_are_compressed_if_the_client_accepts_it():
     sim = Simulator(surveys=8, members=1)
     plain = Simulator(surveys=8, members=1, gzip=False)
     async with http(sim) as client, client.stream("GET", panel_path(sim, "Quotas")) as response:
@@ -392,7 +392,7 @@ def test_the_repr_shows_state_and_no_key():
     assert sim.api_key not in repr(sim) + repr(sim.panels)
 
 
-async def test_a_hundred_requests_do_not_compute_the_inventory_anew():
+async def test_repeated_requests_do_not_rebuild_the_inventory():
     """The body of Get Quotas is the same object until a count moves."""
     sim = Simulator(surveys=5, members=1)
     first = sim._live.body(include_routables=True)
@@ -410,6 +410,6 @@ async def test_a_hundred_requests_do_not_compute_the_inventory_anew():
         ({"keep_requests": -1}, "keep_requests is a number of requests, at least 0, not -1"),
     ],
 )
-def test_numbers_that_make_no_simulator_are_refused(arguments, rule):
+def test_invalid_numbers_are_refused(arguments, rule):
     with pytest.raises(ValueError, match=rule):
         Simulator(**arguments)

@@ -1,4 +1,4 @@
-"""The clock for tests: time passes where it is waited for, in the right order, and at once."""
+"""The virtual clock: sleepers wake in the right order, and no real time passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_sleepers_wake_in_the_order_of_their_times_and_see_their_own():
     assert time.monotonic() - began < 1
 
 
-async def test_who_comes_later_and_is_due_before_wakes_before():
+async def test_a_later_sleeper_that_is_due_earlier_wakes_earlier():
     clock, woken = VirtualClock(), []
 
     async def late() -> None:
@@ -43,7 +43,7 @@ async def test_who_comes_later_and_is_due_before_wakes_before():
     assert woken == [(0, 1.0), (1, 2.0), (2, 3.0), ("last", 10.0)]
 
 
-async def test_a_sleeper_that_is_cancelled_holds_nobody_up():
+async def test_a_cancelled_sleeper_does_not_delay_others():
     clock = VirtualClock()
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -54,7 +54,7 @@ async def test_a_sleeper_that_is_cancelled_holds_nobody_up():
     assert clock() == 7.0
 
 
-async def test_time_can_be_let_pass():
+async def test_advance_lets_time_pass():
     clock, woken = VirtualClock(), []
 
     async def sleep(seconds: float) -> None:
@@ -64,7 +64,7 @@ async def test_time_can_be_let_pass():
     async with anyio.create_task_group() as group:
         for seconds in (5.0, 50.0):
             group.start_soon(sleep, seconds)
-        for _ in range(3):  # on trio, one that runs next may be the last of three
+        for _ in range(3):  # on trio the next task to run may be the last of three
             await anyio.lowlevel.checkpoint()
         clock.advance(40.0)
         await anyio.lowlevel.checkpoint()
@@ -74,7 +74,7 @@ async def test_time_can_be_let_pass():
             clock.advance(wrong)
 
 
-async def test_a_simulator_takes_its_time_in_none():
+async def test_a_simulator_on_a_virtual_clock_takes_no_real_time():
     clock = VirtualClock()
     sim = Simulator(
         surveys=20, members=1, latency=Latency(a=2.0, workers=2), clock=clock, sleep=clock.sleep,

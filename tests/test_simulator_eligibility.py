@@ -60,11 +60,11 @@ def meets(answer: Any, condition: QuestionAndAnswers) -> bool:
         (40, [], False),
     ],
 )
-def test_age_is_held_against_ranges_with_both_ends(years: int, ranges: list[str], *, expected: bool):
+def test_age_ranges_include_both_ends(years: int, ranges: list[str], *, expected: bool):
     assert meets(years, values(AGE, *ranges)) is expected
 
 
-def test_age_is_held_against_the_bands_of_answer_ids():
+def test_age_is_compared_with_the_bands_of_answer_ids():
     low, high = AGE_BANDS[2006353]
     assert [meets(years, ids(AGE, 2006353)) for years in (low - 1, low, high, high + 1)] == [0, 1, 1, 0]
     assert not meets(30, ids(AGE, 123))
@@ -86,7 +86,7 @@ def test_a_postal_code_begins_with_a_listed_value(postal_code: str, listed: list
     assert meets(postal_code, values(POSTAL_CODE, *listed)) is expected
 
 
-def test_other_questions_want_one_of_the_answers():
+def test_other_questions_need_one_of_the_answers():
     assert meets(2, ids(COLOUR, 1, 2))
     assert not meets(3, ids(COLOUR, 1, 2))
     assert meets(frozenset({2, 9}), ids(COLOUR, 1, 2))
@@ -95,14 +95,14 @@ def test_other_questions_want_one_of_the_answers():
     assert not meets(2, ids(COLOUR))
 
 
-def test_rows_of_one_question_are_alternatives_and_questions_are_all_met():
+def test_rows_of_one_question_are_alternatives_and_all_questions_must_be_met():
     part = sub_quota(ids(COLOUR, 1), ids(COLOUR, 2), ids(GENDER, 5))
     assert fit({COLOUR: 2, GENDER: 5}, [part]) == ((0,),)
     assert fit({COLOUR: 2, GENDER: 6}, [part]) is None
     assert fit({COLOUR: 2}, [part]) is None
 
 
-def test_all_layers_hold_with_exactly_one_sub_quota_each():
+def test_each_layer_needs_exactly_one_fitting_sub_quota():
     colours = [sub_quota(ids(COLOUR, 1)), sub_quota(ids(COLOUR, 2))]
     overlapping = [sub_quota(ids(COLOUR, 1, 2)), sub_quota(ids(COLOUR, 2))]
     assert fit({COLOUR: 2}, colours) == ((1,),)
@@ -112,7 +112,7 @@ def test_all_layers_hold_with_exactly_one_sub_quota_each():
     assert fit({COLOUR: 2}) == ()
 
 
-def test_a_routable_question_without_an_answer_will_be_answered_rightly():
+def test_a_missing_answer_to_a_routable_question_fits():
     asked = [sub_quota(ids(FRUIT, 1, routable=True)), sub_quota(ids(FRUIT, 2, routable=True))]
     assert fit({}, asked) == ((0, 1),)
     assert fit({FRUIT: 2}, asked) == ((1,),)

@@ -1,4 +1,4 @@
-"""Faults as JSON: what they stand for, and where something is wrong."""
+"""Faults as JSON: what they mean, and where an error is."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from sampling_async.simulator._fault_files import _KINDS
         ),
     ],
 )
-def test_a_fault_is_what_its_constructor_makes(text, fault):
+def test_a_fault_from_json_equals_a_constructed_one(text, fault):
     assert read_faults(f"[{text}]") == (fault,)
     assert read_faults(f"[{text}, {text}]".encode()) == (fault, fault)
 
 
-def test_all_constructors_can_be_given():
+def test_all_constructors_are_available_in_json():
     made = {
         name
         for name, member in vars(Fault).items()
@@ -107,13 +107,13 @@ def test_all_constructors_can_be_given():
         ('[{"Fault": "null", "On": {"Probability": 2}}]', "$[0].On", "probability"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text, path, words):
+def test_errors_name_their_place(text, path, words):
     with pytest.raises(DecodeError) as caught:
         read_faults(text)
     assert caught.value.path == path
     assert words in caught.value.rule
 
 
-def test_bytes_that_are_no_text_are_told():
+def test_bytes_that_are_not_text_are_reported():
     with pytest.raises(DecodeError, match="UTF-8"):
         read_faults(b"[\xff\xfe\xff]")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Naps:
-    """A sleep that takes no time and notes what it was asked for."""
+    """A sleep that takes no time and records the requested seconds."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -78,7 +78,7 @@ async def page(sim: Simulator, **query: Any) -> dict[str, Any]:
         return (await client.get(url, params=query)).json()
 
 
-async def test_a_status_fault_before_the_work_leaves_no_trace_but_the_request():
+async def test_a_status_fault_before_the_work_leaves_only_the_request_in_the_ledger():
     sim = simulator(Fault.status(503, retry_after=2))
     response = await ask(sim)
     assert response.status_code == 503
@@ -139,7 +139,7 @@ async def test_a_delay_beyond_the_read_timeout_times_out_and_the_work_is_done(wh
     assert len(sim.ledger.invites) == 8
 
 
-async def test_a_client_that_waits_gets_its_answer_after_all_delays():
+async def test_a_client_that_waits_gets_its_response_after_all_delays():
     naps = Naps()
     sim = simulator(
         Fault.delay(1, when="before"), Fault.delay(2), Fault.delay(3), latency=Latency(a=0.5), sleep=naps
@@ -148,7 +148,7 @@ async def test_a_client_that_waits_gets_its_answer_after_all_delays():
     assert naps.taken == [1, 5.5]
 
 
-async def test_silence_adds_up_until_something_is_sent():
+async def test_delays_add_up_until_something_is_sent():
     naps = Naps()
     sim = simulator(Fault.delay(3, when="before"), Fault.delay(3), sleep=naps)
     with pytest.raises(httpx.ReadTimeout):
@@ -156,7 +156,7 @@ async def test_silence_adds_up_until_something_is_sent():
     assert naps.taken == [3, 2]
 
 
-async def test_a_drip_sends_slices_and_restarts_the_clients_patience():
+async def test_a_drip_sends_slices_and_restarts_the_read_timeout():
     naps = Naps()
     sim = simulator(Fault.drip(slices=5, pause=4), sleep=naps)
     response = await ask(sim, read=5)
@@ -176,13 +176,13 @@ async def test_the_order_of_items_is_turned_or_shuffled():
     assert sorted(shuffled) == sorted(straight)
 
 
-async def test_missing_items_were_acted_on():
+async def test_missing_items_were_processed():
     sim = simulator(Fault.missing(3))
     assert len(await items(sim)) == 6
     assert len(sim.ledger.invites) == 8
 
 
-async def test_extra_items_were_neither_asked_for_nor_made():
+async def test_extra_items_were_neither_requested_nor_created():
     sim = simulator(Fault.extra(2))
     answered = await items(sim)
     extra = [item for item in answered if item["QuotaID"] not in {*ids_of(sim), 5}]
@@ -197,7 +197,7 @@ async def test_a_wrong_invite_differs_in_the_inner_id_only():
     assert all(item["QuotaID"] != item["Invite"]["QuotaID"] for item in answered)
 
 
-async def test_contradicting_items():
+async def test_contradicting_items_are_sent():
     sim = simulator(Fault.contradiction())
     assert {(item["ResultCode"], item["Invite"]) for item in await items(sim)} == {(1, None)}
     sim = simulator(Fault.contradiction("failure_with_invite"))
@@ -217,7 +217,7 @@ async def test_contradicting_items():
         (Fault.plaintext(), b'{"Invites"', "application/plaintext"),
     ],
 )
-async def test_a_200_with_another_body(fault: Fault, content: bytes, content_type: str):
+async def test_a_200_can_have_another_body(fault: Fault, content: bytes, content_type: str):
     sim = simulator(fault)
     response = await ask(sim)
     assert response.status_code == 200
@@ -247,8 +247,8 @@ async def test_alterations_follow_one_another_and_the_first_replacement_counts()
     assert (await ask(simulator(Fault.status(500), Fault.cut()))).status_code == 500
 
 
-async def test_under_another_server_delays_work_and_a_cut_fails_the_request():
-    """`sim.app` is an ASGI application like any other; only its own servers can drop a connection."""
+async def test_delays_and_cuts_work_under_another_server():
+    """`sim.app` is an ordinary ASGI application; only the servers of the simulator can drop a connection."""
     naps = Naps()
     sim = simulator(Fault.delay(2), Fault.cut(when="after").on(after=1), sleep=naps)
     path = f"/IPExternalSamplingService/ExternalSample/{sim.panel_guid}/Quotas"
@@ -290,7 +290,7 @@ def strikes(fault: Fault, requests: int = 12, *, seed: int = 0) -> Iterator[int]
         (Fault.cut().on(probability=1.0), list(range(1, 13))),
     ],
 )
-def test_faults_strike_the_requests_they_are_limited_to(fault: Fault, struck: list[int]):
+def test_a_fault_affects_the_requests_it_is_limited_to(fault: Fault, struck: list[int]):
     assert list(strikes(fault)) == struck
 
 
@@ -301,7 +301,7 @@ def test_a_chance_follows_the_seed():
     assert 30 < len(list(strikes(fault, 200))) < 90
 
 
-def test_only_requests_of_its_endpoint_count_and_the_plan_can_change():
+def test_a_fault_counts_requests_of_its_endpoint_only_and_faults_can_change():
     plan = FaultPlan([Fault.cut().on("get_quotas", after=1)])
     assert not plan.draw("bulk_invite")
     assert not plan.draw("get_quotas")
@@ -367,7 +367,7 @@ async def test_a_bulk_invite_costs_by_its_ids_and_other_calls_as_one():
     ],
     ids=lambda fault: f"{fault.kind}-{fault.when}-{fault.variant}",
 )
-async def test_the_client_tells_the_truth_under_every_fault(fault: Fault):
+async def test_the_outcomes_of_the_client_are_true_under_every_fault(fault: Fault):
     sim = simulator(fault.on("bulk_invite", every=2), inventory=None, surveys=10)
     told: list[Any] = []
     async with sim.client(sleep=Naps()) as client:
@@ -395,7 +395,7 @@ def test_an_endpoint_that_does_not_exist_is_refused():
         lambda: Fault.missing(-1),
     ],
 )
-def test_what_is_no_fault_is_refused(make):
+def test_an_invalid_fault_is_refused(make):
     with pytest.raises(ValueError, match=r"when|probability|slices|items"):
         make()
 
@@ -451,7 +451,7 @@ async def test_other_faults_are_limited_to_a_member_too():
     assert (await ask(sim)).status_code == 500
 
 
-async def test_whole_calls_are_refused_with_a_code():
+async def test_a_whole_call_is_refused_with_a_code():
     sim = simulator(Fault.refusal(4).on("get_quotas"), Fault.refusal(6).on("recontact_members"))
     async with sim.client() as client:
         with pytest.raises(BadRequestError, match="PANEL_NOT_ES_ENABLED"):
@@ -459,7 +459,7 @@ async def test_whole_calls_are_refused_with_a_code():
     assert (await page(sim))["ResultCode"] == 6
 
 
-def test_what_would_never_strike_is_refused():
+def test_a_fault_that_could_never_apply_is_refused():
     with pytest.raises(ValueError, match="another code than 1"):
         Fault.refusal(1)
     with pytest.raises(ValueError, match="result_code is of type int, not '9'"):

@@ -56,7 +56,7 @@ def test_any_inventory_keeps_the_rules_of_real_bodies(seed: int, surveys: int):
     assert from_json(Quotas, to_json(inventory)) == inventory
 
 
-def test_the_seed_is_all_an_inventory_depends_on():
+def test_an_inventory_depends_only_on_the_seed():
     assert generate_inventory(4, surveys=9) == generate_inventory(Random("4/inventory"), surveys=9)
     assert generate_inventory(4, surveys=9) != generate_inventory(5, surveys=9)
     members = generate_members(4, members=9)
@@ -64,7 +64,7 @@ def test_the_seed_is_all_an_inventory_depends_on():
     assert members != generate_members(5, members=9)
 
 
-def test_a_large_inventory_shows_everything_real_ones_do():
+def test_a_large_inventory_has_all_features_of_real_ones():
     inventory = generate_inventory(2, surveys=400)
     surveys, conditions = inventory.surveys, conditions_of(inventory)
     spread = [len(survey.quotas) for survey in surveys]

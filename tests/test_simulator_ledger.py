@@ -1,4 +1,4 @@
-"""The ledger, and what it says of a client's report."""
+"""The ledger, and its verdict on the report of a client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outcome(
 
 
 async def with_invites(members: int = 12, **arguments: int) -> Simulator:
-    """Return a simulator that has asked all quotas for some members."""
+    """Return a simulator with bulk invites for all quotas of some members."""
     sim = Simulator(surveys=10, members=members, **arguments)
     ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
     headers = {"API_AUTH_KEY": sim.api_key}
@@ -94,7 +94,7 @@ async def test_a_request_is_kept_with_its_time_its_query_and_its_headers_but_not
     assert sim.api_key not in repr(first)
 
 
-async def test_requests_are_looked_through_by_what_they_asked_and_how_they_ended():
+async def test_requests_can_be_filtered_by_endpoint_and_end():
     sim = await with_invites(members=3)
     sim.faults.add(Fault.status(503).on("get_settings"))
     async with sim.client(retry=RetryPolicy(max_attempts=1)) as client:
@@ -122,7 +122,7 @@ async def test_a_true_report_is_ok():
     assert str(verdict) == "ok: 0 lies, 0 unexplained, 0 unread, 0 lost"
 
 
-async def test_an_invite_that_was_never_made_is_a_lie():
+async def test_a_reported_invite_that_was_never_made_is_false():
     sim = await with_invites()
     first, second, *rest = sim.ledger.invites
     told = [outcome("invited", entry) for entry in rest]
@@ -137,20 +137,20 @@ async def test_an_invite_that_was_never_made_is_a_lie():
 
 
 @pytest.mark.parametrize("status", ["rejected", "not_sent"])
-async def test_denying_an_invite_is_a_lie(status: Literal["rejected", "not_sent"]):
+async def test_denying_an_invite_is_false(status: Literal["rejected", "not_sent"]):
     sim = await with_invites()
     first, *rest = sim.ledger.invites
     told = [outcome("invited", entry) for entry in rest]
     denial = outcome(status, first)
     assert [lie.outcome for lie in sim.ledger.check([*told, denial]).lies] == [denial]
-    # The same words are true beside an outcome that has the invite, or one that admits it may exist.
+    # The same report is true if another outcome has the invite, or says that it may exist.
     assert sim.ledger.check([*told, denial, outcome("invited", first)]).ok
     admitted = sim.ledger.check([*told, denial, outcome("unknown", first)])
     assert admitted.ok
     assert admitted.unread == (first,)
 
 
-async def test_silence_about_an_invite_leaves_it_unexplained():
+async def test_an_unreported_invite_is_unexplained():
     sim = await with_invites()
     first, *rest = sim.ledger.invites
     verdict = sim.ledger.check(outcome("invited", entry) for entry in rest)
@@ -182,15 +182,15 @@ def test_an_outcome_of_no_known_status_is_refused():
         Simulator(surveys=1, members=1).ledger.check([told])
 
 
-def test_a_panel_is_named_rightly_or_not_at_all():
+def test_an_unknown_panel_is_refused():
     sim = Simulator(surveys=2, members=2)
     assert sim.ledger.check([], panel_guid=sim.panel_guid.upper()).ok
     with pytest.raises(KeyError, match="no panel 'TYPO'"):
         sim.ledger.check([], panel_guid="TYPO")
 
 
-def test_a_second_invite_of_a_pair_that_nobody_read_is_not_forgotten():
-    """One outcome accounts for one invite: by its link, and not for all invites of the pair."""
+def test_a_second_unread_invite_of_a_pair_is_unexplained():
+    """One outcome accounts for one invite, by its link, and not for all invites of the pair."""
     first, second = (
         LedgerEntry(
             sequence_number=number,

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, and at one with what the client asks and reads and what the simulator sends."""
+"""The OpenAPI document: it is valid and agrees with the client and the simulator."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NIL = "11111111-2222-4333-8444-555555555555"
 def calls(
     panel: str = doubles.PANEL, member: str = "a/b c", quota_ids: tuple[int, ...] = (7,), recontact: int = 7
 ) -> list[protocol.Call[Any]]:
-    """Return the five requests as the client makes them, with every parameter there is."""
+    """Return the five requests as the client makes them, with every parameter."""
     return [
         protocol.get_quotas(panel, include_routables=False),
         protocol.bulk_invite(panel, member, quota_ids),
@@ -119,7 +119,7 @@ def example(operation_id: str) -> Any:
 
 
 def samples() -> dict[type, dict[str, Any]]:
-    """Return an object of every record, with all its fields, out of the document's examples."""
+    """Return an object of every record, with all its fields, from the examples of the document."""
     quotas = example("getQuotas")
     (survey,) = quotas["Surveys"]
     (quota,) = survey["Quotas"]
@@ -155,7 +155,7 @@ def is_readable(record: type, fields: dict[str, Any]) -> bool:
 # --- The document by itself
 
 
-def test_it_is_a_valid_openapi_document():
+def test_the_document_is_valid_openapi():
     validate(DOCUMENT)
 
 
@@ -166,7 +166,7 @@ def test_its_examples_fit_their_schemas():
         assert errors(schema, value) == []
 
 
-# --- What the client asks
+# --- What the client sends
 
 
 def test_the_operations_are_those_the_client_asks_for():
@@ -209,7 +209,7 @@ def test_properties_are_the_fields_of_the_record(record):
 
 
 @pytest.mark.parametrize("record", samples(), ids=lambda record: record.__name__)
-def test_the_client_reads_of_a_record_what_the_document_allows(record):
+def test_the_client_decodes_the_records_that_the_document_allows(record):
     sample, schema = samples()[record], SCHEMAS[record.__name__]
     assert is_readable(record, sample)
     for name in sample:
@@ -229,7 +229,7 @@ def test_an_invite_has_its_survey_id_in_one_of_two_spellings():
         assert (not errors(SCHEMAS["Invite"], fields)) is is_right
 
 
-def test_the_client_reads_of_a_bulk_item_what_the_document_allows():
+def test_the_client_decodes_the_bulk_items_that_the_document_allows():
     item = {"QuotaID": 3, "Invite": None, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE"}
     assert SCHEMAS["BulkInviteItem"]["properties"].keys() == item.keys()
     for name in item:
@@ -245,7 +245,7 @@ def test_the_client_reads_of_a_bulk_item_what_the_document_allows():
 # --- What the simulator sends
 
 
-async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
+async def test_the_document_is_served_unchanged_and_without_a_key():
     sim = Simulator(surveys=1, members=1, faults=[Fault.status(503)])
     async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url) as client:
         response = await client.get("/openapi.json")
@@ -255,7 +255,7 @@ async def test_it_is_served_as_it_is_without_a_key_and_beside_the_service():
 
 
 @pytest.mark.asyncio
-async def test_every_answer_of_the_simulator_fits_its_operation():
+async def test_every_response_of_the_simulator_fits_its_operation():
     sim = Simulator(surveys=10, members=20)
     recontact = sim.recontact_quota_ids[0]
     sim.set_recontact_members(recontact, [f"m{number:02}" for number in range(9)])
@@ -266,7 +266,7 @@ async def test_every_answer_of_the_simulator_fits_its_operation():
     quotas, bulk, invite, settings, page = ours
     normal = [
         *(protocol.generate_invite(sim.panel_guid, m, q) for m, q in fits[:4]),
-        *ours,  # these ask for an invite again, and are refused it
+        *ours,  # these request an invite again and are refused
         protocol.get_quotas(sim.panel_guid, include_routables=True),
         *(protocol.bulk_invite(sim.panel_guid, code, quota_ids) for code in ("nobody", *sim.members)),
         protocol.recontact_members(sim.panel_guid, recontact, max_results=None, after=None),

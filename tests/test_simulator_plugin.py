@@ -70,14 +70,14 @@ RUNNERS = {
 
 
 @pytest.mark.parametrize("case", RUNNERS.values(), ids=list(RUNNERS))
-def test_the_fixture_serves_whatever_runs_async_tests(case, tmp_path, monkeypatch):
+def test_the_fixture_works_with_every_async_runner(case, tmp_path, monkeypatch):
     runner, mark, mode, passed = case
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", _root())
     (tmp_path / "test_it.py").write_text(ASYNC_TEST.format(mark=mark))
     plugins = {"pytest_asyncio": "pytest_asyncio.plugin", "anyio": "anyio.pytest_plugin"}
     options = ("-p", "sampling_async.simulator.pytest_plugin", "-p", plugins[runner])
-    if runner == "pytest_asyncio":  # which warns where it is not told
+    if runner == "pytest_asyncio":  # it warns if it is not configured
         options += ("-o", "asyncio_default_fixture_loop_scope=function")
     mode = ("-o", mode) if mode else ()
     run = python("-m", "pytest", "-q", "-W", "error", "--strict-markers", *options, *mode, cwd=tmp_path)
@@ -104,7 +104,7 @@ def test_every_exported_name_exists_and_nothing_else_shows():
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_without_the_extra_the_error_names_the_way_out(
+def test_the_error_without_the_extra_says_what_to_install(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", _root())

@@ -39,7 +39,7 @@ def invite(sim: Simulator, base_url: str, member_code: str) -> httpx.Response:
     )
 
 
-def test_it_answers_cuts_and_recovers_on_one_server(capfd: pytest.CaptureFixture[str]):
+def test_one_server_responds_cuts_and_recovers(capfd: pytest.CaptureFixture[str]):
     sim = Simulator(surveys=10, members=5)
     with sim.serve() as base_url:
         assert base_url.startswith("http://127.0.0.1:")
@@ -80,7 +80,7 @@ def test_the_port_can_be_chosen_and_is_free_again_afterwards():
             assert settings_of(sim, base_url).status_code == 200
 
 
-def test_answers_are_not_held_back_by_the_socket():
+def test_responses_are_not_delayed_by_the_socket():
     """Without TCP_NODELAY every second answer on a kept connection takes 40 ms."""
     sim = Simulator(surveys=1, members=1, gzip=False)
     took: list[float] = []
@@ -118,7 +118,7 @@ def _retried(ask: Callable[[], httpx.Response]) -> httpx.Response:
     return ask()
 
 
-def test_leaving_does_not_wait_for_delayed_answers(capfd: pytest.CaptureFixture[str]):
+def test_leaving_does_not_wait_for_delayed_responses(capfd: pytest.CaptureFixture[str]):
     sim = Simulator(surveys=1, members=1, faults=[Fault.delay(60)])
     began = time.monotonic()
     with sim.serve() as base_url, pytest.raises(httpx.ReadTimeout):

@@ -1,4 +1,4 @@
-"""Connections as sockets: opening in a race, sending in parts, telling when bytes leave."""
+"""Connections as sockets: opening in a race, sending in parts, reporting when bytes leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pair():
         yield ours, theirs
 
 
-async def test_a_large_message_is_sent_whole_and_told_of():
+async def test_a_large_message_is_sent_completely_and_reported():
     told = []
     with pair() as (ours, theirs):
         received = bytearray()
@@ -40,7 +40,7 @@ async def test_a_large_message_is_sent_whole_and_told_of():
     assert set(told) == {True}
 
 
-async def test_nothing_has_left_while_the_peer_takes_nothing():
+async def test_no_byte_is_reported_as_sent_while_the_peer_reads_nothing():
     told = []
     with pair() as (ours, _):
         with contextlib.suppress(BlockingIOError):
@@ -51,7 +51,7 @@ async def test_nothing_has_left_while_the_peer_takes_nothing():
     assert told == [True, False]
 
 
-async def test_what_lies_unread_or_the_end_is_noticed_without_reading_it():
+async def test_unread_bytes_or_the_end_are_detected_without_reading():
     with pair() as (ours, theirs):
         line = Wire(ours)
         assert line.is_quiet()
@@ -67,7 +67,7 @@ async def test_what_lies_unread_or_the_end_is_noticed_without_reading_it():
 
 
 class Scripted:
-    """A TLS socket whose calls go as told: an exception is raised, anything else returned."""
+    """A TLS socket with scripted calls: an exception is raised, anything else is returned."""
 
     def __init__(self, *steps) -> None:
         self.steps = list(steps)
@@ -90,7 +90,7 @@ class Scripted:
 
 @pytest.fixture
 def waits(monkeypatch) -> list[str]:
-    """Note waits for a socket instead of waiting."""
+    """Record waits for a socket instead of waiting."""
     seen: list[str] = []
 
     async def readable(*_: object) -> None:
@@ -109,7 +109,7 @@ def waits(monkeypatch) -> list[str]:
 WANTS = (ssl.SSLWantReadError(), ssl.SSLWantWriteError())
 
 
-async def test_tls_may_want_to_read_to_write_and_the_other_way_round(waits):
+async def test_tls_may_need_to_read_in_order_to_write_and_vice_versa(waits):
     sending = Scripted(*WANTS, 1)
     await Wire(sending).send(b"x", lambda _: None)
     receiving = Scripted(*WANTS, b"x")
@@ -122,7 +122,7 @@ class Refused(ssl.SSLError):
     reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
 
 
-async def test_an_alert_that_lies_behind_a_failure_to_send_is_what_is_told():
+async def test_a_tls_alert_behind_a_failed_send_is_reported():
     refused = Wire(Scripted(Refused(1, "refused")))
     refused._tls = refused._sock
     with pytest.raises(Refused):
@@ -138,9 +138,9 @@ async def test_an_alert_that_lies_behind_a_failure_to_send_is_what_is_told():
         struck.must_not_be_refused()
 
 
-async def test_a_socket_without_a_connection_is_written_and_read_whole():
+async def test_a_bare_socket_is_written_and_read_completely():
     with pair() as (ours, theirs):
-        data = b"x" * 2_000_000  # more than the system takes at once
+        data = b"x" * 2_000_000  # more than the system accepts at once
         received = bytearray()
 
         def read() -> None:
@@ -154,12 +154,12 @@ async def test_a_socket_without_a_connection_is_written_and_read_whole():
             assert await _sockets.received(ours) == b"yes"
 
 
-async def test_what_seems_readable_and_is_not_is_waited_for_again(waits):
+async def test_a_socket_that_only_seems_readable_is_waited_for_again(waits):
     assert await _sockets.received(Scripted(BlockingIOError(), b"x")) == b"x"
     assert waits == ["read", "read"]
 
 
-async def test_a_refused_connection_says_so():
+async def test_a_refused_connection_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     with pytest.raises(ConnectionRefusedError):
@@ -168,7 +168,7 @@ async def test_a_refused_connection_says_so():
 
 @pytest.fixture
 def addresses(monkeypatch):
-    """Let connecting to each of these addresses go as told."""
+    """Script the result of connecting to each of these addresses."""
 
     def use(ways: dict[str, object]) -> list[socket.socket]:
         opened: list[socket.socket] = []
@@ -200,7 +200,7 @@ async def test_a_dead_address_costs_a_head_start_and_families_take_turns(address
     assert len(opened) == 1
 
 
-async def test_a_refusal_moves_on_at_once_and_the_last_one_is_told(addresses, monkeypatch):
+async def test_a_refusal_starts_the_next_address_at_once_and_the_last_is_reported(addresses, monkeypatch):
     addresses({"a::1": OSError(1, "first"), "1.1.1.1": OSError(1, "last")})
     monkeypatch.setattr(_sockets, "_HEAD_START", 60)
     with anyio.fail_after(5), pytest.raises(OSError, match="last"):
@@ -208,7 +208,7 @@ async def test_a_refusal_moves_on_at_once_and_the_last_one_is_told(addresses, mo
 
 
 async def test_a_loser_of_the_race_is_closed(addresses, monkeypatch):
-    """Two addresses can answer in the same turn of the event loop."""
+    """Two addresses can connect in the same turn of the event loop."""
     opened = addresses({"a::1": "works", "1.1.1.1": "works"})
     gate = anyio.Event()
     connected = _sockets._connected
@@ -256,17 +256,17 @@ async def test_a_failed_handshake_closes_the_socket(addresses):
     assert opened[0].fileno() == -1
 
 
-# --- What a signal handler raises, and what is collected or forked in the middle
+# --- Signal handlers that raise, forks and garbage collection
 
 
 class Struck(Scripted):
-    """A socket during whose calls a signal handler raises something."""
+    """A socket whose calls are interrupted by a signal handler that raises."""
 
     def recv(self, *_: object) -> bytes:
         raise TimeoutError("alarm")
 
 
-async def test_what_a_signal_handler_raises_is_no_news_of_the_connection(monkeypatch):
+async def test_an_exception_of_a_signal_handler_is_not_taken_for_a_close(monkeypatch):
     wire = Wire(Struck())
     with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="alarm"):
         patch.setattr(socket.socket, "recv", Struck.recv)
@@ -277,14 +277,14 @@ async def test_what_a_signal_handler_raises_is_no_news_of_the_connection(monkeyp
         wire.is_silent()
 
 
-async def test_what_a_signal_handler_raises_while_addresses_race_comes_out(addresses):
+async def test_an_exception_of_a_signal_handler_during_the_race_propagates(addresses):
     opened = addresses({"a::1": TimeoutError("alarm"), "1.1.1.1": "works"})
     with pytest.raises(TimeoutError, match="alarm"):
         await connect(addresses.found, "host", None)
     assert [sock.fileno() for sock in opened] in ([], [-1])
 
 
-async def test_a_peer_that_is_gone_is_not_quiet():
+async def test_a_closed_socket_is_not_quiet():
     with pair() as (ours, theirs):
         wire = Wire(ours)
         ours.close()
@@ -301,7 +301,7 @@ async def test_a_name_that_no_certificate_can_have_is_an_error_of_the_system(add
         await connect(addresses.found, ".example", context)
 
 
-async def test_what_was_opened_before_a_fork_is_not_used_after_it(monkeypatch):
+async def test_a_socket_opened_before_a_fork_is_not_used_after_it(monkeypatch):
     with pair() as (ours, theirs):
         wire = Wire(ours)
         theirs.send(b"x")
@@ -321,7 +321,7 @@ async def test_what_was_opened_before_a_fork_is_not_used_after_it(monkeypatch):
 
 
 @pytest.mark.asyncio
-async def test_a_socket_closed_elsewhere_is_closed_by_its_loop_or_there_if_that_has_ended(monkeypatch):
+async def test_a_socket_closed_in_another_thread_is_closed_by_its_loop_or_there_if_the_loop_ended(monkeypatch):
     loop = asyncio.get_running_loop()
     for ended in (False, True):
         with pair() as (ours, theirs):

@@ -1,4 +1,4 @@
-"""Inputs cut into jobs: what was taken can be told at each moment, and nobody else is kept waiting."""
+"""Sources cut inputs into jobs: taken IDs are known at each moment, and the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sampling_async._pacing.stepwise import ENTRIES
 
 
 def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
-    """Return the outcomes of what was taken and not handed over."""
+    """Return the outcomes of IDs that were taken and not handed over."""
     return [(outcome.quota_id, outcome.status) for job in source.left() for outcome in job.left()]
 
 
@@ -22,7 +22,7 @@ def not_sent(*quota_ids: int) -> list[tuple[int, str]]:
     return [(quota_id, "not_sent") for quota_id in quota_ids]
 
 
-async def test_of_one_member_what_was_taken_is_told_until_it_is_handed_over():
+async def test_a_member_source_reports_taken_ids_until_they_are_handed_over():
     source = MemberSource("m", iter([1, 2, 2, 3, 4]), size=2)
     assert told(source) == []
     job = await source.draw()
@@ -33,7 +33,7 @@ async def test_of_one_member_what_was_taken_is_told_until_it_is_handed_over():
     assert dict(job.chunk.places) == {1: 1, 2: 1}
 
 
-async def test_of_requests_what_was_taken_is_told_until_it_is_handed_over():
+async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
     source = PanelSource([InviteRequest("m", [1, 2, 3, 1]), InviteRequest("n", [4])], size=2)
     await source.draw()
     assert sorted(told(source)) == not_sent(1, 1, 2, 3)
@@ -48,7 +48,7 @@ async def test_of_requests_what_was_taken_is_told_until_it_is_handed_over():
     assert await source.draw() is None
 
 
-async def test_an_id_that_is_none_is_not_told_and_those_before_it_are():
+async def test_an_invalid_id_is_not_reported_and_earlier_ids_are():
     source = MemberSource("m", iter([1, 2, "x"]), size=10)
     with pytest.raises(InvalidRequestError):
         await source.draw()
@@ -105,6 +105,6 @@ async def test_a_bad_id_in_a_large_request_is_found(bad):
         await checked_request("m", [*range(1, 10_000), bad])
 
 
-async def test_a_bad_member_code_is_found_before_the_ids_are_looked_at():
+async def test_a_bad_member_code_is_refused_before_the_ids_are_read():
     with pytest.raises(InvalidRequestError, match="member code"):
         await checked_request("..", count(1))

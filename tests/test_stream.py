@@ -1,4 +1,4 @@
-"""Streams of outcomes: any input, read in any way, left at any moment, and every ID accounted for."""
+"""Streams of outcomes: any input, read in any way, left at any moment; every ID has an outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def bulk(handler, quota_ids, **options) -> BulkInviteResult:
 
 
 def hanging(after: int):
-    """Answer the chunks up to this quota ID, and hang for the others."""
+    """Respond to the chunks up to this quota ID, and hang for the others."""
 
     async def handler(request: httpx.Request) -> httpx.Response:
         if doubles.asked(request)[0] > after:
@@ -53,7 +53,7 @@ async def test_a_stream_takes_any_iterable(source):
         assert outcomes.left_over == ()
 
 
-async def test_a_repeated_id_is_sent_once_and_answered_at_each_of_its_places():
+async def test_a_repeated_id_is_sent_once_and_has_an_outcome_at_each_place():
     for source in ([5, 5, 7, 5], iter([5, 5, 7, 5])):
         service = doubles.Service(doubles.bulk)
         async with doubles.client(service) as client, client.stream_bulk_invite("m", source) as outcomes:
@@ -84,7 +84,7 @@ async def test_a_panel_is_fanned_out_member_by_member():
 
 
 @pytest.mark.parametrize("taken", [1, 10, 15])
-async def test_what_is_seen_and_what_is_left_over_account_for_every_id(taken):
+async def test_outcomes_read_and_left_over_account_for_every_id(taken):
     async with doubles.client(hanging(30), max_concurrency=3) as client:
         async with client.stream_bulk_invite("m", range(1, 101), chunk_size=10) as outcomes:
             seen = [await anext(outcomes) for _ in range(taken)]
@@ -98,7 +98,7 @@ async def test_what_is_seen_and_what_is_left_over_account_for_every_id(taken):
         assert outcomes.left_over is left
 
 
-async def test_cancellation_leaves_the_same_account():
+async def test_outcomes_and_left_over_give_the_same_account_after_cancellation():
     async with doubles.client(hanging(10), max_concurrency=2) as client:
         seen = []
         with anyio.move_on_after(0.02) as scope:
@@ -110,7 +110,7 @@ async def test_cancellation_leaves_the_same_account():
         assert len(seen) == 10
 
 
-async def test_an_early_break_from_a_generator_accounts_for_what_was_drawn():
+async def test_an_early_break_accounts_for_what_was_drawn_from_a_generator():
     drawn = []
 
     async def source():
@@ -126,7 +126,7 @@ async def test_an_early_break_from_a_generator_accounts_for_what_was_drawn():
 
 
 @pytest.mark.parametrize("bad", ["x", LookupError("input")])
-async def test_an_input_that_fails_is_raised_after_what_was_sent(bad):
+async def test_an_error_of_the_input_is_raised_after_the_outcomes(bad):
     def source():
         yield from range(1, 25)
         if isinstance(bad, Exception):
@@ -199,7 +199,7 @@ def test_a_recontact_stream_can_be_made_before_there_is_an_event_loop():
     anyio.run(client.aclose)
 
 
-async def test_the_wrong_kind_of_input_is_named():
+async def test_input_of_the_wrong_kind_is_named():
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         with pytest.raises(InvalidRequestError, match="only stream_bulk_invite takes an async one"):
             await client.bulk_invite("m", doubles.ids(1))
@@ -246,14 +246,14 @@ async def test_several_readers_share_a_stream():
     assert sorted(seen) == list(range(1, 501))
 
 
-async def test_unrequested_answers_are_kept_within_bounds(monkeypatch):
+async def test_the_number_of_unrequested_items_is_bounded(monkeypatch):
     monkeypatch.setattr("sampling_async._bulk.stream._UNREQUESTED_KEPT", 3)
     extra = {"Invites": [doubles.item(quota_id) for quota_id in range(1000, 1010)]}
     result = await bulk(doubles.Service(extra), [1])
     assert [outcome.quota_id for outcome in result.unrequested] == [1007, 1008, 1009]
 
 
-async def test_a_source_that_was_cancelled_elsewhere_is_an_error_and_no_silence():
+async def test_a_source_cancelled_elsewhere_raises_an_error():
     async def source():
         for number in range(1, 26):
             yield number
@@ -279,7 +279,7 @@ async def test_a_transport_that_was_cancelled_elsewhere_leaves_its_ids_unknown()
     assert [outcome.quota_id for outcome in result.unknown] == list(range(11, 21))
 
 
-async def test_an_exit_of_the_program_in_a_source_leaves_the_package_bare():
+async def test_a_system_exit_in_a_source_propagates_bare():
     async def source():
         yield 1
         raise SystemExit(3)
@@ -306,7 +306,7 @@ def test_a_fan_out_on_another_event_loop_is_the_callers_error():
     anyio.run(client.aclose)
 
 
-async def test_a_bug_in_the_client_is_raised_bare_and_its_ids_are_accounted_for(monkeypatch):
+async def test_a_bug_in_the_client_is_raised_bare_and_every_id_is_accounted_for(monkeypatch):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         original = client._caller.run
 
@@ -333,7 +333,7 @@ async def test_a_call_inside_the_loop_gets_its_turn():
                     assert len(await client.bulk_invite("other", [1])) == 1
 
 
-async def test_an_interactive_call_waits_for_one_freed_slot():
+async def test_an_interactive_call_gets_the_first_free_slot():
     order = []
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -372,8 +372,8 @@ async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
     assert ahead <= (4 + 2) * 100
 
 
-async def test_outcomes_that_are_at_hand_do_not_keep_the_loop_to_themselves():
-    """One ID asked in very many places: all outcomes are there at once."""
+async def test_outcomes_at_hand_do_not_block_the_event_loop():
+    """One ID at very many places: all its outcomes are available at once."""
     turns = taken = 0
 
     async def tick() -> None:

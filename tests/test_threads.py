@@ -1,4 +1,4 @@
-"""Functions in threads: results, errors, cancellation, and a process that ends without waiting for them."""
+"""Functions in threads: results, errors, cancellation, and the end of the process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from sampling_async._pacing.threads import in_thread
 
 
-async def test_what_a_function_returns_comes_back_from_another_thread():
+async def test_the_result_of_a_function_comes_from_another_thread():
     assert await in_thread(lambda a, b: (a + b, threading.current_thread().daemon), 1, 2) == (3, True)
 
 
-async def test_what_a_function_raises_is_raised_here():
+async def test_the_exception_of_a_function_is_raised_in_the_caller():
     def fail() -> None:
         raise KeyError("x")
 
@@ -39,7 +39,7 @@ async def test_a_cancelled_wait_ends_at_once_and_the_function_goes_on():
     assert done.wait(10)
 
 
-def test_a_process_does_not_wait_for_a_function_that_goes_on():
+def test_a_process_ends_without_waiting_for_running_functions():
     code = """
 import asyncio, sys, time
 from sampling_async._pacing.threads import in_thread

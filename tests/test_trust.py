@@ -1,4 +1,4 @@
-"""Contexts of TLS: of files, of the environment, given; and alerts by which servers refuse them."""
+"""TLS contexts from files, from the environment or given by the user; and TLS alerts of servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def files(authority, tmp_path):
-    """Return files: of authorities, of a certificate with its key, and such as cannot be used."""
+    """Return files: authorities, a certificate with its key, and unusable ones."""
     mine = authority.issue_cert("partner@example.org")
     key = serialization.load_pem_private_key(mine.private_key_pem.bytes(), None)
     encryption = serialization.BestAvailableEncryption(b"hunter2")
@@ -58,7 +58,7 @@ def server_context(authority: trustme.CA, **settings) -> ssl.SSLContext:
 
 
 def asking(authority: trustme.CA, **settings) -> ssl.SSLContext:
-    """Return the context of a server that wants certificates of an authority."""
+    """Return the context of a server that requires client certificates of an authority."""
     context = server_context(authority, verify_mode=ssl.CERT_REQUIRED, **settings)
     authority.configure_trust(context)
     return context
@@ -83,7 +83,7 @@ def client_of(url: str, **options) -> SamplingClient:
         ("SAMPLING_CLIENT_CERT", "encrypted", "as PEM and not encrypted"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_its_variable(variable, name, says, files, monkeypatch):
+def test_an_unusable_file_is_named_with_its_variable(variable, name, says, files, monkeypatch):
     path = str(files / name)
     monkeypatch.setenv(variable, path)
     pattern = f"{variable} names {re.escape(path)}, which cannot be used: .*{says}"
@@ -95,7 +95,7 @@ def test_without_files_there_is_no_context():
     assert context_of_files(None, "") is None
 
 
-def test_authorities_of_a_file_are_the_only_ones(files):
+def test_only_the_authorities_of_a_given_file_are_trusted(files):
     assert len(context_of_files(str(files / "authorities"), None).get_ca_certs()) == 1
 
 
@@ -113,7 +113,7 @@ async def test_authorities_of_the_environment_that_are_not_there_are_named(varia
     assert result[0].status == "not_sent"
 
 
-def test_with_a_certificate_of_ours_the_authorities_of_the_environment_are_named_too(files, monkeypatch):
+def test_missing_authority_files_are_named_with_a_client_certificate_too(files, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(files / "missing"))
     with pytest.raises(InvalidRequestError, match="SSL_CERT_FILE names"):
         context_of_files(None, str(files / "mine"))
@@ -128,20 +128,20 @@ async def test_the_environment_names_authorities_and_the_client_certificate(auth
             assert len(await client.get_settings()) == 0
         context = ssl.create_default_context(cafile=files / "authorities")
         async with SamplingClient.from_env(**given, ssl_context=context, retry=ONCE) as client:
-            with pytest.raises(TransportError, match="certificate required"):  # what is given counts
+            with pytest.raises(TransportError, match="certificate required"):  # an argument takes precedence
                 await client.get_settings()
 
 
 @pytest.mark.parametrize("context", ["yes", True, ssl.SSLContext, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)])
-def test_a_context_is_one_for_clients(context):
+def test_only_a_client_context_is_accepted(context):
     with pytest.raises(InvalidRequestError, match=r"ssl_context is an ssl\.SSLContext for clients"):
         client_of("https://localhost", ssl_context=context)
 
 
-# --- Contexts that were given
+# --- Contexts given by the user
 
 
-async def test_a_context_that_was_given_is_used_and_offers_http_1(authority):
+async def test_a_given_context_is_used_and_offers_http_1(authority):
     chosen = []
 
     def script(connection: wire.Connection) -> None:
@@ -175,7 +175,7 @@ async def test_sessions_are_resumed(version, authority, monkeypatch):
     assert resumed == [False, True, True]
 
 
-async def test_a_server_that_refuses_what_it_cannot_resume_gets_whole_handshakes(authority, monkeypatch):
+async def test_a_server_that_refuses_resumed_sessions_gets_full_handshakes(authority, monkeypatch):
     resumed = []
 
     def script(connection: wire.Connection) -> None:
@@ -187,7 +187,7 @@ async def test_a_server_that_refuses_what_it_cannot_resume_gets_whole_handshakes
         if session is not None:
             raise Alert(
                 "TLSV1_ALERT_INTERNAL_ERROR"
-            )  # as OpenSSL's does whose application forgot to name a context
+            )  # as OpenSSL does if its application set no session ID context
         return await _connect(*args, **named)
 
     offered, _connect = [], _engine.connect
@@ -202,7 +202,7 @@ async def test_a_server_that_refuses_what_it_cannot_resume_gets_whole_handshakes
     assert resumed == [False] * 3
 
 
-async def test_an_alert_that_passes_may_be_tried_again(authority):
+async def test_a_temporary_alert_may_be_retried(authority):
     server = server_context(authority)
     server.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
@@ -218,8 +218,8 @@ async def test_an_alert_that_passes_may_be_tried_again(authority):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("who", ["nobody", "a stranger"])
-async def test_a_server_that_does_not_accept_who_we_are_is_named(who, version, authority):
-    """With TLS 1.3 it says so when the request is on its way, which it has not read."""
+async def test_a_refused_client_certificate_is_reported(who, version, authority):
+    """With TLS 1.3 the server refuses when the request is on its way; it has not read the request."""
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
     if who == "a stranger":
         trustme.CA().issue_cert("partner@example.org").configure_cert(context)
@@ -247,7 +247,13 @@ async def test_a_server_that_does_not_accept_who_we_are_is_named(who, version, a
     ("later", "before", "received", "alert", "proves"),
     [
         (False, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", True),
-        (True, 0.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),  # it may ask when it has a request
+        (
+            True,
+            0.0,
+            0,
+            "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+            False,
+        ),  # the server may ask after it has read a request
         (False, 1.0, 0, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
         (False, 0.0, 9, "TLSV13_ALERT_CERTIFICATE_REQUIRED", False),
         (False, 0.0, 0, "TLSV1_ALERT_INTERNAL_ERROR", False),
@@ -262,7 +268,7 @@ def test_an_alert_proves_that_no_request_was_read_only_as_the_end_of_the_handsha
     assert connection.was_refused(Alert(alert)) is proves
 
 
-async def test_whether_a_server_may_ask_later_is_said_by_the_context():
+async def test_the_context_says_whether_a_server_may_ask_for_a_certificate_later():
     ours, theirs = socket.socketpair()
     context = ssl.create_default_context()
     with ours, theirs:
@@ -274,8 +280,8 @@ async def test_whether_a_server_may_ask_later_is_said_by_the_context():
         line.close()
 
 
-async def test_an_alert_that_somebody_else_is_handling_says_nothing_of_our_request():
-    """What is raised in a handler has the error that is handled there as its context."""
+async def test_an_alert_handled_by_somebody_else_says_nothing_about_our_request():
+    """An exception raised in an except block has the handled error as its context."""
 
     def script(connection: wire.Connection) -> None:
         connection.read_request()
@@ -309,7 +315,7 @@ class Alert(ssl.SSLError):
         (None, ""),
     ],
 )
-def test_alerts_are_told_by_their_names(reason, alert):
+def test_alerts_are_reported_by_name(reason, alert):
     error = OSError("x")
     error.__cause__ = Alert(reason)
     assert alert_in(error) == alert_in(error.__cause__) == alert

@@ -1,4 +1,4 @@
-"""The way through an HTTP proxy: CONNECT and absolute form, over real sockets."""
+"""Connections through an HTTP proxy: CONNECT and absolute form, over real sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sampling_async._wire.tunnels import Tunnel, refusal_of
 
 
 class Behind:
-    """A service that answers settings and bulk invites, and what it was sent."""
+    """A service that responds with settings and bulk invites, and records what it was sent."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -38,7 +38,7 @@ def client_of(url: str, proxy: str, **options) -> SamplingClient:
     return SamplingClient(url, proxy=proxy, **given | options)
 
 
-async def test_what_is_https_goes_through_a_tunnel_and_the_proxy_sees_nothing_of_it():
+async def test_https_goes_through_a_tunnel_and_the_proxy_sees_nothing_of_it():
     service = Behind()
     with wire.serve(service) as plain, tls_front(plain) as (url, pem):
         with ForwardProxy(credentials="agent:hunter2@:") as proxy:
@@ -69,7 +69,7 @@ async def test_the_environment_names_the_proxy(monkeypatch):
     assert len(proxy.seen) == 1
 
 
-async def test_what_is_http_is_fetched_by_the_proxy():
+async def test_http_requests_are_forwarded_by_the_proxy():
     service = Behind()
     with wire.serve(service) as url, ForwardProxy(credentials="agent:hunter2") as proxy:
         async with client_of(url, proxy.url) as client:
@@ -84,8 +84,8 @@ async def test_what_is_http_is_fetched_by_the_proxy():
 @pytest.mark.parametrize(
     ("header", "connections"), [(None, 2), ("Connection: Keep-Alive", 1), ("Proxy-Connection: keep-alive", 1)]
 )
-async def test_a_proxy_that_fetches_is_asked_again_where_it_says_that_it_stays(header, connections):
-    """Tinyproxy closes after each answer, without a word: the next request would be lost on its way."""
+async def test_a_forward_proxy_connection_is_reused_only_if_the_proxy_says_keep_alive(header, connections):
+    """Tinyproxy closes after each response without an announcement: the next request would be lost."""
     opened = []
 
     def script(connection: wire.Connection) -> None:
@@ -101,7 +101,7 @@ async def test_a_proxy_that_fetches_is_asked_again_where_it_says_that_it_stays(h
 
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
-async def test_a_407_is_told_with_its_status_and_nothing_was_sent(scheme):
+async def test_a_407_is_reported_with_its_status_and_nothing_was_sent(scheme):
     service = Behind()
     with wire.serve(service) as plain, ForwardProxy(credentials="agent:right") as proxy:
         url = plain.replace("http:", f"{scheme}:")
@@ -116,7 +116,7 @@ async def test_a_407_is_told_with_its_status_and_nothing_was_sent(scheme):
     assert service.received == []
 
 
-async def test_a_407_that_names_no_way_to_authenticate_may_be_the_services_own():
+async def test_a_407_without_proxy_authenticate_may_come_from_the_service():
     script = wire.serve_each(lambda _: wire.answer(b"{}", "407 Who"))
     with wire.serve(script) as url, ForwardProxy() as proxy:
         async with client_of(url, proxy.url) as client:
@@ -136,7 +136,7 @@ async def test_a_407_that_names_no_way_to_authenticate_may_be_the_services_own()
         (b"HTTP/1.1 50", "no answer in HTTP/1.1", False),
     ],
 )
-async def test_a_proxy_that_says_no_is_named_and_nothing_was_sent(answer, says, permanent):
+async def test_a_refusal_of_the_proxy_is_reported_and_nothing_was_sent(answer, says, permanent):
     with ForwardProxy(connect_answer=answer) as proxy:
         async with client_of("https://service.invalid", proxy.url) as client:
             with pytest.raises(TransportError, match=says) as caught:
@@ -147,7 +147,7 @@ async def test_a_proxy_that_says_no_is_named_and_nothing_was_sent(answer, says, 
 
 
 class Answering:
-    """A proxy's end of a connection, which answers with these pieces."""
+    """The proxy's end of a connection, which responds with these pieces."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = [*pieces, b""]
@@ -156,7 +156,7 @@ class Answering:
 
 @pytest.fixture
 def digging(monkeypatch):
-    """Ask for the way, of a proxy that answers so."""
+    """Open a tunnel through a proxy that responds like this."""
 
     async def dig(*pieces: bytes, host: str = "service.example") -> bytes:
         end = Answering(*pieces)
@@ -180,29 +180,29 @@ def digging(monkeypatch):
     [
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.0 200 Connection established\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",  # of no account after CONNECT
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",  # ignored after CONNECT
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 Fine\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nVia: a\r\n b\r\n\r\n",
     ],
 )
-async def test_a_way_is_open_once_the_head_of_the_answer_is_there(answer, digging):
+async def test_a_tunnel_is_open_after_the_head_of_the_response(answer, digging):
     asked = b"CONNECT service.example:443 HTTP/1.1\r\nHost: service.example:443\r\n\r\n"
     assert await digging(answer) == asked
     assert await digging(*(answer[at : at + 1] for at in range(len(answer)))) == asked
 
 
-async def test_a_number_of_ipv6_is_in_brackets(digging):
+async def test_an_ipv6_address_is_in_brackets(digging):
     assert (await digging(b"HTTP/1.1 200 OK\r\n\r\n", host="::1")).startswith(b"CONNECT [::1]:443 HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("more", [b"\x16\x03\x01", b"HTTP/1.1 200 OK\r\n\r\n", b"\r\n"])
-async def test_what_a_proxy_sends_behind_its_yes_is_refused(more, digging):
+async def test_bytes_after_the_200_of_a_proxy_are_refused(more, digging):
     with pytest.raises(Refusal, match="only the host"):
         await digging(b"HTTP/1.1 200 OK\r\n\r\n" + more)
 
 
-def test_statuses_that_pass_are_tried_again():
+def test_temporary_statuses_of_a_proxy_are_retried():
     assert [status for status in range(300, 600) if not refusal_of(status).permanent] == [
         *(408, 425, 429),
         *(500, 502, 503, 504),
@@ -221,7 +221,7 @@ async def test_a_proxy_that_is_silent_ends_at_the_connect_limit():
     assert caught.value.delivery == "not_sent"
 
 
-async def test_a_call_cancelled_while_the_proxy_thinks_closes_its_connection():
+async def test_a_call_cancelled_during_connect_closes_its_connection():
     script = wire.Silent()
     with wire.serve(script) as url:
         async with client_of("https://service.invalid", url) as client:
@@ -232,13 +232,13 @@ async def test_a_call_cancelled_while_the_proxy_thinks_closes_its_connection():
             assert await anyio.to_thread.run_sync(script.closed.wait, 5)
 
 
-async def test_a_proxy_that_is_not_there_is_said_to_be_on_the_way():
+async def test_the_error_of_an_unreachable_proxy_mentions_the_proxy():
     async with client_of("https://service.invalid", "http://127.0.0.1:1") as client:
         with pytest.raises(TransportError, match=r"ConnectError: Connection refused.*through the proxy"):
             await client.get_settings()
 
 
-async def test_a_certificate_that_is_refused_behind_a_proxy_is_named():
+async def test_a_refused_certificate_behind_a_proxy_is_reported():
     with wire.serve(Behind()) as plain, tls_front(plain) as (url, _), ForwardProxy() as proxy:
         stranger = context_for(trustme.CA().cert_pem.bytes().decode())
         async with client_of(url, proxy.url, ssl_context=stranger) as client:
@@ -247,7 +247,7 @@ async def test_a_certificate_that_is_refused_behind_a_proxy_is_named():
     assert (caught.value.permanent, caught.value.delivery) == (True, "not_sent")
 
 
-# --- What is said without a proxy
+# --- Errors without a proxy
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_a_proxy_of_the_environment_that_is_not_used_is_named(variable, ur
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_service_that_fails_is_no_matter_of_proxies(monkeypatch):
+async def test_other_failures_do_not_mention_proxies(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     with wire.serve(lambda connection: connection.read_request()) as url:
         given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": RetryPolicy(max_attempts=1)}
@@ -284,7 +284,7 @@ async def test_a_service_that_fails_is_no_matter_of_proxies(monkeypatch):
     assert "PROXY" not in str(caught.value)
 
 
-def test_the_key_does_not_travel_in_the_clear_to_a_proxy_elsewhere():
+def test_the_key_is_not_sent_in_plain_text_to_a_remote_proxy():
     with pytest.raises(InvalidRequestError, match="https behind this proxy"):
         client_of("http://localhost:8080", "http://proxy.example:3128")
     client_of("http://localhost:8080", "http://proxy.example:3128", allow_http=True)

@@ -1,4 +1,4 @@
-"""How the public API looks to a type checker. Read by mypy and pyright, never run."""
+"""The public API as a type checker sees it. mypy and pyright read this file; it never runs."""
 
 from collections.abc import AsyncIterator
 from typing import assert_type
@@ -49,7 +49,7 @@ def goal_of(*, is_urgent: bool) -> Goal:
 
 
 async def use(client: SamplingClient) -> None:
-    """Use each public call, and say what it gives."""
+    """Use each public call, and declare its result type."""
     assert_type(await client.get_quotas(include_routables=False), Quotas)
     assert_type(await client.generate_invite("m", 1), Invite)
     assert_type(await client.get_settings(), PartnerSettings)

@@ -1,4 +1,4 @@
-"""A server of scripted sockets, for what only a real connection can show."""
+"""A server with scripted sockets, for tests that need a real connection."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Connection:
         self.sock.sendall(data)
 
     def reset(self) -> None:
-        """Drop the connection with RST."""
+        """Reset the connection."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
 
 class Silent:
-    """A script that reads one request and answers nothing.
+    """A script that reads one request and sends no response.
 
     Attributes:
-        arrived: Set when the request is there.
+        arrived: Set when the request has arrived.
         closed: Set when the client has closed the connection.
     """
 
@@ -70,13 +70,13 @@ class Silent:
 
 
 def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
-    """Return a whole HTTP answer."""
+    """Return a complete HTTP response."""
     lines = [f"HTTP/1.1 {status}", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def bulk_answer(request: bytes) -> bytes:
-    """Return a right answer to a bulk invite: no quota is live."""
+    """Return a correct response to a bulk invite: no quota is live."""
     quota_ids = json.loads(request.partition(b"\r\n\r\n")[2])["QuotaIDs"]
     items = [{"QuotaID": i, "Invite": None, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE"} for i in quota_ids]
     return answer(json.dumps({"Invites": items}).encode())
@@ -84,7 +84,7 @@ def bulk_answer(request: bytes) -> bytes:
 
 @contextmanager
 def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Run `script` for each connection, in a thread of its own; gives the base address."""
+    """Run `script` for each connection, in its own thread; gives the base address."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets: set[socket.socket] = set()
     threads: list[threading.Thread] = []
@@ -95,7 +95,7 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
                 open_sockets.add(wrapped)
                 script(Connection(wrapped))
         except OSError:
-            pass  # the client went away, or the test ended
+            pass  # the client closed the connection, or the test ended
         finally:
             sock.close()
 
@@ -116,7 +116,7 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        for sock in tuple(open_sockets):  # threads add to it
+        for sock in tuple(open_sockets):  # threads add to the list
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         acceptor.join()
@@ -125,7 +125,7 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
 
 
 def serve_each(reply: Callable[[bytes], bytes]) -> Callable[[Connection], None]:
-    """Return a script that answers every request of a connection with `reply(request)`."""
+    """Return a script that responds to every request of a connection with `reply(request)`."""
 
     def script(connection: Connection) -> None:
         while (request := connection.read_request()) is not None:

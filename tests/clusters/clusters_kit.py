@@ -1,4 +1,4 @@
-"""A panel in several files, the recipes that match it, and what a single machine makes of it."""
+"""A panel in several files, the recipes that match it, and the results of a single machine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sampling_async.simulator import generate_inventory, generate_members
 
 HERE = Path(__file__).parent
 MEMBERS = 3000
-ENDS = (0, 1100, 1101, 2000, MEMBERS, MEMBERS)  # of files: one is of a single member, one of nobody
+ENDS = (0, 1100, 1101, 2000, MEMBERS, MEMBERS)  # where files end: one file has one member, one has none
 OUTPUTS = {"best": TopK(20), "counts": Counts(), "sample": Sample(100)}
 ORDERS = {
     "best": [("member_code", "ascending")],
-    "counts": [],  # the order is part of what is promised
+    "counts": [],  # the order is part of the promise
     "sample": [("quota_id", "ascending"), ("certain", "descending"), ("priority", "ascending")],
 }
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:
-    """Skip where an engine is not installed; `nox -s distributed` has them all, and there it is an error."""
+    """Skip if an engine is not installed; under `nox -s distributed` a missing engine is an error."""
     missing = [module for module in modules if find_spec(module) is None]
     return pytest.mark.skipif(bool(missing) and "EVERY_ENGINE" not in os.environ, reason=f"without {missing}")
 
@@ -55,17 +55,17 @@ def write_panel(folder: Path) -> None:
 
 
 def ran(engine: str, changes: tuple[str, str] = ("", "")) -> dict[str, Any]:
-    """Run a recipe as it stands, but for one text, where the panel is; return its variables."""
+    """Run a recipe with the path of the panel replaced; return its variables."""
     text = (HERE / f"recipe_{engine}.py").read_text()
     assert changes[0] in text
     code = compile(text.replace(*changes) if changes[0] else text, f"recipe_{engine}.py", "exec")
-    variables: dict[str, Any] = {"__name__": "__main__"}  # where functions are sent by value
+    variables: dict[str, Any] = {"__name__": "__main__"}  # so that functions are sent by value
     exec(code, variables)
     return variables
 
 
 def check(folder: Path, variables: dict[str, Any]) -> None:
-    """Compare every row of what a recipe came to, in a variable or in files, with a single machine's."""
+    """Compare every row of the result of a recipe, in a variable or in files, with that of a single machine."""
     index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
     panel = ds.dataset(folder / "panel").to_table()
     assert len(panel) == MEMBERS

@@ -1,7 +1,7 @@
-"""Beyond one machine: the recipes of the documentation, run on the engines themselves.
+"""Matching on clusters: the recipes of the documentation, run on the engines themselves.
 
-    recipe_spark.py, recipe_dask.py, recipe_ray.py   as they stand there
-    clusters_kit.py                               a panel in files; every row compared with a single run's
+    recipe_spark.py, recipe_dask.py, recipe_ray.py   the recipes, as in the documentation
+    clusters_kit.py                               a panel in files; compares every row with a single run
 
 Spark, Ray and a cluster of Dask are for `nox -s distributed`; Dask in threads is in the ordinary tests too.
 """
@@ -23,7 +23,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def folder(written, tmp_path, monkeypatch):
-    """Return a folder with an inventory and a panel, and be there."""
+    """Change to a folder with an inventory and a panel; return the folder."""
     copytree(written, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

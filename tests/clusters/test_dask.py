@@ -11,18 +11,18 @@ from clusters_kit import check, needs, ran
 from sampling_async import Quotas, from_json
 from sampling_async.matching import PanelMatcher, QuotaIndex
 
-# Dask asks pandas in ways that pandas 3.1 wants to give up.
+# Dask uses pandas in ways that pandas 3.1 deprecates.
 INPLACE = r"The inplace keyword in DataFrame\.(re)?set_index"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{INPLACE}:DeprecationWarning")
 
 
 @needs("dask", "pandas")
-def test_in_threads_it_comes_to_the_same(folder):
+def test_dask_in_threads_gives_the_same_results(folder):
     check(folder, ran("dask"))
 
 
 @needs("dask", "pandas")
-def test_data_frames_of_numpy_whose_gaps_make_floats_come_to_the_same(folder):
+def test_numpy_data_frames_with_gaps_give_the_same_results(folder):
     import dask.dataframe as dd  # noqa: PLC0415  where it is installed
 
     index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
@@ -39,7 +39,7 @@ def test_data_frames_of_numpy_whose_gaps_make_floats_come_to_the_same(folder):
 
 
 @needs("dask", "pandas", "distributed")
-def test_on_a_cluster_of_two_processes_it_comes_to_the_same(folder):
+def test_dask_on_a_cluster_of_two_processes_gives_the_same_results(folder):
     from distributed import Client, LocalCluster  # noqa: PLC0415  where it is installed
 
     with (

@@ -7,7 +7,7 @@ from clusters_kit import check, needs, ran
 
 pytestmark = [
     needs("ray"),
-    # It looks at each of its own settings, the deprecated ones too.
+    # Ray reads all of its own settings, even deprecated ones.
     *(
         pytest.mark.filterwarnings(rf"ignore:.{name}. is deprecated:DeprecationWarning")
         for name in ("use_push_based_shuffle", "use_polars", "use_arrow_tensor_v2")
@@ -24,6 +24,6 @@ def ray():
     ray.shutdown()
 
 
-def test_it_comes_to_the_same(folder, ray):
-    # As it stands, all of this panel would be one part.
+def test_ray_gives_the_same_results(folder, ray):
+    # Without this the whole panel would be one part.
     check(folder, ran("ray", ("batch_size=65_536", "batch_size=700")))

@@ -32,7 +32,7 @@ def spark(monkeypatch):
         yield session
 
 
-def test_it_comes_to_the_same(folder, spark):
+def test_spark_gives_the_same_results(folder, spark):
     variables = ran("spark")
     assert variables["panel"].rdd.getNumPartitions() > 2
     check(folder, variables)

@@ -1,4 +1,4 @@
-"""A service on a socket that can go away and come back, fast enough to be driven hard; with a ledger."""
+"""A fast service on a socket that can go away and come back; it keeps a ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """A right service: `with Backend() as backend: ... backend.url`, in a thread with an event loop of its own.
+    """A correct service: `with Backend() as backend: ... backend.url`. It has its own thread and loop.
 
     Args:
         seconds: How long it takes for an answer.
@@ -51,11 +51,11 @@ class Backend:
         self._loop.close()
 
     def go_away(self) -> None:
-        """Refuse connections, and cut those there are."""
+        """Refuse new connections and cut the existing ones."""
         self._do(self._close())
 
     def come_back(self) -> None:
-        """Accept connections, under the same address as before."""
+        """Accept connections again, under the same address."""
         self._do(self._open())
 
     @contextmanager
@@ -80,7 +80,7 @@ class Backend:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
 
     async def _open(self) -> None:
-        # Not asyncio's server: closed while it accepts a connection, that leaves it open, and silent for ever.
+        # asyncio's server is not used: closed while it accepts a connection, it leaves that open.
         self._listener = socket.create_server(("127.0.0.1", self._port), backlog=512)
         self._listener.setblocking(False)
         self._port = self._listener.getsockname()[1]
@@ -97,7 +97,7 @@ class Backend:
             task.cancel()
         await asyncio.gather(*conversations, return_exceptions=True)
         for sock in conversations.values():
-            sock.close()  # where the task had not begun
+            sock.close()  # in case the task had not begun
 
     def _accept(self) -> None:
         assert self._listener is not None

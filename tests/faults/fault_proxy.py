@@ -1,7 +1,7 @@
-"""A TCP proxy that spoils what passes through it, in front of a server that does everything right.
+"""A TCP proxy in front of a correct server; it damages the traffic.
 
-Where `fault_server` decides what is said, the proxy decides how it travels, as in
-`FaultProxy(server.url, cut_at=200)`. Its attributes may be changed in mid-run and count for what comes then.
+`fault_server` decides what is sent; the proxy decides how it travels, as in
+`FaultProxy(server.url, cut_at=200)`. Its attributes may be changed during a run and apply from then on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class FaultProxy:
 
     Attributes:
         upstream: The address of the server.
-        cut_at: After so many bytes of answers on a connection, end it; None: never.
+        cut_at: The number of response bytes after which a connection is ended; None: never.
         cut_how: How it ends: `fin` or `rst`.
-        delay: Seconds that each piece of an answer is held back.
-        slice_size: Answers travel in pieces of so many bytes.
-        rate: Bytes of answers a second; 0: as they come.
+        delay: Seconds by which each piece of a response is delayed.
+        slice_size: The number of bytes that are forwarded at a time.
+        rate: Bytes per second of a response; 0: no limit.
         drop_underscores: Drop headers whose names have underscores, as nginx does unless told otherwise.
     """
 
@@ -73,7 +73,7 @@ class FaultProxy:
                     client.send(data[: self.cut_at - passed])
                     if self.cut_how == "rst":
                         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                        end = socket.SHUT_RD  # the reset follows when the thread that reads closes the socket
+                        end = socket.SHUT_RD  # the reset follows when the reading thread closes the socket
                     break
                 client.send(data)
                 passed += len(data)

@@ -1,17 +1,17 @@
-"""A service on real sockets that misbehaves as told, and a ledger of what it really did.
+"""A service on real sockets that misbehaves on request, and a ledger of what it really did.
 
-A fault is a list of steps for one request and its answer. Steps are made by the words in `WORDS`, which are
+A fault is a list of steps for one request and its response. Steps are made by the words in `WORDS`, which are
 also the instructions of `conformance.json`:
 
     RIGHT = [read(), process(), answer()]
-    [read(), process(), cut(40, "rst")]              the invites are made, the answer is cut at byte 40
+    [read(), process(), cut(40, "rst")]              the invites are made, the response is cut at byte 40
     [read(), reply(503, "busy")]                     read, and refused without being processed
     [read(), process(), answer(), till_next(), rst()]  a kept-alive connection that is dropped on its next use
 
-The server meets its nth request with the nth fault given, and all later ones with `then`, whatever connection
-they come on. A fault is chosen when the first byte of a request arrives, so that it may answer before reading.
+The nth request gets the nth fault, and all later requests get `then`, on whatever connection they come. A
+fault is chosen when the first byte of a request arrives, so it may respond before reading.
 
-`Ledger.received` lists the requests that were read whole, `Ledger.processed` those that had their effect, and
+`Ledger.received` lists the requests that were read completely, `Ledger.processed` those that took effect, and
 `Ledger.invites` every invite made. Even quota IDs are invited, odd ones are refused with result code 9.
 
 The server runs in threads of its own (those of `wire.serve`), so tests on any event loop can use it.
@@ -56,12 +56,12 @@ _ROUTES = {
 }
 
 
-# --- What was asked, and what is right to answer
+# --- Requests and their correct responses
 
 
 @frozen
 class Request:
-    """A request as it was read, taken apart."""
+    """A request, parsed."""
 
     endpoint: str
     method: str
@@ -105,7 +105,7 @@ def _invite(member_code: str, quota_id: int) -> dict[str, Any]:
 
 
 def right_document(request: Request) -> tuple[int, Any]:
-    """Return the status and the document that are right for a request."""
+    """Return the correct status and document for a request."""
     if request.headers.get("api_auth_key") != doubles.KEY:
         return 403, {"Result": "FORBIDDEN", "ResultCode": 2}
     match request.endpoint:
@@ -141,7 +141,7 @@ def right_document(request: Request) -> tuple[int, Any]:
 
 
 def framed(status: int, body: bytes, framing: Framing = "length") -> bytes:
-    """Return an answer, its end marked in one of four ways."""
+    """Return a response that marks its end in one of four ways."""
     line = f"{status} Said"
     if framing == "length":
         return wire.answer(body, line)
@@ -187,7 +187,7 @@ class Ledger:
 
 @define(eq=False)
 class Exchange:
-    """One request and its answer, as steps see them."""
+    """One request and its response, as steps see them."""
 
     connection: wire.Connection
     ledger: Ledger
@@ -199,8 +199,8 @@ class Exchange:
         self.connection.send(data)
 
     def right(self, framing: Framing = "length", **changes: Any) -> bytes:
-        """Return the right answer to the request, or to one that differs from it."""
-        assert self.request is not None, "read() comes before what answers"
+        """Return the correct response to the request, or to a changed one."""
+        assert self.request is not None, "read() must come before a response"
         status, document = right_document(evolve(self.request, **changes))
         return framed(status, json.dumps(document).encode(), framing)
 
@@ -260,7 +260,7 @@ def process(exchange: Exchange) -> None:
 
 @_word
 def answer(exchange: Exchange, framing: Framing = "length") -> None:
-    """Send the right answer: framing `length`, `chunked`, `close` or `gzip`."""
+    """Send the correct response: framing `length`, `chunked`, `close` or `gzip`."""
     exchange.send(exchange.right(framing))
     if framing == "close":
         _close(exchange)
@@ -270,7 +270,7 @@ def answer(exchange: Exchange, framing: Framing = "length") -> None:
 def reply(
     exchange: Exchange, status: int, body: str = "", content_type: str = "application/json", *headers: str
 ) -> None:
-    """Send an answer of one's own."""
+    """Send a given response."""
     data = body.encode()
     lines = [
         f"HTTP/1.1 {status} Said",
@@ -309,7 +309,7 @@ def rst(exchange: Exchange) -> None:
 
 @_word
 def half_close(exchange: Exchange) -> None:
-    """Close the sending direction only, and read on."""
+    """Close the sending direction only, and continue to read."""
     exchange.connection.sock.shutdown(socket.SHUT_WR)
     exchange.drain()
 
@@ -334,7 +334,7 @@ def till_next(exchange: Exchange) -> None:
 
 @_word
 def slices(exchange: Exchange, size: int, seconds: float, framing: Framing = "length") -> None:
-    """Send the right answer in slices with a wait after each; size 1 is a drip."""
+    """Send the correct response in slices with a wait after each; size 1 is a drip."""
     data = exchange.right(framing)
     for start in range(0, len(data), size):
         exchange.send(data[start : start + size])
@@ -343,7 +343,7 @@ def slices(exchange: Exchange, size: int, seconds: float, framing: Framing = "le
 
 @_word
 def cut(exchange: Exchange, at: int, how: Literal["fin", "rst"], framing: Framing = "length") -> None:
-    """Send the right answer up to byte `at` (from its end, if negative) and close or reset."""
+    """Send the correct response up to byte `at` (from its end, if negative) and close or reset."""
     exchange.send(exchange.right(framing)[:at])
     _close(exchange) if how == "fin" else exchange.connection.reset()
     exchange.over = True
@@ -351,7 +351,7 @@ def cut(exchange: Exchange, at: int, how: Literal["fin", "rst"], framing: Framin
 
 @_word
 def cut_gzip(exchange: Exchange, lost: int) -> None:
-    """Send a gzip body that lacks its last bytes, under a length that is right for what is sent."""
+    """Send a gzip body without its last bytes; Content-Length is that of what is sent."""
     assert exchange.request is not None
     status, document = right_document(exchange.request)
     body = gzip.compress(json.dumps(document).encode(), mtime=0)[:-lost]
@@ -360,7 +360,7 @@ def cut_gzip(exchange: Exchange, lost: int) -> None:
 
 @_word
 def broken_chunk(exchange: Exchange) -> None:
-    """Send a chunked answer whose second chunk has a length that is no number."""
+    """Send a chunked response in which the length of the second chunk is not a number."""
     head, mark, rest = exchange.right("chunked").partition(b"\r\n\r\n")
     exchange.send(head + mark + rest[:56] + b"zz\r\n" + rest[56:])
     _close(exchange)
@@ -368,33 +368,33 @@ def broken_chunk(exchange: Exchange) -> None:
 
 @_word
 def twin(exchange: Exchange) -> None:
-    """Send the right answer and, in the same packet, what a stranger would be answered to the same question."""
+    """Send the correct response and, in the same packet, the response that another member would get."""
     exchange.send(exchange.right() + exchange.right(member_code="stranger"))
 
 
 @_word
 def surplus(exchange: Exchange) -> None:
-    """Send, unasked, what a stranger would be answered to the same question."""
+    """Send, without a request, the response that another member would get."""
     exchange.send(exchange.right(member_code="stranger"))
 
 
 @_word
 def answer_about(exchange: Exchange, shift: int) -> None:
-    """Send a right answer, but to a request about other quota IDs."""
+    """Send a correct response to a request about other quota IDs."""
     assert exchange.request is not None
     exchange.send(exchange.right(quota_ids=tuple(quota_id + shift for quota_id in exchange.request.quota_ids)))
 
 
 @_word
 def flood(exchange: Exchange, headers: int, size: int) -> None:
-    """Send the right answer under many headers of a size."""
+    """Send the correct response with many headers of a given size."""
     line, _, rest = exchange.right().partition(b"\r\n")
     exchange.send(line + b"\r\n" + b"".join(b"X-%d: %b\r\n" % (n, b"x" * size) for n in range(headers)) + rest)
 
 
 @_word
 def endless(exchange: Exchange, framing: Literal["close", "chunked"] = "close") -> None:
-    """Send a JSON text without end, until the client goes away."""
+    """Send endless JSON until the client goes away."""
     piece = b" " * 65536
     head = (
         b"HTTP/1.1 200 OK\r\n" + (b"Transfer-Encoding: chunked\r\n" if framing == "chunked" else b"") + b"\r\n"
@@ -406,7 +406,7 @@ def endless(exchange: Exchange, framing: Literal["close", "chunked"] = "close") 
 
 @_word
 def interim(exchange: Exchange, status: int) -> None:
-    """Send an answer that is not the last word: 100, 102, 103."""
+    """Send an interim response: 100, 102 or 103."""
     exchange.send(f"HTTP/1.1 {status} Interim\r\n\r\n".encode())
 
 
@@ -415,7 +415,7 @@ PROCESSED: Fault = [read(), process()]
 
 
 def changed(change: Callable[[Any, Request], Any]) -> Fault:
-    """Return the fault of processing a request rightly and changing the document of the answer."""
+    """Return a fault that processes a request correctly and changes the document of the response."""
 
     def send_changed(exchange: Exchange) -> None:
         assert exchange.request is not None
@@ -434,10 +434,10 @@ class FaultServer:
     """A service on a socket: `with FaultServer(fault, ..., then=RIGHT) as server: ... server.url`.
 
     Attributes:
-        faults: What the next requests will meet, one each.
-        then: What all requests after these meet.
+        faults: The faults for the next requests, one each.
+        then: The fault for all later requests.
         opened: How many connections there were.
-        most_open: How many there were at once.
+        most_open: The highest number of open connections.
     """
 
     faults: deque[Fault] = field(converter=deque)
@@ -463,7 +463,7 @@ class FaultServer:
         self._serving.__exit__(*args)
 
     async def has_received(self, requests: int) -> None:
-        """Wait until so many requests were read."""
+        """Wait until this many requests were read."""
         while len(self.ledger.received) < requests:  # noqa: ASYNC110  a thread reads them
             await anyio.sleep(0.001)
 
@@ -491,12 +491,12 @@ class FaultServer:
             return self.faults.popleft() if self.faults else self.then
 
 
-# --- What goes wrong before there is a connection
+# --- Faults before there is a connection
 
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """Give an address whose host drops what comes: its queue is full and nobody accepts."""
+    """Give an address whose host drops packets: its queue is full and nobody accepts."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(8)]
         for filler in fillers:

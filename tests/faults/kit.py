@@ -1,4 +1,4 @@
-"""What the tests of this folder share: clients, the five calls, and checks that nothing leaks or is shown."""
+"""Helpers for the tests of this folder: clients, the five calls, checks that nothing leaks or is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = Timeouts(connect=0.5, read=0.03, wall=0.5)
 
 
 def engine() -> httpx.AsyncBaseTransport | None:
-    """Return the transport to put through all of this: FAULT_KIT_ENGINE names one; None is the client's own."""
+    """Return the transport to test: FAULT_KIT_ENGINE names one; None is that of the client."""
     match os.environ.get("FAULT_KIT_ENGINE"):
         case None:
             return None
@@ -42,7 +42,7 @@ def engine() -> httpx.AsyncBaseTransport | None:
 def client_of(url: str, **options: Any) -> SamplingClient:
     """Return a client of a server on a socket whose backoffs and holds take no time.
 
-    It has no patience with a fault that lasts, which is about outages; and no number of faults makes one.
+    It does not wait for outages, and no number of faults counts as one.
     """
     time = doubles.FakeTime()
     given = {
@@ -73,22 +73,22 @@ async def call(client: SamplingClient, endpoint: str, member_code: str = "m1", *
 
 
 def descriptors() -> int:
-    """Return how many files and sockets this process has open; 0 where the system does not tell."""
+    """Return how many files and sockets this process has open; 0 if the system does not say."""
     folder = Path("/proc/self/fd")
     gc.collect()
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def assert_idle(client: SamplingClient, where: object = "") -> None:
-    """Check that no permit is out, nobody waits and no attempt is under way."""
+    """Check that no permit is held, nothing waits and no attempt is under way."""
     held = client._gate.running, client._gate.waiting, len(client._session._scopes)
     assert held == (0, 0, 0), (held, where)
 
 
 def everything_shown(error: BaseException, *others: Any) -> str:
-    """Return all that a log, a crash reporter or a debugger could print of an error and of objects near it.
+    """Return everything a log, a crash reporter or a debugger could print about an error and objects near it.
 
-    The frames of the tests are left out: they know the key.
+    The frames of the tests are left out, because they hold the key.
     """
     trace = traceback.TracebackException.from_exception(error, capture_locals=True)
     frames = [str(frame.locals) for frame in trace.stack if not Path(frame.filename).is_relative_to(_TESTS)]

@@ -1,15 +1,15 @@
-"""An exception at any line or instruction of the package, as a signal handler of the application raises one.
+"""Raise an exception at any line or instruction of the package, as a signal handler of the application may.
 
     with Raising(LookupError("alarm"), at=17) as raising:
         anyio.run(call)
-    raising.struck                          where it struck; None: there were fewer than 17, `raising.passed`
+    raising.struck                          where it was raised; None: only `raising.passed` lines ran
 
-Counted are those that this thread runs in the files of the package while the block does. The exception is
-raised as the one numbered `at` is about to run, and once only; `at=None` counts and raises nothing. With
-`instructions=True` it strikes between any two instructions of the interpreter, which is where signal handlers
-run: behind a call, too, before what it returned is kept.
+Lines count if this thread runs them in files of the package during the block. The exception is raised once,
+before line number `at` runs. `at=None` counts lines and raises nothing. With `instructions=True` it is raised
+between two instructions of the interpreter, which is where signal handlers run: also after a call, before its
+result is stored.
 
-A debugger or a measurement of coverage that was at work goes on after the block.
+A debugger or coverage tool that was active continues after the block.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Raising:
     Args:
         exception: What to raise.
         at: Before which line, from 0.
-        instructions: Whether instructions are counted in place of lines.
-        where: Says of a file's name and a function's whether it counts; default, all of the package does.
+        instructions: Whether instructions are counted instead of lines.
+        where: Says whether a file name and function name count; by default everything in the package does.
 
     Attributes:
         at: As given.
         passed: How many ran.
-        struck: The file, function and line that it struck.
-        trail: With `at=None`, where all of these were.
+        struck: The file, function and line where it was raised.
+        trail: With `at=None`, the places of all lines.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Raising:
     def _enter_frame(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         code = frame.f_code
         if code.co_name == "__del__" or not code.co_filename.startswith(_PACKAGE):
-            return None  # what is raised in a finalizer is printed, and goes nowhere
+            return None  # an exception in a finalizer is only printed
         if not self._where(code.co_filename, code.co_name):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = self._instructions, not self._instructions
@@ -92,7 +92,7 @@ class Raising:
         return self._step
 
     def moments(self) -> list[int]:
-        """Return the numbers of the first and the last time that each place was passed."""
+        """Return the numbers of the first and last time that each place ran."""
         first = {place: number for number, place in reversed(list(enumerate(self.trail)))}
         last = {place: number for number, place in enumerate(self.trail)}
         return sorted({*first.values(), *last.values()})

@@ -1,4 +1,4 @@
-"""The table of `conformance.json`: every fault with every call. How to read it is said in the file itself."""
+"""The table of `conformance.json`: every fault with every call. The file itself explains the format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: f"{row['fault']}-{row['call']}")
-async def test_a_fault_comes_to_what_the_table_says(row):
+async def test_a_fault_has_the_result_in_the_table(row):
     fault = TABLE["faults"][row["fault"]]
     spoiled = fault_of(fault["instructions"])
     with FaultServer(*[spoiled] * (fault["times"] or 0), then=RIGHT if fault["times"] else spoiled) as server:
@@ -77,8 +77,8 @@ async def _seen(client: SamplingClient, endpoint: str, server: FaultServer) -> d
     return seen
 
 
-def test_the_table_is_whole():
-    """Each fault with each call, once; every word is explained and known to the server."""
+def test_the_table_is_complete():
+    """It has each fault with each call once; every word is explained and known to the server."""
     pairs = Counter((row["fault"], row["call"]) for row in TABLE["rows"])
     assert pairs == Counter({(fault, call): 1 for fault in TABLE["faults"] for call in ENDPOINTS})
     assert len(TABLE["faults"]) >= 20

@@ -1,4 +1,4 @@
-"""Journals that are damaged, copied while they run, forked, killed and looked at by others."""
+"""Journals that are damaged, copied in use, forked, killed, or opened by other processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def note(file: JournalFile, chunk: int, member_code: str, quota_ids: range, *, a
 
 
 def fill(path: Path, *, and_go: bool) -> JournalFile:
-    """Write a journal whose last rows are in the file beside it, with the last chunk in flight."""
+    """Write a journal whose last rows are in the WAL file and whose last chunk is in flight."""
     for half in (0, 2):
         file = JournalFile(path, OWNER)
         file.open()
@@ -64,7 +64,7 @@ def fill(path: Path, *, and_go: bool) -> JournalFile:
 
 @pytest.fixture(scope="module")
 def killed():
-    """Give a folder with a journal, as a process leaves it that is killed."""
+    """Give a folder with the journal of a killed process."""
     with tempfile.TemporaryDirectory() as folder:
         file = fill(Path(folder) / "running", and_go=False)
         shutil.copytree(folder, Path(folder) / "killed")
@@ -76,7 +76,7 @@ def killed():
 
 
 def told(path: Path, **options) -> dict[tuple[str, int], InviteOutcome]:
-    """Return what a journal knows, as a run is told."""
+    """Return the outcomes that a journal reports to a run."""
 
     async def main() -> dict[tuple[str, int], InviteOutcome]:
         journal = run_of(Journal(path, **options))
@@ -110,13 +110,13 @@ def copy_of(killed: Path, folder: str) -> Path:
     return Path(folder) / "journal"
 
 
-def test_a_journal_of_a_killed_process_is_whole(killed, tmp_path):
+def test_the_journal_of_a_killed_process_is_complete(killed, tmp_path):
     assert (killed / "journal-wal").stat().st_size > 0
     assert facts(told(copy_of(killed, tmp_path))) == EXPECTED
 
 
 def refusal(path: Path) -> str:
-    """Return what the error says that a journal is refused with; empty where it is not."""
+    """Return the error text with which a journal is refused; empty if it is accepted."""
     text = ""
     try:
         known = facts(told(path))
@@ -129,7 +129,7 @@ def refusal(path: Path) -> str:
 
 
 def is_noticed(path: Path) -> str:
-    """Return what the error says; it gives nothing away, and nothing is changed for the next look."""
+    """Return the error text; check that it shows no secret and that a second attempt gives the same."""
     text = refusal(path)
     assert text
     assert refusal(path) == text
@@ -137,10 +137,10 @@ def is_noticed(path: Path) -> str:
 
 
 def doubted(path: Path) -> None:
-    """Go on with what can be read: what is told is as it was, or unknown."""
+    """Continue with the readable rows: each outcome is as before, or unknown."""
     known = facts(told(path, accept_damage=True))
     assert all(fact in {EXPECTED[pair], ("unknown", None, None, None, None)} for pair, fact in known.items())
-    assert facts(told(path)) == known  # it is whole from now on
+    assert facts(told(path)) == known  # the journal is repaired from now on
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -159,7 +159,7 @@ def test_a_flipped_byte_is_noticed_or_does_no_harm(killed, data):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["journal", "journal-wal", "journal-lock"]), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_cut_file_is_noticed_or_does_no_harm(killed, name, kept):
+def test_a_truncated_file_is_detected_or_harmless(killed, name, kept):
     with tempfile.TemporaryDirectory() as folder:
         path = copy_of(killed, folder)
         os.truncate(path.with_name(name), int(path.with_name(name).stat().st_size * kept))
@@ -186,7 +186,7 @@ def test_a_cut_file_is_noticed_or_does_no_harm(killed, name, kept):
         ),
     ],
 )
-def test_what_is_missing_is_named(killed, tmp_path, damage, text):
+def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
     path = copy_of(killed, tmp_path)
     damage(path)
     said = is_noticed(path)
@@ -214,7 +214,7 @@ def test_what_is_missing_is_named(killed, tmp_path, damage, text):
         ("PRAGMA user_version = 5", "the number of its form"),
     ],
 )
-def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
+def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.executescript(statement)
@@ -223,15 +223,17 @@ def test_what_was_changed_is_noticed(killed, tmp_path, statement, text):
     assert Path(f"{path}-damaged").exists()
 
 
-def test_what_is_doubtful_is_unknown_and_not_asked_again(killed, tmp_path):
+def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
     path = copy_of(killed, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # an answer
-        database.execute("UPDATE rows SET chunk = 99 WHERE row = 3")  # what was sent, with its answer there
+        database.execute("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8")  # a result
+        database.execute(
+            "UPDATE rows SET chunk = 99 WHERE row = 3"
+        )  # a sent chunk whose result is in the journal
         database.execute(
             "UPDATE rows SET digest = x'00' WHERE row IN (9, 10)"
-        )  # both, and the next cannot be sure
-        database.execute("UPDATE rows SET chunk = 98 WHERE row = 23")  # what was in flight
+        )  # both, so the next row is doubtful too
+        database.execute("UPDATE rows SET chunk = 98 WHERE row = 23")  # a chunk in flight
         database.commit()
     known = facts(told(path, accept_damage=True))
     unknown = {pair for pair in EXPECTED if known[pair] != EXPECTED[pair]}
@@ -239,7 +241,7 @@ def test_what_is_doubtful_is_unknown_and_not_asked_again(killed, tmp_path):
     assert {known[pair][0] for pair in unknown} == {"unknown"}
 
 
-def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
+def test_rows_newer_than_the_header_are_accepted_if_they_continue_the_chain(killed, tmp_path):
     """After a loss of power the header may be older than the rows."""
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
@@ -259,7 +261,7 @@ def test_a_row_beyond_the_header_must_only_chain(killed, tmp_path):
     assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
 
 
-def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_path):
+def test_a_damaged_journal_of_another_panel_is_refused(killed, tmp_path):
     path = copy_of(killed, tmp_path)
     path.with_name("journal-lock").write_bytes(b"?")
     before = path.read_bytes()
@@ -271,7 +273,7 @@ def test_damage_is_no_leave_to_take_the_journal_of_another_panel(killed, tmp_pat
     assert facts(told(path, accept_damage=True)) == EXPECTED
 
 
-def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, monkeypatch):
+def test_a_journal_that_cannot_be_repaired_is_refused(killed, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise Damage("row 1 is missing")
 
@@ -280,7 +282,7 @@ def test_what_is_damaged_as_soon_as_it_is_mended_is_refused(killed, tmp_path, mo
         told(copy_of(killed, tmp_path), accept_damage=True)
 
 
-def test_a_transaction_that_sqlite_ended_is_not_ended_twice(tmp_path):
+def test_a_transaction_that_sqlite_rolled_back_is_not_rolled_back_again(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     rows = file._rows._database
@@ -294,7 +296,7 @@ def test_a_transaction_that_sqlite_ended_is_not_ended_twice(tmp_path):
     assert len(told(tmp_path / "journal")) == 2
 
 
-# --- Second looks, from this process and others
+# --- Second openings, from this process and others
 
 TRY: str = """
 import sys
@@ -309,7 +311,7 @@ except JournalError as exc:
 
 
 def refused(path: Path) -> bool:
-    """Return whether another process is kept out of a journal."""
+    """Return whether another process is refused access to a journal."""
     done = subprocess.run(
         [sys.executable, "-c", TRY, str(path), doubles.PANEL], capture_output=True, text=True, check=False
     )
@@ -353,7 +355,7 @@ def by_sqlite(path: Path) -> None:
         by_sqlite,
     ],
 )
-def test_a_second_look_lets_nobody_in(tmp_path, look):
+def test_a_second_look_at_the_file_does_not_release_its_lock(tmp_path, look):
     path = tmp_path / "journal"
     file = JournalFile(path, OWNER)
     file.open()
@@ -440,7 +442,7 @@ loop.run_until_complete(main())
 """
 
 
-def test_a_process_ends_though_its_journal_hangs(tmp_path):
+def test_a_process_ends_even_if_its_journal_hangs(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", EXIT, str(tmp_path / "journal")], capture_output=True, check=False, timeout=15
     )

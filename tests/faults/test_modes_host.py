@@ -1,4 +1,4 @@
-"""Failure modes of the host: its threads, its forks, its signal handlers, and clients that it drops."""
+"""Failure modes of the host: its threads, forks and signal handlers, and clients that it drops."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
 TIMED = 5
 
 
-# --- 40: an answer to another request
+# --- 40: a response to another request
 
 
 class Deaf:
-    """Steps after which a connection's kernel drops what comes, or takes it again; it can send meanwhile."""
+    """Steps that let the kernel drop what a connection receives, and accept it again; sending still works."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
 
     def begin(self, exchange) -> None:
-        drop_all = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # BPF: return 0 bytes of each packet
+        drop_all = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # BPF: accept 0 bytes of each packet
         program = (1).to_bytes(8, sys.byteorder) + ctypes.addressof(drop_all).to_bytes(8, sys.byteorder)
         sock = exchange.connection.sock
         sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or what it sends would wait for our word
+        sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # otherwise its data would wait for our acknowledgement
 
     def until_told(self, _exchange) -> None:
         self.go_on.wait(TIMED)
@@ -55,8 +57,8 @@ class Deaf:
 
 @LINUX
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-async def test_mode_40_what_comes_before_the_request_arrived_is_no_answer(tls, monkeypatch):
-    """A second answer to the request before, late enough to meet the next one on its way."""
+async def test_mode_40_bytes_that_came_before_the_request_arrived_are_no_response(tls, monkeypatch):
+    """A second response to the previous request, so late that the next request is already on its way."""
     deaf = Deaf()
     late = [read(), deaf.begin, answer(), deaf.until_told, surplus(), deaf.end]
     with tls_server("none" if tls else "plain_text", late) as (server, https, authorities):
@@ -76,8 +78,8 @@ async def _tell_after(event: threading.Event, seconds: float) -> None:
 
 
 @LINUX
-async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
-    """The first packets are lost on the way; what arrives at last is acknowledged together with the answer."""
+async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
+    """The first packets are lost; the retransmitted ones are acknowledged together with the response."""
     deaf = Deaf()
     lossy = [read(), deaf.begin, answer(), deaf.until_told, deaf.end]
     with FaultServer(lossy) as server:
@@ -91,10 +93,10 @@ async def test_mode_40_an_answer_to_what_had_to_be_sent_again_is_one():
 
 
 @pytest.mark.parametrize("said", ["an answer", "the end"])
-async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, monkeypatch):
+async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, monkeypatch):
     async def connect(*args, **named):
         wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)  # what a server says at once is there by now
+        await anyio.sleep(0.02)  # the immediate bytes of the server have arrived by now
         return wire
 
     def script(connection) -> None:
@@ -112,7 +114,7 @@ async def test_mode_40_what_a_server_says_before_it_is_asked_is_no_answer(said, 
     assert [request for request in received if request] == []
 
 
-async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
+async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
     async def connect(*args, **named):
         wire = await _connect(*args, **named)
         await anyio.sleep(0.02)
@@ -126,15 +128,15 @@ async def test_mode_40_the_tickets_of_tls_are_no_answer(monkeypatch):
             assert len(await client.get_settings()) == 2
 
 
-# --- 41: an end that nobody vouches for
+# --- 41: an end that TLS does not confirm
 
 
 @pytest.mark.parametrize("vouched", [False, True], ids=["cut", "ended"])
-async def test_mode_41_an_end_that_tls_does_not_vouch_for_is_not_that_of_the_answer(vouched, monkeypatch):
+async def test_mode_41_an_end_that_tls_does_not_vouch_for_does_not_end_the_response(vouched, monkeypatch):
     def end(exchange) -> None:
         exchange.send(exchange.right("close"))
         if vouched:
-            with suppress(OSError):  # who has heard of the end need not say so
+            with suppress(OSError):  # the client may have closed already
                 exchange.connection.sock.unwrap()
         exchange.connection.sock.close()
         exchange.over = True
@@ -146,7 +148,7 @@ async def test_mode_41_an_end_that_tls_does_not_vouch_for_is_not_that_of_the_ans
     assert result[0].status == ("invited" if vouched else "unknown")
 
 
-# --- 42: threads of the host
+# --- 42: busy threads of the host
 
 
 @pytest.mark.asyncio
@@ -173,7 +175,7 @@ async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(h
             await busy
 
 
-async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monkeypatch):
+async def test_mode_42_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monkeypatch):
     go_on, asked = threading.Event(), []
     real = socket.getaddrinfo
 
@@ -211,13 +213,13 @@ async def test_mode_42_lookups_of_one_host_are_one_and_outlive_who_began_it(monk
 
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_mode_42_a_number_is_not_looked_up(number, monkeypatch):
+async def test_mode_42_an_ip_address_is_not_looked_up(number, monkeypatch):
     monkeypatch.setattr("sampling_async._wire.lookups.begun", None)
     ((_, address),) = await Lookups().addresses(number, 80)
     assert address[0] == number
 
 
-async def test_mode_42_where_no_thread_can_be_started_nothing_was_sent(monkeypatch):
+async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):
     def refuse(_thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -235,7 +237,7 @@ async def test_mode_42_where_no_thread_can_be_started_nothing_was_sent(monkeypat
 @pytest.mark.asyncio
 @pytest.mark.parametrize("collected_in", ["this thread", "another"])
 async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop(collected_in):
-    """What the system numbers alike is watched like any other then."""
+    """A new socket with the same descriptor number can be watched as usual."""
     loop = asyncio.get_running_loop()
     with FaultServer() as server:
         client = client_of(server.url)
@@ -270,7 +272,7 @@ async def test_mode_43_a_client_that_never_called_may_be_dropped():
 
 
 @pytest.mark.asyncio
-async def test_mode_43_closing_that_is_cancelled_has_closed_what_was_idle():
+async def test_mode_43_a_cancelled_aclose_has_closed_the_idle_connections():
     stubborn = asyncio.Event()
     with FaultServer(RIGHT, then=[*PROCESSED, silence()]) as server:
         client = client_of(server.url, retry=ONCE)
@@ -329,7 +331,7 @@ loop.run_until_complete(client.aclose())
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     folder = Path(__file__).parent
-    with FaultServer(then=[*PROCESSED, wait(0.05), answer()]) as server:  # long enough that both have asked
+    with FaultServer(then=[*PROCESSED, wait(0.05), answer()]) as server:  # long enough for both requests
         paths = [str(folder), str(folder.parent)]
         done = subprocess.run(
             [sys.executable, "-c", code, server.url, *paths], timeout=30, check=False, capture_output=True

@@ -1,8 +1,7 @@
-"""Failure modes of interruption: signal handlers that raise, between any two lines of an attempt.
+"""Failure modes of interruption: signal handlers that raise between any two lines of an attempt.
 
-A handler runs wherever the interpreter happens to be, and what it raises comes out there. Whatever is said of
-the request then must be true all the same: not_sent only where the service did not get it, and nothing is sent
-twice.
+A handler runs wherever the interpreter happens to be, and its exception is raised there. The reported delivery
+must be true all the same: not_sent only if the service did not get the request. And nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ EVERY = 7
 
 
 class Alarm(Exception):  # noqa: N818  what an application calls it
-    """What a handler of SIGALRM raises."""
+    """The exception of a SIGALRM handler."""
 
 
 def in_a_timer_of_the_loop(raising: Raising) -> bool:
-    """Return whether asyncio called what was struck, and logs what it raises instead of letting it out."""
+    """Return whether asyncio called the interrupted code; it logs the exception instead of raising it."""
     return raising.struck is not None and raising.struck.endswith(("in _tell", "in _time_out"))
 
 
 class Struck:
-    """A call that is struck by an exception before a line of it, and what came of it.
+    """A call that is interrupted by an exception before one of its lines, and its result.
 
     Attributes:
-        raising: What struck, and where.
-        track: What the client knows.
-        caught: What came out of the call, if anything did.
+        raising: The exception and its place.
+        track: What the client knows about the request.
+        caught: The exception that the call raised, if any.
     """
 
     def __init__(self, server: FaultServer, raising: Raising, *, backend: str, warm: bool) -> None:
@@ -67,7 +66,7 @@ class Struck:
                 await client.get_settings()
             call = bulk_invite(doubles.PANEL, self._member, (2, 3))
             permit = client._interactive("bulk_invite", None)
-            gc.disable()  # or the lines of finalizers would count, now and then
+            gc.disable()  # otherwise lines of finalizers might count
             try:
                 with raising:
                     await client._caller.run(call, permit, self.track)
@@ -86,24 +85,24 @@ class Struck:
 
     @property
     def processed(self) -> int:
-        """How many times the service made the invite, until now."""
+        """The number of times that the service has made the invite so far."""
         return self._ledger.invites[self._member, 2]
 
     @staticmethod
     def _settle(server: FaultServer) -> None:
-        """Wait until the service has read what lay in its sockets, which our end has closed."""
+        """Wait until the service has read all that is left in its sockets, which our end has closed."""
         time.sleep(0.0005)
         for attempt in range(1000):
             if not server._open:
                 return
             if attempt == 10:
-                gc.collect()  # what was struck before it closed its connection is closed with it
+                gc.collect()  # closes connections that an interrupted call left open
             time.sleep(0.0005)
         raise AssertionError("a connection was left open")
 
     @property
     def lie(self) -> str | None:
-        """What is wrong with what is said, if anything is."""
+        """Return what is wrong with the reported delivery; empty if nothing is."""
         said = {self.track.delivery}
         if isinstance(self.caught, SamplingError):
             said = {self.caught.delivery}
@@ -113,7 +112,7 @@ class Struck:
 
 
 def swept(server: FaultServer, exception: type[BaseException], first: int, **options) -> list[Struck]:
-    """Strike a call before one in `EVERY` of its lines."""
+    """Interrupt a call before one in `EVERY` of its lines."""
     trials: list[Struck] = []
     for at in count(first, EVERY):
         raising = Raising(
@@ -125,14 +124,12 @@ def swept(server: FaultServer, exception: type[BaseException], first: int, **opt
     raise AssertionError
 
 
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::RuntimeWarning"
-)  # of what was struck in the middle
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of interrupted calls
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("exception", [Alarm, KeyboardInterrupt, SystemExit, TimeoutError])
-def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(exception, backend, warm, caplog):
+def test_mode_39_the_reported_delivery_is_true_whichever_line_is_interrupted(exception, backend, warm, caplog):
     caplog.set_level(logging.CRITICAL)
     first = [Alarm, KeyboardInterrupt, SystemExit, TimeoutError].index(exception)
     with FaultServer() as server:
@@ -149,8 +146,8 @@ def test_mode_39_what_is_said_of_a_request_is_true_whatever_line_is_struck(excep
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("exception", [Alarm, BrokenPipeError])
-def test_mode_39_nor_does_it_look_unsent_when_what_send_returned_is_lost(exception, backend):
-    """A handler that writes to a broken pipe raises what a broken connection does."""
+def test_mode_39_a_sent_request_does_not_look_unsent_if_the_result_of_send_is_lost(exception, backend):
+    """A handler that writes to a broken pipe raises the same exception as a broken connection."""
 
     def send(file: str, function: str) -> bool:
         return file.endswith("_wire/sockets.py") and function == "send"
@@ -165,7 +162,7 @@ def test_mode_39_nor_does_it_look_unsent_when_what_send_returned_is_lost(excepti
 
 
 def without_frames(exc: BaseException | None) -> None:
-    """Let go of the frames that an exception came through, which hold connections."""
+    """Release the frames of an exception, because they hold connections."""
     if exc is not None:
         exc.__traceback__ = None
         for other in (exc.__context__, exc.__cause__, *getattr(exc, "exceptions", ())):
@@ -173,7 +170,7 @@ def without_frames(exc: BaseException | None) -> None:
 
 
 def holds(caught: BaseException | None, exception: type[BaseException]) -> bool:
-    """Return whether something came out; event loops complain of what was cut short, or put it into groups."""
+    """Return whether the exception was raised, possibly in a group or as a complaint of the event loop."""
     while caught is not None and not isinstance(caught, exception):
         in_group = isinstance(caught, BaseExceptionGroup)
         caught = caught.exceptions[0] if in_group else caught.__context__

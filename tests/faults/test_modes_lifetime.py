@@ -17,10 +17,10 @@ from kit import ONCE, assert_idle, call, client_of
 import sampling_async
 from sampling_async import ClientClosedError, InvalidRequestError, InviteRequest, RetryPolicy, TransportError
 
-# --- 13: a list that is interrupted
+# --- 13: interrupted lists
 
 
-async def test_mode_13_a_page_that_fails_is_asked_for_again_and_no_other():
+async def test_mode_13_only_the_failed_page_is_requested_again():
     faults = [RIGHT] * 6 + [[*PROCESSED, rst()]]
     with FaultServer(*faults) as server:
         async with client_of(server.url) as client:
@@ -31,7 +31,7 @@ async def test_mode_13_a_page_that_fails_is_asked_for_again_and_no_other():
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["pages", "pages read ahead"])
-async def test_mode_13_a_list_that_fails_resumes_where_it_stood(ahead):
+async def test_mode_13_a_failed_list_resumes_where_it_stopped(ahead):
     faults = [RIGHT] * 2 + [[*PROCESSED, rst()]]
     codes: list[str] = []
     with FaultServer(*faults) as server:
@@ -52,7 +52,7 @@ async def test_mode_13_a_list_that_fails_resumes_where_it_stood(ahead):
 
 
 @pytest.mark.parametrize("taken", [1, 3, 4, 24])
-async def test_mode_13_who_breaks_out_and_comes_back_misses_nobody(taken):
+async def test_mode_13_a_caller_who_leaves_and_resumes_misses_no_member(taken):
     codes: list[str] = []
     with FaultServer() as server:
         async with client_of(server.url, max_concurrency=1) as client:
@@ -66,8 +66,8 @@ async def test_mode_13_who_breaks_out_and_comes_back_misses_nobody(taken):
     assert codes == list(RECONTACT_CODES)
 
 
-@pytest.mark.asyncio  # trio scolds every async generator that is not closed
-async def test_mode_13_a_break_without_closing_holds_nothing_and_is_not_scolded():
+@pytest.mark.asyncio  # trio warns about async generators that are not closed
+async def test_mode_13_a_break_without_closing_holds_nothing_and_causes_no_warning():
     with FaultServer() as server, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         async with client_of(server.url, max_concurrency=1) as client:
@@ -160,7 +160,7 @@ async def test_mode_14_a_stream_can_be_left_in_any_way(how):
         await client.aclose()
 
 
-async def test_mode_14_the_time_a_reader_takes_is_not_charged_to_the_next_page():
+async def test_mode_14_the_time_of_the_consumer_does_not_count_against_the_next_page():
     with FaultServer() as server:
         limits = sampling_async.Timeouts(read=0.1, wall=0.1)
         async with client_of(server.url, timeouts=limits, retry=ONCE) as client:
@@ -175,7 +175,7 @@ async def test_mode_14_the_time_a_reader_takes_is_not_charged_to_the_next_page()
 
 
 @pytest.mark.parametrize("answered", [0, 1, 3])
-async def test_mode_29_after_a_deadline_the_account_is_whole_and_true(answered):
+async def test_mode_29_outcomes_after_a_deadline_are_complete_and_true(answered):
     slow = [*PROCESSED, silence()]
     with FaultServer(*[RIGHT] * answered, then=slow) as server:
         async with client_of(server.url, max_concurrency=2) as client:
@@ -215,10 +215,10 @@ async def test_mode_29_a_cancelled_wait_for_the_permit_leaves_the_others_in_line
     assert order == ["first", "second"]
 
 
-# --- 30: the client's own end
+# --- 30: closing the client
 
 
-async def test_mode_30_closing_ends_what_runs_and_what_waits_with_one_kind_of_error():
+async def test_mode_30_closing_ends_running_and_waiting_calls_with_the_same_error():
     errors = []
     with FaultServer(then=[*PROCESSED, silence()]) as server:
         client = client_of(server.url, max_concurrency=1)

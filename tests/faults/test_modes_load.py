@@ -1,4 +1,4 @@
-"""Failure modes of load: overload, outages, waits the service asks for, long queues and long runs."""
+"""Failure modes of load: overload, outages, Retry-After, long queues and long runs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SEED = 20_240_229
 
 
 def simulated(service: httpx.AsyncBaseTransport, rng, **options) -> SamplingClient:
-    """Return a client of a model service that lives in virtual time."""
+    """Return a client of a model service in virtual time."""
     given = {"transport": service, "clock": anyio.current_time, "sleep": anyio.sleep, "random": rng.random}
     return client_of("https://service.example", **given | options)
 
 
-# --- 4: a brown-out
+# --- 4: a brownout
 
 
 def brown_out(backend: str, seed: int, **model) -> tuple[BulkInviteResult, ModelService, float]:
@@ -62,7 +62,9 @@ def brown_out(backend: str, seed: int, **model) -> tuple[BulkInviteResult, Model
     [(((0, 4),), 0), (((0, 16),), 0), (((0, 1),), 500), (((0, 4), (60, 1)), 500)],
     ids=["4 workers", "16 workers", "1 worker", "4 then 1"],
 )
-def test_mode_04_a_slow_service_is_asked_less_and_few_answers_come_too_late(backend, workers, most_unknown):
+def test_mode_04_a_slow_service_gets_fewer_requests_and_few_responses_come_too_late(
+    backend, workers, most_unknown
+):
     result, service, _ = brown_out(backend, SEED, workers=workers)
     assert len(result.unknown) <= most_unknown
     assert service.ledger.lies(result) == []
@@ -70,11 +72,11 @@ def test_mode_04_a_slow_service_is_asked_less_and_few_answers_come_too_late(back
 
 
 @BACKENDS
-def test_mode_04_after_a_brown_out_the_client_finds_back_to_its_speed(backend):
+def test_mode_04_the_client_regains_its_speed_after_a_brownout(backend):
     _, _, steady = brown_out(backend, SEED, workers=((0, 4),))
     result, _, with_a_dip = brown_out(backend, SEED, workers=((0, 4), (60, 1), (120, 4)))
     assert len(result.unknown) <= 500
-    lost = 60 * 3 / 4  # what three missing workers would have done in a minute
+    lost = 60 * 3 / 4  # what the three missing workers would have done in a minute
     assert with_a_dip <= steady + 2 * lost + 60
 
 
@@ -92,7 +94,7 @@ def test_mode_04_failures_in_a_brown_out_make_no_lies_and_no_flood(backend, seed
 
 
 @pytest.mark.parametrize("outage", ["503", "500", "refused"])
-async def test_mode_05_an_outage_is_not_met_with_a_multiple_of_the_load(outage):
+async def test_mode_05_retries_do_not_multiply_the_load_in_an_outage(outage):
     answers = {"503": httpx.Response(503), "500": httpx.Response(500), "refused": httpx.ConnectError("refused")}
     down = True
     service = doubles.Service(lambda request: answers[outage] if down else [])
@@ -115,7 +117,7 @@ async def test_mode_05_an_outage_is_not_met_with_a_multiple_of_the_load(outage):
         assert len(service.requests) <= 441
 
 
-async def test_mode_05_a_fan_out_through_an_outage_ends_soon_and_says_what_may_be_sent_again():
+async def test_mode_05_a_fan_out_in_an_outage_ends_soon_and_reports_what_may_be_sent_again():
     service = doubles.Service(httpx.Response(429))
     requests = [InviteRequest(f"m{n}", range(1, 101)) for n in range(200)]
     async with doubles.client(service) as client, client.fan_out(requests) as outcomes:
@@ -123,13 +125,13 @@ async def test_mode_05_a_fan_out_through_an_outage_ends_soon_and_says_what_may_b
     assert len(service.requests) <= 220
 
 
-# --- 9: answers that take longer the more is asked
+# --- 9: response times that grow with the number of IDs
 
 
 @BACKENDS
 @pytest.mark.parametrize("n", [1, 10, 100])
 def test_mode_09_the_time_limit_grows_with_the_quota_ids(backend, n):
-    """A service near the limits: 14 s for any request and 0.45 s for an ID; no fixed limit would do."""
+    """A service near the limits: 14 s for any request and 0.45 s for an ID. No fixed timeout would work."""
     service = ModelService(workers=((0, 1000),), base=14, per_id=0.45)
 
     async def main() -> BulkInviteResult:
@@ -139,12 +141,12 @@ def test_mode_09_the_time_limit_grows_with_the_quota_ids(backend, n):
     assert len(run(main, backend=backend).unknown) == 0
 
 
-# --- 29: deadlines, where time is simulated
+# --- 29: deadlines in simulated time
 
 
 @BACKENDS
 @pytest.mark.parametrize("seconds", [5, 30, 200])
-def test_mode_29_a_deadline_of_a_bulk_is_kept_and_the_account_is_whole_and_true(backend, seconds):
+def test_mode_29_a_bulk_keeps_its_deadline_and_its_outcomes_are_complete_and_true(backend, seconds):
     service = ModelService(workers=((0, 2),))
 
     async def main() -> tuple[BulkInviteResult, float]:
@@ -158,12 +160,12 @@ def test_mode_29_a_deadline_of_a_bulk_is_kept_and_the_account_is_whole_and_true(
     assert [outcome.quota_id for outcome in result] == list(range(1, 5001))
     assert service.ledger.lies(result) == []
     assert len(result.not_sent) > 0
-    assert len(result.unknown) <= 800, "what cannot be answered in time is not asked"
+    assert len(result.unknown) <= 800, "requests that cannot be answered in time must not be sent"
 
 
 @BACKENDS
 @pytest.mark.parametrize("endpoint", ENDPOINTS[:-1])
-def test_mode_29_a_deadline_of_a_call_counts_its_attempts_and_its_waits(backend, endpoint):
+def test_mode_29_the_deadline_of_a_call_includes_attempts_and_waits(backend, endpoint):
     service = ModelService(base=14, per_id=0, failures=1.0)
 
     async def main() -> float:
@@ -176,7 +178,7 @@ def test_mode_29_a_deadline_of_a_call_counts_its_attempts_and_its_waits(backend,
     assert run(main, backend=backend) <= 20.001
 
 
-# --- 15: waits the service asks for
+# --- 15: Retry-After
 
 DATE = datetime(2001, 1, 1, tzinfo=UTC)
 
@@ -199,7 +201,7 @@ DATE = datetime(2001, 1, 1, tzinfo=UTC)
     ],
 )
 async def test_mode_15_a_wait_is_kept_to_the_second_and_nonsense_is_not(status, asked, least):
-    """A date counts from the answer's own Date: what our clock says, decades later, plays no part."""
+    """A date is relative to the Date header of the response. Our clock, decades later, does not matter."""
     headers = {"Retry-After": asked, "Date": format_datetime(DATE, usegmt=True)}
     service, time = doubles.Service(httpx.Response(status, headers=headers), []), doubles.FakeTime()
     async with doubles.client(service, time) as client:
@@ -217,14 +219,14 @@ async def test_mode_15_a_wait_too_long_is_left_to_the_caller(asked):
             await client.get_settings()
         result = await client.bulk_invite("m1", range(1, 1001))
     assert caught.value.retry_after > 60
-    assert max(time.slept, default=0) <= 0.1  # the pace that a 429 sets, and nothing of what was asked
+    assert max(time.slept, default=0) <= 0.1  # only the pace that a 429 sets, not the requested wait
     assert len(result.not_sent) == 1000
     assert result[999].error.retry_after == caught.value.retry_after
     assert len(service.requests) <= 1 + 8
 
 
 @BACKENDS
-def test_mode_15_all_requests_wait_and_come_back_spread_out(backend):
+def test_mode_15_all_requests_wait_and_restart_at_different_moments(backend):
     with seeded(SEED) as rng:
         started: list[float] = []
 
@@ -243,13 +245,13 @@ def test_mode_15_all_requests_wait_and_come_back_spread_out(backend):
         assert len(result.unknown) == 0
         after = [moment for moment in started if moment > 1]
         assert min(after) >= 31
-        assert len({round(moment, 3) for moment in after[:8]}) > 4, "all came back in the same moment"
+        assert len({round(moment, 3) for moment in after[:8]}) > 4, "all requests restarted at the same moment"
 
 
 @BACKENDS
 @pytest.mark.parametrize(("status", "burst"), [(429, 5), (429, 0), (503, 5)])
-def test_a_gateway_that_lets_some_through_is_kept_to(backend, status, burst):
-    """20 requests a second: nothing is given up, little is refused, and it takes hardly longer than it must."""
+def test_the_client_adapts_to_the_rate_of_a_gateway(backend, status, burst):
+    """20 requests a second: no ID is given up, few requests are refused, and little time is lost."""
     with seeded(SEED) as rng:
         level, last, refused = 0.0, 0.0, 0
 
@@ -281,7 +283,7 @@ def test_a_gateway_that_lets_some_through_is_kept_to(backend, status, burst):
         assert seconds < 400 / 20 / 0.75
 
 
-# --- 27: a key that is revoked in mid-run
+# --- 27: a key that is revoked during a run
 
 
 async def test_mode_27_after_a_403_no_chunk_follows_and_the_rest_is_not_sent():
@@ -298,7 +300,7 @@ async def test_mode_27_after_a_403_no_chunk_follows_and_the_rest_is_not_sent():
 # --- 37: long queues
 
 
-async def test_mode_37_calls_queue_in_front_of_the_connections():
+async def test_mode_37_calls_wait_before_they_take_a_connection():
     with FaultServer() as server:
         async with client_of(server.url, max_concurrency=8) as client:
             async with anyio.create_task_group() as tasks:
@@ -341,7 +343,7 @@ FAULTS = [
 
 
 async def test_mode_38_a_long_run_with_faults_and_cancels_leaves_nothing_behind():
-    """1,500 calls, 5 % of them met with a fault and 5 % cancelled."""
+    """1,500 calls: 5 % meet a fault, 5 % are cancelled."""
     with seeded(SEED) as rng, FaultServer() as server:
         async with client_of(server.url, max_concurrency=4, retry=RetryPolicy(budget=1e9)) as client:
             tasks_before = len(anyio.get_running_tasks())
@@ -349,7 +351,7 @@ async def test_mode_38_a_long_run_with_faults_and_cancels_leaves_nothing_behind(
             async def one(endpoint: str) -> None:
                 if rng.random() < 0.05:
                     server.faults.append(rng.choice(FAULTS))
-                with suppress(SamplingError):  # what is said of it is for other tests
+                with suppress(SamplingError):  # other tests check the errors
                     await call(client, endpoint)
 
             async def some(calls: int) -> None:
@@ -371,7 +373,7 @@ async def test_mode_38_a_long_run_with_faults_and_cancels_leaves_nothing_behind(
             assert len((await client.bulk_invite("m2", range(1, 1001))).unknown) == 0
             assert_idle(client)
             assert len(anyio.get_running_tasks()) == tasks_before
-            # Both ends of at most 4 connections, and the ledger's own notes.
+            # Both ends of at most 4 connections, and the records of the ledger.
             assert descriptors() <= open_before + 2 * 6
             gc.collect()
             assert len(gc.get_objects()) - objects_before < 15_000

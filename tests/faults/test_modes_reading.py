@@ -1,4 +1,4 @@
-"""Failure modes of reading: answers that are not what was asked, not what they say, or not JSON at all."""
+"""Failure modes of reading: responses that do not match the request, contradict themselves or are not JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sampling_async import (
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._protocol.bulk_reply import read_bulk
 
-# --- 10 and 11: one outcome for every ID, whatever the answer says
+# --- 10 and 11: one outcome for every ID, whatever the response says
 
 _MUTATIONS = st.sampled_from(
     ["drop", "double", "extra", "null invite", "stray invite", "no code", "text", "other code", "null item"]
@@ -41,7 +41,7 @@ _MUTATIONS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(_MUTATIONS, st.integers(0, 11)), max_size=6), st.randoms(use_true_random=False))
-def test_mode_10_an_answer_that_does_not_match_is_never_guessed_at(mutations, random):
+def test_mode_10_the_client_never_guesses_from_a_response_that_does_not_match(mutations, random):
     asked = [*range(1, 11), 55, 44]
     items = [doubles.item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked]
     touched = set()
@@ -85,7 +85,7 @@ def mutate(items: list, place: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("document", [{"Invites": None}, {}, [], {"Invites": {}}, None, "x", 1])
-async def test_mode_10_an_answer_without_a_list_of_items_is_unknown_for_all(document):
+async def test_mode_10_a_response_without_a_list_of_items_leaves_all_ids_unknown(document):
     with FaultServer(changed(lambda *_: document)) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [3, 2, 1])
@@ -95,7 +95,7 @@ async def test_mode_10_an_answer_without_a_list_of_items_is_unknown_for_all(docu
     assert len(server.ledger.processed) == 1
 
 
-async def test_mode_10_an_answer_about_other_quotas_is_unknown_and_reported():
+async def test_mode_10_a_response_about_other_quotas_leaves_ids_unknown_and_is_reported():
     with FaultServer([*PROCESSED, answer_about(1000)]) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [1, 2])
@@ -103,7 +103,7 @@ async def test_mode_10_an_answer_about_other_quotas_is_unknown_and_reported():
     assert [outcome.quota_id for outcome in result.unrequested] == [1001, 1002]
 
 
-async def test_mode_10_an_invite_to_another_quota_is_no_answer():
+async def test_mode_10_an_invite_to_another_quota_is_not_accepted():
     with FaultServer(then=[*PROCESSED, answer_about(1000)]) as server:
         async with client_of(server.url) as client:
             with pytest.raises(DecodeError, match="not our answer") as caught:
@@ -112,7 +112,7 @@ async def test_mode_10_an_invite_to_another_quota_is_no_answer():
 
 
 @pytest.mark.parametrize("quota_ids", [[5, 5, 7], [2, *range(1, 100), 2, 2], [*range(1, 202), 1, 201]])
-async def test_mode_11_a_repeated_id_is_sent_once_and_answered_at_each_of_its_places(quota_ids):
+async def test_mode_11_a_repeated_id_is_sent_once_and_has_an_outcome_at_each_place(quota_ids):
     with FaultServer() as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", quota_ids)
@@ -146,25 +146,25 @@ async def codes_of(*pages, after: str | None = None) -> list[str]:
     ],
     ids=["the same page", "an empty page", "a circle", "the cursor again", "empty at once"],
 )
-async def test_mode_12_a_list_that_does_not_advance_stops_with_where_it_stood(pages, cursor, kept):
+async def test_mode_12_a_list_that_does_not_advance_ends_with_an_error_that_has_the_cursor(pages, cursor, kept):
     with pytest.raises(PagingError) as caught:
         await codes_of(*pages)
     assert (caught.value.cursor, caught.value.member_codes) == (cursor, kept)
 
 
-async def test_mode_12_a_cursor_that_comes_again_is_dropped_and_the_order_is_the_services():
+async def test_mode_12_a_repeated_cursor_is_dropped_and_the_order_of_the_service_is_kept():
     pages = [doubles.page("b", "ä", more=True), doubles.page("ä", "A", "10", more=True), doubles.page("9")]
     assert await codes_of(*pages) == ["b", "ä", "A", "10", "9"]
 
 
-# --- 16 and 17: by content, not by label
+# --- 16 and 17: content counts, not labels
 
 HTML = "<!DOCTYPE html><html><head><title>Log in</title></head></html>"
 
 
 @pytest.mark.parametrize("endpoint", ["get_settings", "get_quotas", "generate_invite", "recontact_members"])
 @pytest.mark.parametrize(("body", "label"), [(HTML, "text/html"), ("", "application/json"), ("null", "x/y")])
-async def test_mode_16_a_200_that_is_no_answer_is_asked_for_once_more(endpoint, body, label):
+async def test_mode_16_a_read_is_repeated_once_after_an_unreadable_200(endpoint, body, label):
     with FaultServer(then=[*PROCESSED, reply(200, body, label)]) as server:
         async with client_of(server.url) as client:
             with pytest.raises(DecodeError) as caught:
@@ -174,7 +174,7 @@ async def test_mode_16_a_200_that_is_no_answer_is_asked_for_once_more(endpoint, 
 
 
 @pytest.mark.parametrize(("body", "label"), [(HTML, "text/html"), ("", "application/json"), ("null", "x/y")])
-async def test_mode_16_a_200_that_is_no_answer_leaves_a_bulk_invite_unknown(body, label):
+async def test_mode_16_a_bulk_invite_is_unknown_after_an_unreadable_200(body, label):
     with FaultServer([*PROCESSED, reply(200, body, label)]) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [1, 2])
@@ -183,7 +183,7 @@ async def test_mode_16_a_200_that_is_no_answer_leaves_a_bulk_invite_unknown(body
 
 
 @pytest.mark.parametrize("status", [502, 503])
-async def test_mode_16_html_of_a_proxy_is_an_error_of_its_status_and_is_excerpted(status):
+async def test_mode_16_html_from_a_proxy_gives_the_error_of_its_status_with_an_excerpt(status):
     body = f"<html><h1>{status}\x00 Bad</h1>{'x' * 500}</html>"
     with FaultServer(then=[*PROCESSED, reply(status, body, "text/html")]) as server:
         async with client_of(server.url) as client:
@@ -208,7 +208,7 @@ async def test_mode_16_json_labelled_as_text_is_read():
     assert caught.value.result_code == 10
 
 
-async def test_mode_16_an_error_under_a_200_is_the_error_it_says():
+async def test_mode_16_an_error_body_in_a_200_raises_that_error():
     with FaultServer(
         then=[*PROCESSED, reply(200, '{"Result": "PANEL_DOES_NOT_EXIST", "ResultCode": 3}')]
     ) as server:
@@ -228,7 +228,7 @@ SETTING = [{"Name": "Qualified URL", "Description": "Ünïcode", "Value": None}]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-async def test_mode_17_unicode_is_read_with_or_without_its_mark(encoding):
+async def test_mode_17_unicode_is_decoded_with_or_without_a_byte_order_mark(encoding):
     content = json.dumps(SETTING, ensure_ascii=False).encode(encoding)
     with FaultServer(body_of(content)) as server:
         async with client_of(server.url) as client:
@@ -236,7 +236,7 @@ async def test_mode_17_unicode_is_read_with_or_without_its_mark(encoding):
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
-async def test_mode_17_other_bytes_are_an_error_and_no_other_letters(encoding):
+async def test_mode_17_bytes_that_are_not_unicode_are_an_error(encoding):
     content = json.dumps(SETTING, ensure_ascii=False).encode(encoding)
     with FaultServer(then=body_of(content)) as server:
         async with client_of(server.url) as client:
@@ -266,7 +266,7 @@ async def test_mode_17_other_bytes_are_an_error_and_no_other_letters(encoding):
     ],
     ids=lambda text: str(text)[:12],
 )
-async def test_mode_18_json_beyond_its_bounds_is_a_decode_error(text):
+async def test_mode_18_json_beyond_the_limits_is_a_decode_error(text):
     content = text if isinstance(text, bytes) else text.encode()
     async with doubles.client(doubles.Service(httpx.Response(200, content=content))) as client:
         with pytest.raises(DecodeError):
@@ -276,13 +276,13 @@ async def test_mode_18_json_beyond_its_bounds_is_a_decode_error(text):
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_mode_18_whatever_the_bytes_the_only_error_is_ours(body):
+def test_mode_18_any_bytes_give_a_record_or_a_decode_error(body):
     for record in (Invite, Quotas, RecontactMembers, PartnerSettings):
         with contextlib.suppress(DecodeError):
             from_json(record, body)
 
 
-async def test_mode_19_a_bomb_is_refused_at_the_limit_and_takes_no_more_memory():
+async def test_mode_19_a_decompression_bomb_is_refused_at_the_limit_and_takes_no_more_memory():
     limit = 8 * 2**20
     bomb = gzip.compress(b" " * 60_000_000, 1)
     tracked = doubles.MemoryPeak()
@@ -290,7 +290,7 @@ async def test_mode_19_a_bomb_is_refused_at_the_limit_and_takes_no_more_memory()
         async with client_of(server.url, limits=BodyLimits(decoded=limit)) as client:
             with tracked, pytest.raises(DecodeError, match="bytes decoded") as caught:
                 await client.get_settings()
-    assert tracked.peak <= 2 * limit + 2**20  # the server's own copies of the bomb are counted too
+    assert tracked.peak <= 2 * limit + 2**20  # the server's copies of the bomb count too
     assert (caught.value.permanent, caught.value.attempts) == (True, 1)
 
 
@@ -393,7 +393,7 @@ def test_mode_33_a_value_of_another_type_is_read_by_rule_or_refused_by_path(reco
         ("PartnerAmount", "1.5"),
     ],
 )
-def test_mode_33_nothing_is_made_to_fit(field, drift):
+def test_mode_33_no_value_is_coerced_silently(field, drift):
     with pytest.raises(DecodeError) as caught:
         from_json(Invite, json.dumps(doubles.invite(2, **{field: drift})))
     assert caught.value.path == f"$.{field}"
@@ -406,6 +406,6 @@ def test_mode_33_new_fields_and_a_known_misspelling_do_no_harm():
 
 
 def test_mode_33_a_member_code_that_came_as_a_number_is_refused():
-    """Read as a number, 00123 would be another member's code."""
+    """Converted from a number, 00123 would be the code of another member."""
     with pytest.raises(DecodeError):
         from_json(RecontactMembers, json.dumps(doubles.page() | {"MemberCodes": [123]}))

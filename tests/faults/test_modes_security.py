@@ -1,4 +1,4 @@
-"""Failure modes of secrecy and of ways: keys in the wrong place, addresses and paths that lead elsewhere."""
+"""Failure modes of security: keys in the wrong place, addresses and paths that lead elsewhere."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ECHOES = {
 
 
 @pytest.mark.parametrize("fault", ECHOES)
-async def test_mode_22_an_unreadable_answer_that_repeats_the_key_is_not_shown(fault, caplog):
+async def test_mode_22_an_unreadable_response_that_contains_the_key_is_not_shown(fault, caplog):
     caplog.set_level(logging.DEBUG)
     with FaultServer(then=ECHOES[fault]) as server:
         async with client_of(server.url, retry=ONCE) as client:
@@ -75,7 +75,7 @@ async def test_mode_22_an_unreadable_answer_that_repeats_the_key_is_not_shown(fa
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "refused"])
-async def test_mode_22_no_fault_makes_anything_show_the_key(fault, caplog, capfd):
+async def test_mode_22_no_fault_reveals_the_key(fault, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     shown = []
     with FaultServer(then=FAULTS.get(fault, RIGHT)) as server, warnings.catch_warnings(record=True) as warned:
@@ -158,7 +158,7 @@ CODES = [
 ALPHABET = "ab09 /?#%&+;=:@!$'()*,[]<>\\^`{|}~\"._-äß日😀"
 
 
-async def test_mode_24_a_member_code_reaches_the_service_as_it_is():
+async def test_mode_24_a_member_code_reaches_the_service_unchanged():
     with seeded(24) as rng, FaultServer() as server:
         drawn = ["".join(rng.choices(ALPHABET, k=rng.randrange(1, 9))) for _ in range(60)]
         codes = [code for code in [*CODES, *drawn] if code not in {".", ".."}]
@@ -182,7 +182,7 @@ async def test_mode_24_a_member_code_that_would_change_the_route_is_refused_befo
 
 
 def refuse_dangerous_paths(exchange) -> None:
-    """Do as ASP.NET does: some characters are refused in a path, encoded or not."""
+    """Refuse some characters in a path, encoded or not, as ASP.NET does."""
     path = unquote(exchange.request.target.partition("?")[0])
     if set(path) & set("<>*%&:\\"):
         page = "<html><title>A potentially dangerous Request.Path value was detected (&amp;).</title></html>"
@@ -199,7 +199,7 @@ async def test_mode_25_a_path_the_platform_refuses_is_a_bad_request_and_not_repe
                 await client.generate_invite(code, 2)
             result = await client.bulk_invite(code, [2])
             assert (await client.generate_invite("plain", 2)).quota_id == 2
-    # The platform refuses it before the service sees it, but that is nothing a client can know.
+    # The platform refuses it before the service sees it, but a client cannot know that.
     assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
     assert caught.value.result_code is None
     assert "Request.Path" in caught.value.body_excerpt
@@ -207,7 +207,7 @@ async def test_mode_25_a_path_the_platform_refuses_is_a_bad_request_and_not_repe
     assert len(server.ledger.received) == 3
 
 
-async def test_mode_26_a_proxy_that_drops_the_key_is_named_by_the_error():
+async def test_mode_26_the_error_names_a_proxy_that_may_drop_the_key():
     with FaultServer() as server, FaultProxy(server.url, drop_underscores=True) as proxy:
         async with client_of(proxy.url) as client:
             with pytest.raises(ForbiddenError, match=r"proxy .* dropped the header API_AUTH_KEY") as caught:
@@ -241,7 +241,7 @@ SECRET = "cccccccc-5555-6666-7777-888888888888"
     ],
     ids=lambda broken: str(broken).replace(SECRET, "SECRET").encode("ascii", "replace").decode(),
 )
-def test_mode_28_what_cannot_be_a_key_or_an_address_is_refused_and_not_repeated(broken):
+def test_mode_28_an_invalid_key_or_address_is_refused_and_not_shown(broken):
     options = {"base_url": "https://service.example", "panel_guid": doubles.PANEL, "api_key": SECRET} | broken
     with pytest.raises(InvalidRequestError) as caught:
         SamplingClient(options.pop("base_url"), **options)

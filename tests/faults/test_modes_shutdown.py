@@ -1,6 +1,6 @@
-"""Modes of interruption: all tasks cancelled at once, a handler that raises, a block left by the collector.
+"""Modes of interruption: all tasks are cancelled, a handler raises, the collector closes a block.
 
-In none of them may an ID be lost, or be called `not_sent` that the service processed.
+In none of them may an ID be lost, or be reported as `not_sent` although the service processed it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IDS = range(1, 31)
 
 
 def _handing_over() -> str:
-    """Return the place of the one line that has counted an outcome and not returned it yet."""
+    """Return the place of the one line that has counted an outcome but not returned it yet."""
     lines, first = inspect.getsourcelines(OutcomeStream.__anext__)
     (at,) = [number for number, line in enumerate(lines, first) if line.strip() == "return outcome"]
     return f"{Path(inspect.getfile(OutcomeStream)).name}:{at} in __anext__"
@@ -42,7 +42,7 @@ HANDING_OVER = _handing_over()
 
 
 class Taken:
-    """Requests, and the pairs in them that were taken."""
+    """Requests, and the pairs that were taken from them."""
 
     def __init__(self, members: list[str], quota_ids: range = IDS) -> None:
         self.pairs: list[tuple[str, int]] = []
@@ -57,7 +57,7 @@ class Taken:
 
 
 async def read(outcomes: OutcomeStream, seen: list[InviteOutcome]) -> None:
-    """Read a stream to its end; `seen` has all of it afterwards, whatever ends this."""
+    """Read a stream to its end; `seen` has all its outcomes afterwards, however reading ends."""
     try:
         async with outcomes:
             async for outcome in outcomes:
@@ -67,18 +67,18 @@ async def read(outcomes: OutcomeStream, seen: list[InviteOutcome]) -> None:
 
 
 def account(taken: Taken, seen: list[InviteOutcome], *, in_the_hand: int = 0) -> None:
-    """Check that there is one outcome for each pair that was taken, but for what was just being handed over."""
+    """Check that each pair that was taken has one outcome, except one that was just being handed over."""
     told = Counter((outcome.member_code, outcome.quota_id) for outcome in seen)
     missing, surplus = Counter(taken.pairs) - told, told - Counter(taken.pairs)
-    assert missing.total() <= in_the_hand, f"in no account: {missing}"
-    assert not surplus, f"told twice, or not taken: {surplus}"
+    assert missing.total() <= in_the_hand, f"without an outcome: {missing}"
+    assert not surplus, f"with two outcomes, or never taken: {surplus}"
 
 
-# --- Everything cancelled at once
+# --- All tasks cancelled at once
 
 
 async def cancelled_all(server: FaultServer, client: SamplingClient, ticks: int, members: list[str]) -> bool:
-    """Cancel all tasks after so many ticks, as programs do at their end; returns whether it had ended."""
+    """Cancel all tasks after some ticks, as programs do at exit; return whether the work was done by then."""
     taken, seen = Taken(members), []
     task = asyncio.ensure_future(read(client.fan_out(taken, chunk_size=10), seen))
     for _ in range(ticks):
@@ -87,7 +87,7 @@ async def cancelled_all(server: FaultServer, client: SamplingClient, ticks: int,
     for each in asyncio.all_tasks() - {asyncio.current_task()}:
         each.cancel()
     await asyncio.wait([task], timeout=10)
-    assert task.done(), f"hangs when all tasks are cancelled after {ticks} ticks"
+    assert task.done(), f"hangs if all tasks are cancelled after {ticks} ticks"
     account(taken, seen)
     assert server.ledger.lies(seen) == [], ticks
     shot = client.snapshot()
@@ -96,7 +96,7 @@ async def cancelled_all(server: FaultServer, client: SamplingClient, ticks: int,
 
 
 async def cancel_all_sweep() -> int:
-    """Cancel all tasks at each tick of a fan-out; returns the number of ticks."""
+    """Cancel all tasks at each tick of a fan-out; return the number of ticks."""
     with FaultServer(then=SLOW) as server:
         async with client_of(server.url, max_concurrency=4) as client:
             for ticks in count():
@@ -127,13 +127,13 @@ def test_mode_39_no_coroutine_is_left_behind_when_tasks_are_cancelled_before_the
 
 
 class Alarm(Exception):  # noqa: N818  what an application calls it
-    """What a handler of SIGALRM raises."""
+    """The exception of a SIGALRM handler."""
 
 
 def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None) -> None:
-    """Let a fan-out be struck by an exception, and check that what is said then is true.
+    """Interrupt a fan-out with an exception, and check that its outcomes are true.
 
-    The event loop is run to its end as `asyncio.run` does: what is raised ends the program, or is caught.
+    The event loop is run to its end as by `asyncio.run`: the exception ends the program, or is caught.
     """
     taken, seen = Taken([f"a{raising.at}", f"b{raising.at}"], range(1, 5)), []
 
@@ -144,19 +144,19 @@ def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None
         finally:
             await client.aclose()
 
-    gc.disable()  # or the lines of finalizers would count, now and then
+    gc.disable()  # otherwise lines of finalizers might count
     try:
         with raising:
             asyncio.run(main())
     except BaseException as exc:
         if not isinstance(exc, type(raising.exception) | asyncio.CancelledError | RuntimeError):
             raise
-        exc.__context__ = exc.__traceback__ = None  # whose frames hold connections open
+        exc.__context__ = exc.__traceback__ = None  # their frames hold connections open
     finally:
         gc.enable()
     raising.exception.__context__ = raising.exception.__traceback__ = None
-    # An outcome is counted and then returned. CPython runs no signal handler between the two; a trace function,
-    # which this sweep is made with, is called there.
+    # An outcome is counted and then returned. CPython runs no signal handler in between, but it calls the trace
+    # function by which this sweep raises.
     account(taken, seen, in_the_hand=raising.struck == HANDING_OVER)
     settle(server)
     assert server.ledger.lies(seen) == [], raising.struck
@@ -164,11 +164,11 @@ def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None
 
 
 def again(server: FaultServer, raising: Raising, journal: Path) -> None:
-    """Make a fan-out once more with the journal of one that was struck; nothing may be asked twice."""
+    """Repeat a fan-out with the journal of an interrupted one; no pair may be sent twice."""
     for thread in threading.enumerate():
-        if thread.name == "sampling_async":  # which may be about to let go of the journal
+        if thread.name == "sampling_async":  # the thread may be about to release the journal
             thread.join(5)
-    gc.collect()  # what was struck on its way to letting go lets go with it
+    gc.collect()  # releases a journal whose release was interrupted
     taken, seen = Taken([f"a{raising.at}", f"b{raising.at}"], range(1, 5)), []
 
     async def main() -> None:
@@ -182,32 +182,32 @@ def again(server: FaultServer, raising: Raising, journal: Path) -> None:
 
 
 def settle(server: FaultServer) -> None:
-    """Wait until the service has read what lay in its sockets, which our end has closed."""
+    """Wait until the service has read all that is left in its sockets, which our end has closed."""
     for attempt in range(20):
         if not server._open:
             return
         if attempt == 10:
-            gc.collect()  # what was struck before it closed its connection is closed with it
+            gc.collect()  # closes connections that an interrupted call left open
         time.sleep(0.0005)
 
 
 def strike_sweep(
     exception: type[BaseException], first: int = 0, every: int = 1, folder: Path | None = None
 ) -> tuple[int, list[str]]:
-    """Strike a fan-out at one in `every` of its lines, the first and the last time it passes them.
+    """Interrupt a fan-out at one in `every` of its lines, the first and the last time that each runs.
 
     Args:
-        exception: What strikes.
+        exception: The exception to raise.
         first: The first moment.
         every: The distance between two.
-        folder: Where given, each fan-out has a journal there, and is made once more after it was struck.
+        folder: If given, each fan-out has a journal there, and is repeated after the interruption.
 
     Returns:
-        How many moments were tried, and what was wrong after some of them.
+        How many moments were tried, and what was wrong in some of them.
     """
     wrong: list[str] = []
     gc.collect()
-    gc.freeze()  # what there is by now need not be looked at again and again
+    gc.freeze()  # existing objects need not be collected again and again
     try:
         with FaultServer() as server:
             untouched = Raising(exception("struck"), None)
@@ -230,7 +230,7 @@ def strike_sweep(
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("exception", "first"), [(SystemExit, 0), (KeyboardInterrupt, 13), (Alarm, 27)])
-def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, first):
+def test_mode_41_the_reported_outcomes_are_true_wherever_a_handler_raises(exception, first):
     tried, wrong = strike_sweep(exception, first, every=41)
     assert wrong == []
     assert tried > 20
@@ -238,24 +238,24 @@ def test_mode_41_what_is_left_over_is_true_wherever_a_handler_raises(exception, 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning")  # of what was struck
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_mode_41_with_a_journal_what_a_handler_struck_is_gone_on_with(tmp_path):
+def test_mode_41_a_run_with_a_journal_resumes_after_a_handler_raised(tmp_path):
     tried, wrong = strike_sweep(SystemExit, 7, every=83, folder=tmp_path)
     assert wrong == []
     assert tried > 20
 
 
-# --- A block left by the garbage collector
+# --- A block that the garbage collector closes
 
 
 async def outcomes(client: SamplingClient):
-    """Read a stream as one should not: in a generator that may be left open."""
+    """Read a stream in the wrong way: in a generator that may be left open."""
     async with client.stream_bulk_invite("m", range(1, 301), chunk_size=10) as stream:
         async for outcome in stream:
             yield outcome
 
 
-def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_its_host():
-    """PEP 789: the loop ends the generator in a task of its own, some time after the host has left it."""
+def test_mode_40_a_fan_out_in_an_abandoned_generator_does_not_cancel_its_caller():
+    """PEP 789: the loop closes the generator in another task, some time after the caller has left it."""
 
     async def main() -> None:
         with FaultServer(then=SLOW) as server:
@@ -273,7 +273,7 @@ def test_mode_40_a_fan_out_in_a_generator_that_nobody_reads_on_does_not_cancel_i
     asyncio.run(main())
 
 
-def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
+def test_mode_40_trio_reports_a_block_that_is_left_in_another_task():
     async def main() -> None:
         with FaultServer(then=SLOW) as server:
             async with client_of(server.url, max_concurrency=4) as client:
@@ -282,7 +282,7 @@ def test_mode_40_on_trio_a_block_left_in_another_task_is_told_of():
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(found.aclose)
 
-    # trio finds its stack of nurseries in disorder, and says so when the task ends, in one way or another.
+    # trio finds its nursery stack corrupted, and reports this in one of several ways when the task ends.
     in_disorder = pytest.raises((RuntimeError, trio.TrioInternalError), match=r"Nursery|internal error")
     with pytest.warns(RuntimeWarning, match="PEP 789"), in_disorder:
         anyio.run(main, backend="trio")

@@ -78,7 +78,7 @@ async def test_mode_01_a_bulk_invite_that_ends_ambiguously_is_unknown_and_made_o
     assert set(server.ledger.invites.values()) == {1}
 
 
-async def test_mode_01_sending_again_is_a_choice_and_said_of_the_outcome():
+async def test_mode_01_sending_again_is_an_option_and_the_outcome_says_so():
     with FaultServer([*PROCESSED, rst()]) as server:
         async with client_of(server.url, retry=RetryPolicy(retry_ambiguous=True)) as client:
             result = await client.bulk_invite("m1", [1, 2])
@@ -87,7 +87,7 @@ async def test_mode_01_sending_again_is_a_choice_and_said_of_the_outcome():
     assert server.ledger.invites == {("m1", 2): 2}
 
 
-async def test_mode_01_the_second_sending_is_the_last():
+async def test_mode_01_an_ambiguous_bulk_invite_is_sent_twice_at_most():
     with FaultServer(then=[*PROCESSED, rst()]) as server:
         async with client_of(server.url, retry=RetryPolicy(max_attempts=9, retry_ambiguous=True)) as client:
             result = await client.bulk_invite("m1", [2])
@@ -96,7 +96,7 @@ async def test_mode_01_the_second_sending_is_the_last():
 
 
 @pytest.mark.parametrize("fault", ["500", "rst", "html under 200"])
-async def test_mode_03_a_failing_chunk_leaves_its_siblings_alone(fault):
+async def test_mode_03_a_failed_chunk_does_not_affect_the_others(fault):
     slow = [*PROCESSED, wait(0.01), answer()]
     with FaultServer(slow, AMBIGUOUS[fault], slow, slow) as server:
         async with client_of(server.url, max_concurrency=4) as client:
@@ -109,7 +109,7 @@ async def test_mode_03_a_failing_chunk_leaves_its_siblings_alone(fault):
     assert caught.value.bulk_result is result
 
 
-async def test_mode_06_a_read_passes_a_connection_that_died_of_age():
+async def test_mode_06_a_read_succeeds_after_a_stale_connection():
     with FaultServer([*RIGHT, till_next(), rst()]) as server:
         async with client_of(server.url) as client:
             await client.get_settings()
@@ -133,13 +133,13 @@ async def test_mode_06_a_connection_the_service_has_closed_is_not_used_again(end
         async with client_of(server.url) as client:
             for _ in range(5):
                 assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
-                await anyio.sleep(0.003)  # for the end to arrive
+                await anyio.sleep(0.003)  # until the end arrives
     assert server.opened == 5
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in one packet", "later"])
-async def test_mode_07_a_surplus_answer_is_never_taken_for_the_next_one(late):
-    """Two members are asked about the same quotas, so that only the link tells whose an invite is."""
+async def test_mode_07_a_surplus_response_is_never_taken_for_the_next_one(late):
+    """Two members ask for the same quotas, so only the link tells whose invite it is."""
     fault = [*RIGHT, wait(0.003), surplus()] if late else [*PROCESSED, twin()]
     with FaultServer(then=fault) as server:
         async with client_of(server.url, max_concurrency=1) as client:
@@ -153,7 +153,7 @@ async def test_mode_07_a_surplus_answer_is_never_taken_for_the_next_one(late):
 
 
 @pytest.mark.parametrize("endpoint", ["get_settings", "get_quotas", "recontact_members"])
-async def test_mode_07_a_read_after_a_surplus_answer_gets_its_own(endpoint):
+async def test_mode_07_a_read_after_a_surplus_response_gets_its_own_response(endpoint):
     with FaultServer([*PROCESSED, twin()]) as server:
         async with client_of(server.url, max_concurrency=1, retry=ONCE) as client:
             await client.generate_invite("m1", 2)
@@ -199,7 +199,7 @@ async def test_mode_20_a_flood_of_headers_is_read_or_refused_and_ends(headers, s
 
 
 @pytest.mark.parametrize("status", [100, 102, 103])
-async def test_mode_20_an_interim_answer_is_passed_over(status):
+async def test_mode_20_an_interim_response_is_skipped(status):
     with FaultServer(then=[*PROCESSED, interim(status), answer()]) as server:
         async with client_of(server.url) as client:
             assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
@@ -209,7 +209,7 @@ async def test_mode_20_an_interim_answer_is_passed_over(status):
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
 @pytest.mark.parametrize("lost", [1, 30, 200])
-async def test_mode_21_an_answer_cut_by_a_proxy_is_unknown(how, lost):
+async def test_mode_21_a_response_cut_by_a_proxy_is_unknown(how, lost):
     with FaultServer() as server:
         whole = len(await _answer_to_a_bulk_invite(server))
         with FaultProxy(server.url, cut_at=whole - lost, cut_how=how) as proxy:
@@ -226,7 +226,7 @@ async def _answer_to_a_bulk_invite(server: FaultServer) -> bytes:
     return lengths[0]
 
 
-async def test_mode_21_an_answer_in_slow_slices_is_whole():
+async def test_mode_21_a_response_in_slow_slices_is_complete():
     with FaultServer() as server, FaultProxy(server.url, slice_size=40, delay=0.0005, rate=1e6) as proxy:
         async with client_of(proxy.url) as client:
             result = await client.bulk_invite("m1", range(1, 11))
@@ -237,7 +237,7 @@ async def test_mode_21_an_answer_in_slow_slices_is_whole():
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("where", ["refused", "no such host"])
-async def test_mode_34_what_could_not_connect_is_not_sent_and_tried_again(endpoint, where):
+async def test_mode_34_a_request_that_could_not_connect_is_not_sent_and_is_retried(endpoint, where):
     url = refused() if where == "refused" else "https://nowhere.invalid"
     async with client_of(url, retry=RetryPolicy(max_attempts=2)) as client:
         if endpoint == "bulk_invite":
@@ -251,7 +251,7 @@ async def test_mode_34_what_could_not_connect_is_not_sent_and_tried_again(endpoi
     assert (error.delivery, error.attempts, error.permanent) == ("not_sent", 2, False)
 
 
-async def test_mode_34_a_host_that_swallows_what_comes_ends_at_the_connect_limit():
+async def test_mode_34_connecting_to_a_host_that_drops_packets_ends_at_the_connect_limit():
     with black_hole() as url:
         limits = Timeouts(connect=0.05)
         async with client_of(url, timeouts=limits, retry=RetryPolicy(max_attempts=2)) as client:
@@ -263,7 +263,7 @@ async def test_mode_34_a_host_that_swallows_what_comes_ends_at_the_connect_limit
 
 
 @pytest.mark.parametrize("fault", ["wrong_host", "expired", "unknown_authority"])
-async def test_mode_34_a_certificate_that_is_refused_is_final_and_nothing_was_sent(fault, monkeypatch):
+async def test_mode_34_a_refused_certificate_is_permanent_and_nothing_was_sent(fault, monkeypatch):
     with tls_server(fault) as (server, url, authorities):
         monkeypatch.setenv("SSL_CERT_FILE", authorities)
         async with client_of(url) as client:
@@ -284,8 +284,8 @@ async def test_mode_34_plain_text_where_tls_is_expected_is_not_sent(monkeypatch)
     assert result.resendable() == (2,)
 
 
-async def test_mode_35_an_early_answer_and_a_reset_make_no_false_claim():
-    """The reset may destroy the answer on its way: `unknown` then, and `not_sent` where the 413 was read."""
+async def test_mode_35_an_early_response_and_a_reset_cause_no_false_outcome():
+    """The reset may destroy the response: the outcome is `unknown` then, and `not_sent` if the 413 was read."""
     too_large = [reply(413, "too large", "text/plain", "Connection: close"), fin()]
     with FaultServer(then=too_large) as server:
         async with client_of(server.url) as client:
@@ -295,12 +295,12 @@ async def test_mode_35_an_early_answer_and_a_reset_make_no_false_claim():
     assert server.ledger.received == []
 
 
-async def test_mode_35_an_early_answer_that_arrives_counts():
+async def test_mode_35_an_early_response_that_arrives_counts():
     early = [reply(400, '{"ResultCode": 10, "Result": "NO_QUOTA_ID"}'), read(), fin()]
     with FaultServer(early) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [2])
-            await anyio.sleep(0.005)  # for the end of the connection to arrive
+            await anyio.sleep(0.005)  # until the end of the connection arrives
             assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
     assert result[0].status == "not_sent"
     assert isinstance(result[0].error, BadRequestError)

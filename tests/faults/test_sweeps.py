@@ -1,6 +1,6 @@
-"""Sweeps: every place where an answer can be cut, and every moment at which a call can be cancelled.
+"""Sweeps: every byte at which a response can be cut, and every tick at which a call can be cancelled.
 
-The tests go through a part of the places. All of them, with counts:
+The tests try a part of them. All of them, with counts:
 
     python tests/faults/test_sweeps.py
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 async def cut_sweep(
     stride: int = 1, endpoints=ENDPOINTS, framings=FRAMINGS, hows=("fin", "rst")
 ) -> Counter[str]:
-    """Cut answers at every `stride`-th byte and check what the client makes of them.
+    """Cut responses at every `stride`-th byte and check the result of the client.
 
     Returns:
         How many cuts there were (`cuts`), how many calls gave what the service meant although cut (`whole`: the
@@ -88,19 +88,19 @@ async def _verdict(server: FaultServer, client: SamplingClient, endpoint: str, m
             return "wrong"
         if len(got.unknown) == len(got):
             return "failed"
-    await anyio.sleep(0.003)  # for the end of the connection to arrive, which the next call must not run into
+    await anyio.sleep(0.003)  # so that the end of the connection arrives before the next call
     return "whole" if got == meant else "wrong"
 
 
-async def test_mode_21_no_cut_is_taken_for_an_answer():
+async def test_mode_21_no_cut_response_is_accepted_as_complete():
     counts = await cut_sweep(stride=41)
     assert counts["wrong"] == 0, counts
     assert counts["cuts"] == counts["whole"] + counts["failed"] > 300
     assert counts["whole"] < counts["cuts"] / 20
 
 
-async def test_mode_21_the_last_bytes_decide_and_nothing_before_them():
-    """At the very end of each framing, byte by byte: only what is whole is taken."""
+async def test_mode_21_only_a_response_with_its_last_bytes_is_complete():
+    """Cut byte by byte at the end of each framing: only complete responses are accepted."""
     with FaultServer() as server:
         async with client_of(server.url, retry=ONCE) as client:
             for framing in FRAMINGS:
@@ -133,7 +133,7 @@ async def _accounted(outcomes: OutcomeStream, account: list[InviteOutcome], aske
                 seen.append(outcome)
         assert len(seen) == asked
     finally:
-        # What was not even taken from the input is in no account; the requests here are of three IDs or of six.
+        # IDs that were not taken from the input have no outcome; the requests here have three or six IDs.
         assert len(seen) + len(outcomes.left_over) in {0, 3, asked}
         account += seen
         account += outcomes.left_over
@@ -161,10 +161,10 @@ OPERATIONS = {
 
 
 async def cancel_sweep(operation, *, warm: bool) -> int:
-    """Cancel an operation at each tick of the event loop until it completes; returns the number of ticks.
+    """Cancel an operation at each tick of the event loop until it completes; return the number of ticks.
 
-    After each, one healthy call is made under the one permit there is, and nothing may be held. In the end the
-    accounts of all that was cancelled are compared with what the service did.
+    After each, one more call must succeed with the single permit, and nothing may be held. At the end the
+    outcomes of all cancelled operations are compared with what the service did.
     """
     account: list[InviteOutcome] = []
     with FaultServer(then=[*PROCESSED, wait(0.0001), answer()]) as server:
@@ -182,7 +182,7 @@ async def cancel_sweep(operation, *, warm: bool) -> int:
             before = before or descriptors()
             if finished:
                 break
-        # Both ends of a connection are of this process, and the server's may still be closing.
+        # Both ends of a connection belong to this process, and the server may still be closing its end.
         assert descriptors() <= before + 4
         await client.aclose()
     assert server.ledger.lies(account) == []
@@ -207,7 +207,7 @@ async def _cancelled_after(ticks: int, operation: Awaitable[object]) -> bool:
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_mode_02_a_cancel_at_any_tick_costs_nothing_but_the_call(operation, warm):
+async def test_mode_02_a_cancel_at_any_tick_affects_only_its_own_call(operation, warm):
     assert await cancel_sweep(OPERATIONS[operation], warm=warm) > 1
 
 

@@ -1,4 +1,4 @@
-"""The kit's own clock and model service: what simulations stand on."""
+"""The clock and the model service of the kit, on which simulations depend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
 @BACKENDS
-def test_a_day_passes_at_once(backend):
+def test_a_day_of_virtual_time_takes_no_time(backend):
     async def main() -> float:
         await anyio.sleep(86_400)
         return anyio.current_time()
@@ -19,13 +19,13 @@ def test_a_day_passes_at_once(backend):
     assert virtual_time.run(main, backend=backend) == pytest.approx(86_400)
 
 
-def test_waiting_for_nothing_is_an_error_and_no_hang():
+def test_waiting_for_nothing_is_an_error_instead_of_a_hang():
     with pytest.raises(RuntimeError, match="would wait for ever"):
         virtual_time.run(anyio.sleep_forever, backend="asyncio")
 
 
 @BACKENDS
-def test_workers_take_requests_in_order_and_as_many_at_once_as_there_are(backend):
+def test_each_worker_takes_one_request_at_a_time_in_order(backend):
     service = virtual_time.ModelService(workers=((0, 2), (30, 1)), base=10, per_id=0)
 
     async def main() -> list[float]:

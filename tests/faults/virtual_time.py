@@ -1,9 +1,9 @@
-"""Simulations in virtual time: hours of a service with few workers, in milliseconds and always alike.
+"""Simulations in virtual time: hours of a service with few workers take milliseconds and are repeatable.
 
-`run(main, backend=...)` runs an async function on an event loop whose clock jumps to the next timer as soon as
-nobody can go on. `ModelService` is a service in memory for it: so many workers, first come first served, a time
-for each request that grows with its quota IDs. Like real ones it goes on with what it was asked after the
-client has given up, so that time limits make invites that nobody reads.
+`run(main, backend=...)` runs an async function on an event loop whose clock jumps to the next timer when
+no task can run. `ModelService` is a service in memory for it: some workers, first come first served, a time
+per request that grows with its quota IDs. Like real services it continues with a request after the
+client has given up, so timeouts create invites that nobody reads.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _LATE = 1e-9
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where the loop would wait, moves the clock instead."""
+    """Moves the clock instead of waiting."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         ready = super().select(0)
         if not ready and (timeout is None or self.now > _FOREVER):
-            self.now = 0.0  # for what the loop does to end its tasks
+            self.now = 0.0  # so that the loop can end its tasks
             raise RuntimeError("nothing is left that could happen: the tasks would wait for ever")
         if not ready and timeout and timeout > 0:
             self.now += timeout + _LATE
@@ -60,7 +60,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class _JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop for what needs neither sockets nor threads."""
+    """An event loop for code that needs neither sockets nor threads."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -72,7 +72,7 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[random.Random]:
-    """Give random numbers that repeat, and say their seed on whatever fails with them."""
+    """Give repeatable random numbers, and add their seed to any exception."""
     try:
         yield random.Random(seed)
     except BaseException as exc:
@@ -84,14 +84,14 @@ def seeded(seed: int) -> Iterator[random.Random]:
 class ModelService(httpx.AsyncBaseTransport):
     """A service with workers, a queue and a ledger, as a transport of httpx.
 
-    It keeps the read limit of a request as a connection would: after it the client sees a `ReadTimeout`.
+    It respects the read timeout of a request as a connection would: after it the client gets a `ReadTimeout`.
 
     Attributes:
-        workers: Pairs of a time and how many workers there are from then on.
+        workers: Pairs of a time and the number of workers from then on.
         base: Seconds of work for any request.
         per_id: Seconds of work for each quota ID.
-        failures: Share of the requests that end badly: processed or not, half of each.
-        random: Decides which.
+        failures: Share of the requests that fail: half of them processed, half not.
+        random: Decides which requests fail.
         started: When each request came.
     """
 
@@ -115,7 +115,7 @@ class ModelService(httpx.AsyncBaseTransport):
         end = self._queue(now, self.base + self.per_id * len(asked.quota_ids))
         kind = self.random.choice(("refused", "lost")) if self.random.random() < self.failures else "right"
         if kind != "refused":
-            self.ledger.process(asked)  # at the latest when its turn comes: nobody takes a request back
+            self.ledger.process(asked)  # processed even if the client gives up: a request cannot be taken back
         limit = request.extensions["timeout"]["read"]
         await anyio.sleep(min(end - now, limit))
         if end - now > limit:
@@ -126,9 +126,9 @@ class ModelService(httpx.AsyncBaseTransport):
         return httpx.Response(status, content=json.dumps(document).encode())
 
     def _queue(self, now: float, seconds: float) -> float:
-        """Put work into the queue and return when it will be done.
+        """Put work into the queue and return the time at which it will be done.
 
-        First come, first served: a start depends on nothing that comes later, so it is known at once.
+        First come, first served: a start time does not depend on later requests, so it is known at once.
         """
         start = max(now, self._last_start)
         running = sorted(end for end in self._ends if end > start)

@@ -1,4 +1,4 @@
-"""Real proxies, as Debian has them: nginx and Varnish before a service, squid and tinyproxy on the way out."""
+"""Real proxies, as packaged by Debian: nginx, Varnish, and the forward proxies squid and tinyproxy."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ sub vcl_recv {{ return (pass); }}
 
 
 def installed(program: str) -> str | None:
-    """Return where a program is, if it is there."""
+    """Return the path of a program, or None."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
 
 
 def needs(program: str) -> str:
-    """Return where a program is; skip the test where it is not installed."""
+    """Return the path of a program; skip the test if it is not installed."""
     found = installed(program)
     if found is None:
         pytest.skip(f"{program} is not installed (a Debian package)")
@@ -107,7 +107,7 @@ def nginx(backend: str, *, location: str = "", http: str = "") -> Iterator[str]:
 
 @contextmanager
 def nginx_that_asks_who(backend: str, authority: trustme.CA, *, location: str = "") -> Iterator[str]:
-    """Run nginx with TLS, which wants certificates of an authority; gives its address."""
+    """Run nginx with TLS that requires client certificates of an authority; gives its address."""
     with tempfile.TemporaryDirectory() as folder:
         issued = authority.issue_cert("localhost").private_key_and_cert_chain_pem
         issued.write_to_path(f"{folder}/server.pem")
@@ -130,10 +130,10 @@ def _nginx(folder: str, backend: str, values: dict[str, str]) -> Iterator[int]:
 
 @contextmanager
 def squid() -> Iterator[str]:
-    """Run squid, which asks for credentials; gives its address with them."""
+    """Run squid, which requires credentials; gives its address with them."""
     program, port = needs("squid"), _free_port()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # it gives up its rights, and then looks into it
+        Path(folder).chmod(0o755)  # squid drops its privileges before it reads the folder
         knows, config = Path(folder) / "knows", Path(folder) / "squid.conf"
         knows.write_text(_KNOWS.format(user=USER, password=PASSWORD))
         knows.chmod(0o755)
@@ -144,7 +144,7 @@ def squid() -> Iterator[str]:
 
 @contextmanager
 def tinyproxy() -> Iterator[str]:
-    """Run tinyproxy, which asks for credentials; gives its address with them."""
+    """Run tinyproxy, which requires credentials; gives its address with them."""
     program, port = needs("tinyproxy"), _free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "tinyproxy.conf"
@@ -155,7 +155,7 @@ def tinyproxy() -> Iterator[str]:
 
 @contextmanager
 def varnish(backend: str) -> Iterator[str]:
-    """Run Varnish, which passes everything on, in front of a service; gives its address."""
+    """Run Varnish without caching in front of a service; gives its address."""
     program, port = needs("varnishd"), _free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "pass.vcl"

@@ -1,4 +1,4 @@
-"""A service that goes away behind nginx, and an nginx that lets only some requests through."""
+"""A service that goes away behind nginx, and an nginx with a rate limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECT = RetryPolicy(unprocessed={408, 425, 429, 503})
 
 
 def client_of(url: str, **options) -> SamplingClient:
-    """Return a client by the real clock: what is measured here is time."""
+    """Return a client with the real clock, because these tests measure time."""
     return SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY, max_concurrency=WIDTH, **options)
 
 
@@ -42,11 +42,11 @@ async def test_an_outage_costs_one_window_and_its_end_is_noticed_soon(behind_ngi
     statuses = [outcome.status for outcome in seen]
     assert statuses.count("unknown") <= 2 * (WIDTH + 1)
     assert statuses.count("not_sent") == 0
-    assert {"invited", "rejected"} <= set(statuses[-200:])  # among which those may be that hung
+    assert {"invited", "rejected"} <= set(statuses[-200:])  # these may include the requests that hung
 
 
 @pytest.mark.parametrize(("status", "policy"), [(429, None), (503, DIRECT), (503, None)])
-async def test_what_nginx_lets_through_is_used_and_little_is_refused(status, policy):
+async def test_the_client_uses_the_rate_that_nginx_allows_and_little_is_refused(status, policy):
     location = f"limit_req zone=all burst=5; limit_req_status {status};"
     requests = [InviteRequest(f"m{number}", [2, 3]) for number in range(60)]
     began = time.monotonic()
@@ -56,6 +56,6 @@ async def test_what_nginx_lets_through_is_used_and_little_is_refused(status, pol
         assert backend.ledger.lies(seen) == []
     statuses = [outcome.status for outcome in seen]
     assert statuses.count("not_sent") == 0
-    # Of a 503 that proves nothing, those of the beginning, before the rate is known.
+    # Unknown are only IDs from the beginning, before the rate is known: their 503 proves nothing.
     assert statuses.count("unknown") <= (2 * 10 if status == 503 and policy is None else 0)
     assert time.monotonic() - began < 2 * 60 / 20 + 5

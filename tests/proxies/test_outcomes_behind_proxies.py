@@ -1,4 +1,4 @@
-"""What proxies say in the name of a service, and what may be concluded from it."""
+"""Responses that proxies give in place of the service, and the outcomes that follow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CUT_400 = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\r\n{F
 DIRECT = RetryPolicy(unprocessed={408, 425, 429, 503})
 
 
-async def test_varnish_says_503_of_a_request_that_was_processed(tmp_path):
-    """Its page even bears Retry-After: three requests would be three invites for each ID."""
+async def test_a_503_from_varnish_leaves_a_bulk_invite_unknown(tmp_path):
+    """Its page even has Retry-After: three requests would make three invites for each ID."""
     with FaultServer(then=[*PROCESSED, rst()]) as server, varnish(server.url) as url:
         async with client_of(url) as client:
             requests = [InviteRequest("m1", [2, 3])]
@@ -33,7 +33,7 @@ async def test_varnish_says_503_of_a_request_that_was_processed(tmp_path):
     assert len(server.ledger.processed) == 1
 
 
-async def test_a_single_invite_that_varnish_says_503_of_may_exist():
+async def test_a_503_from_varnish_leaves_a_single_invite_unknown():
     with FaultServer(then=[*PROCESSED, rst()]) as server, varnish(server.url) as url:
         async with client_of(url) as client:
             with pytest.raises(ServerError) as caught:
@@ -42,15 +42,15 @@ async def test_a_single_invite_that_varnish_says_503_of_may_exist():
     assert server.ledger.processed
 
 
-async def test_a_503_counts_as_a_refusal_for_who_says_so():
+async def test_a_503_counts_as_a_refusal_if_the_policy_says_so():
     with FaultServer([read(), reply(503)], then=RIGHT) as server, varnish(server.url) as url:
         async with client_of(url, retry=DIRECT) as client:
             result = await client.bulk_invite("m1", [2, 3])
     assert (len(result.invited), len(server.ledger.received)) == (1, 2)
 
 
-async def test_nginx_passes_a_cut_400_on_as_whole():
-    """Its connections to the backend speak HTTP/1.0, where the end of the connection is the end of the body."""
+async def test_a_cut_400_that_nginx_completes_leaves_a_bulk_invite_unknown():
+    """It uses HTTP/1.0 to the backend, where the end of the connection is the end of the body."""
     with FaultServer(then=[*PROCESSED, send(CUT_400), rst_softly]) as server, nginx(server.url) as url:
         async with client_of(url) as client:
             result = await client.bulk_invite("m1", range(1, 11))
@@ -60,12 +60,12 @@ async def test_nginx_passes_a_cut_400_on_as_whole():
 
 
 def rst_softly(exchange) -> None:
-    """End the connection as a backend does that dies between two writes."""
+    """End the connection like a backend that dies between two writes."""
     exchange.connection.sock.close()
     exchange.over = True
 
 
-async def test_nginx_says_502_of_a_request_that_was_processed():
+async def test_a_502_from_nginx_leaves_a_bulk_invite_unknown():
     with FaultServer(then=[*PROCESSED, rst()]) as server, nginx(server.url) as url:
         async with client_of(url) as client:
             result = await client.bulk_invite("m1", [2, 3])
@@ -73,14 +73,14 @@ async def test_nginx_says_502_of_a_request_that_was_processed():
     assert len(server.ledger.processed) == 1
 
 
-async def test_a_close_delimited_400_that_is_cut_proves_nothing_without_a_proxy_either():
+async def test_a_cut_400_that_ends_with_the_connection_proves_nothing():
     with FaultServer(then=[*PROCESSED, send(CUT_400), rst_softly]) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", range(1, 11))
     assert (len(result.unknown), len(server.ledger.processed)) == (10, 1)
 
 
-async def test_behind_both_a_bulk_is_answered_as_without_them():
+async def test_a_bulk_behind_nginx_or_varnish_gives_the_same_outcomes():
     with FaultServer(then=[*PROCESSED, answer()]) as server:
         for proxy in (nginx, varnish):
             with proxy(server.url) as url:

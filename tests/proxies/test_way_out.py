@@ -1,4 +1,4 @@
-"""The way out of a company: squid and tinyproxy with credentials, nginx that wants client certificates."""
+"""Forward proxies: squid and tinyproxy with credentials; and nginx that requires client certificates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_all_calls_go_through_a_tunnel(proxy):
     assert server.ledger.lies(result) == []
 
 
-async def test_all_calls_are_fetched(proxy):
+async def test_all_calls_go_through_a_forward_proxy(proxy):
     with FaultServer() as server:
         async with client_of(server.url, proxy=proxy) as client:
             for endpoint in ENDPOINTS:
@@ -60,8 +60,8 @@ async def test_all_calls_are_fetched(proxy):
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.parametrize("password", ["none", "wrong"])
-async def test_wrong_credentials_are_told_with_the_status_and_nothing_was_sent(scheme, password, proxy):
-    """Tinyproxy says 401 of a wrong password, which a service might say too where it is asked by the proxy."""
+async def test_wrong_credentials_are_reported_with_the_status_and_nothing_was_sent(scheme, password, proxy):
+    """Tinyproxy responds 401 to a wrong password. A service behind a forward proxy might do that too."""
     is_tinys = password == "wrong" and "401" in await _said_to("sesame", proxy)
     way = proxy.replace(f"agent:{PASSWORD}@", "" if password == "none" else "agent:sesame@")
     with FaultServer() as server:
@@ -84,14 +84,14 @@ async def test_wrong_credentials_are_told_with_the_status_and_nothing_was_sent(s
 
 
 async def _said_to(password: str, proxy: str) -> str:
-    """Return what a proxy says to a wrong password."""
+    """Return the error after a wrong password."""
     async with client_of("https://127.0.0.1:1", proxy=proxy.replace(PASSWORD, password)) as client:
         with pytest.raises(TransportError) as caught:
             await client.get_settings()
     return str(caught.value)
 
 
-async def test_a_service_that_is_not_there_is_told_of_the_proxy(proxy):
+async def test_the_error_of_an_unreachable_service_mentions_the_proxy(proxy):
     async with client_of("https://127.0.0.1:1", proxy=proxy) as client:
         with pytest.raises(TransportError, match=r"the proxy answered 5\d\d; nothing was sent") as caught:
             await client.get_settings()
@@ -101,7 +101,7 @@ async def test_a_service_that_is_not_there_is_told_of_the_proxy(proxy):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("scheme", ["https", "http"])
 async def test_after_many_cancelled_calls_through_a_proxy_all_calls_work(scheme, proxy):
-    """The engine of httpx was dead for good after 600 of them."""
+    """The engine of httpx stopped working after 600 of them."""
     slow = [*PROCESSED, wait(0.002), answer()]
     with tls_server("none" if scheme == "https" else "plain_text", then=slow) as (server, https, authorities):
         url = https if scheme == "https" else server.url
@@ -133,7 +133,7 @@ async def _cut_off(client: SamplingClient, seconds: float) -> None:
 
 
 @pytest.mark.asyncio
-async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_path, monkeypatch):
+async def test_nginx_accepts_our_client_certificate_and_tls_sessions_are_resumed(tmp_path, monkeypatch):
     authority = trustme.CA()
     authority.issue_cert("partner@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me")
     authority.cert_pem.write_to_path(tmp_path / "authority")
@@ -151,13 +151,15 @@ async def test_nginx_knows_us_by_our_certificate_and_sessions_are_resumed(tmp_pa
             assert connection._wire._sock.session_reused
         stranger = trusting(tmp_path / "authority")
         async with client_of(url, ssl_context=stranger) as client:
-            with pytest.raises(BadRequestError) as caught:  # nginx ends the handshake, and then says so in HTML
+            with pytest.raises(
+                BadRequestError
+            ) as caught:  # nginx completes the handshake, and then refuses in HTML
                 await client.get_settings()
             assert "No required SSL certificate was sent" in caught.value.body_excerpt
 
 
 @pytest.mark.asyncio
-async def test_through_squid_to_nginx_with_a_client_certificate(tmp_path):
+async def test_a_client_certificate_works_through_squid(tmp_path):
     authority = trustme.CA()
     context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
     authority.issue_cert("partner@example.org").configure_cert(context)
