@@ -20,6 +20,7 @@ from __future__ import annotations
 from sampling_async.notifications._app import NotificationsApp
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, Reply, kept_secrets, rotate_secrets
+from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -47,6 +48,7 @@ __all__ = [
     "Completion",
     "Entry",
     "Fact",
+    "FactStream",
     "GiveUp",
     "HandlerPolicy",
     "Inbox",

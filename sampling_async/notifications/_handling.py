@@ -266,8 +266,9 @@ async def _called(handler: Handler, fact: Fact[Any]) -> None:
     if inspect.iscoroutinefunction(handler):
         await handler(fact)
         return
-    result = await anyio.to_thread.run_sync(handler, fact)
-    if inspect.isawaitable(result):  # of a callable object, or of functools.partial
+    # In a list, because trio refuses a function in a thread that returns a coroutine.
+    (result,) = await anyio.to_thread.run_sync(lambda: [handler(fact)])
+    if inspect.isawaitable(result):  # a callable object whose __call__ is a coroutine function
         await result
 
 

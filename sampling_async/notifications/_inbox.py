@@ -6,9 +6,8 @@ import logging
 import os
 import secrets as random_secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import anyio
@@ -21,6 +20,7 @@ from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entrance import Entrance
 from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._handling import RECORDS, HandlerPolicy, Handlers, Handling
+from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._signatures import ForgedError, Signatures
 from sampling_async.notifications._sqlite import SqliteStore
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._app import NotificationsApp
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Fact, State, Store
+    from sampling_async.notifications._store import State, Store
 
 N = TypeVar("N", bound="Notification")
 H = TypeVar("H", bound=Callable[..., Any])
@@ -41,7 +41,6 @@ Headers: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
 _LARGE: Final = 1 << 16
-_PAGE: Final = 500
 
 
 @frozen
@@ -309,33 +308,21 @@ class Inbox:
 
         return register
 
-    async def facts(
+    def facts(
         self, *records: type[N], after: int = 0, state: State | None = None, follow: bool = False
-    ) -> AsyncIterator[Fact[N]]:
-        """Yield facts in the order of their arrival. The inbox need not be open.
+    ) -> FactStream[N]:
+        """Return the facts in the order of their arrival: `async for fact in inbox.facts(Completion)`.
+
+        The inbox need not be open.
 
         Args:
             *records: What they tell, `Completion` for instance; by default everything.
             after: The ID of the last fact that you have.
             state: Only those in this state.
             follow: Whether to wait for more at the end, without end.
-
-        Raises:
-            StoreError: The store cannot be read.
         """
         kinds = [RECORDS[record] for record in records] or None
-        while True:
-            page: list[Any] = await in_thread(self._page, kinds, after, state)
-            for fact in page:
-                after = fact.id
-                yield fact
-            if len(page) < _PAGE:
-                if not follow:
-                    return
-                await anyio.sleep(self._policy.poll)
-
-    def _page(self, kinds: list[Kind | None] | None, after: int, state: State | None) -> list[Any]:
-        return list(islice(self.store.facts(kinds=kinds, after=after, state=state), _PAGE))
+        return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 
 def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequence[str]]:

@@ -136,8 +136,15 @@ class SqliteStore:
         return self._database
 
     def _connected(self) -> sqlite3.Connection:
-        # The thread that commits is the only one that uses the connection, but another one may close it.
-        return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        # mode=rw: reading must not make an empty file. The thread that commits is the only one that uses the
+        # connection, but another one may close it.
+        return sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
 
     def _make_private(self) -> None:
         # SQLite would make the file as the umask says. It gives -wal and -shm the mode of the file.

@@ -1,0 +1,65 @@
+"""Facts as an async iterator, which reads the store in pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+import anyio
+
+from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._records import Notification
+
+if TYPE_CHECKING:
+    from sampling_async.notifications._records import Kind
+    from sampling_async.notifications._store import Fact, State, Store
+
+N = TypeVar("N", bound=Notification)
+_PAGE: Final = 500
+
+
+class FactStream(Generic[N]):
+    """The facts of a store in the order of their arrival, see `Inbox.facts`.
+
+    It holds nothing open, so it may be left at any place.
+    """
+
+    # A class and not a generator: one that is left early would have to be closed by its reader.
+
+    def __init__(
+        self, store: Store, kinds: list[Kind | None] | None, after: int, state: State | None, poll: float | None
+    ) -> None:
+        self._store = store
+        self._kinds = kinds
+        self._after = after
+        self._state = state
+        self._poll = poll
+        self._page: deque[Any] = deque()
+        self._is_last = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Fact[N]:
+        """Return the next fact.
+
+        Raises:
+            StoreError: The store cannot be read.
+            StopAsyncIteration: There is no more, and `follow` was not asked for.
+        """
+        while not self._page:
+            if self._is_last:
+                raise StopAsyncIteration
+            self._page.extend(await in_thread(self._read))
+            if len(self._page) < _PAGE and self._poll is None:
+                self._is_last = True
+            elif not self._page and self._poll is not None:
+                await anyio.sleep(self._poll)
+        fact: Fact[N] = self._page.popleft()
+        self._after = fact.id
+        return fact
+
+    def _read(self) -> list[Any]:
+        found = self._store.facts(kinds=self._kinds, after=self._after, state=self._state)
+        return list(islice(found, _PAGE))

@@ -1,0 +1,134 @@
+"""The inbox as an ASGI application: mounted, alone, and under senders that do not behave."""
+
+from __future__ import annotations
+
+import anyio
+import httpx
+import pytest
+from notifications_kit import COMPLETION, PEER, SECRET, encoded, facts_of
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from sampling_async.notifications import Inbox, Kind, _app
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    return Inbox(tmp_path / "n.db", secrets=SECRET)
+
+
+def asking(app) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, client=(PEER, 1234))
+    return httpx.AsyncClient(transport=transport, base_url="http://partner.example")
+
+
+@pytest.mark.parametrize("prefix", ["", "/events", "/a/b"])
+async def test_it_can_be_mounted_anywhere(inbox, prefix):
+    app = Starlette(routes=[Mount(prefix, app=inbox.app)]) if prefix else inbox.app
+    async with inbox, asking(app) as http:
+        for kind, url in inbox.urls(f"http://partner.example{prefix}").items():
+            assert (await http.post(url, content=b"?")).status_code == 200, kind
+        wrong = await http.post(f"{prefix}/completion/wrong", content=b"?")
+        assert (wrong.status_code, wrong.text) == (404, "Not found")
+        for path in ("/", "/completion", f"/completion/{SECRET}/more", f"/other/{SECRET}", f"/{SECRET}"):
+            assert (await http.post(prefix + path, content=b"?")).status_code == 404, path
+    assert len(await facts_of(inbox)) == 5
+
+
+async def test_get_and_post_are_taken_and_nothing_else(inbox):
+    async with inbox, asking(inbox.app) as http:
+        url = inbox.path(Kind.QUOTA_STATUS)
+        query = "QuotaID=7&IsLive=false&UpdateDateTimeUTC=2026-11-22+10:00:00"
+        assert (await http.get(f"{url}?{query}")).status_code == 200
+        for method in ("PUT", "DELETE", "OPTIONS", "HEAD"):
+            assert (await http.request(method, url)).status_code == 405
+    (fact,) = await facts_of(inbox)
+    assert fact.notification.quota_id == 7
+
+
+async def test_a_closed_inbox_asks_to_come_again(inbox):
+    async with asking(inbox.app) as http:
+        response = await http.post(inbox.path(Kind.COMPLETION), content=b"?")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+
+
+async def test_the_peer_and_its_headers_are_stored(inbox):
+    async with inbox, asking(inbox.app) as http:
+        await http.post(inbox.path(Kind.COMPLETION), content=encoded(COMPLETION), headers={"X-Request-Id": "7"})
+        peer, headers = inbox.store._open.execute("SELECT peer, headers FROM receipts").fetchone()
+    assert peer == PEER
+    assert '["x-request-id", "7"]' in headers
+
+
+async def call(app, messages, *, path=f"/completion/{SECRET}", method="POST"):
+    """Call an ASGI application with these messages, and return what it sends."""
+    sent = []
+
+    async def receive():
+        if not messages:
+            await anyio.sleep_forever()
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "client": None}
+    await app(scope, receive, send)
+    return sent
+
+
+def part(body: bytes, *, more: bool):
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_comes_in_parts(inbox):
+    async with inbox:
+        body = encoded(COMPLETION)
+        sent = await call(inbox.app, [part(body[:9], more=True), part(body[9:], more=False)])
+        assert sent[0]["status"] == 200
+    assert [fact.kind for fact in await facts_of(inbox)] == ["completion"]
+
+
+async def test_a_body_without_end_is_refused(inbox):
+    async with inbox:
+        endless = [part(b"x" * 600_000, more=True)] * 3
+        sent = await call(inbox.app, endless)
+        assert sent[0]["status"] == 413
+        assert len(endless) == 1  # it is not read to its end
+
+
+async def test_a_sender_that_goes_away_leaves_nothing(inbox):
+    async with inbox:
+        assert await call(inbox.app, [part(b"x", more=True), {"type": "http.disconnect"}]) == []
+    assert await facts_of(inbox) == []
+
+
+async def test_a_slow_sender_is_not_waited_for(inbox, monkeypatch):
+    monkeypatch.setattr(_app, "_BODY_SECONDS", 0.01)
+    async with inbox:
+        sent = await call(inbox.app, [part(b"x", more=True)])
+        assert sent[0]["status"] == 408
+
+
+async def test_nothing_is_read_for_a_wrong_secret(inbox):
+    async with inbox:
+        messages = [part(b"x", more=False)]
+        sent = await call(inbox.app, messages, path="/completion/wrong")
+        assert sent[0]["status"] == 404
+        assert len(messages) == 1
+
+
+async def test_other_protocols_are_answered(inbox):
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive():
+        return messages.pop(0)
+
+    await inbox.app({"type": "lifespan"}, receive, send)
+    await inbox.app({"type": "websocket"}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]

@@ -1,0 +1,317 @@
+"""Handlers: at least once, in order for each key, again after a failure, and never for what does not stand."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import anyio
+import pytest
+from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post, status
+
+from sampling_async import InvalidRequestError
+from sampling_async.notifications import (
+    Completion,
+    Fact,
+    GiveUp,
+    HandlerPolicy,
+    Inbox,
+    InviteNotification,
+    QuotaStatus,
+    RetryLater,
+    State,
+    SurveyClosed,
+    Terminate,
+    UnknownNotification,
+)
+
+QUICK = HandlerPolicy(first_wait=0.001, longest_wait=0.002, poll=0.01, attempts=3, grace=1.0)
+
+
+def new_inbox(tmp_path, policy=QUICK, **options) -> Inbox:
+    return Inbox(tmp_path / "n.db", secrets=SECRET, handling=policy, **options)
+
+
+def with_fallback(inbox: Inbox) -> Inbox:
+    inbox.on(UnknownNotification)(lambda _fact: None)
+    return inbox
+
+
+async def until(condition) -> None:
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event
+            await anyio.sleep(0.002)
+
+
+async def states(inbox: Inbox) -> list[State]:
+    return [fact.state for fact in await facts_of(inbox)]
+
+
+async def until_states(inbox: Inbox, *expected: State) -> None:
+    with anyio.fail_after(10):
+        while await states(inbox) != list(expected):  # noqa: ASYNC110  likewise
+            await anyio.sleep(0.002)
+
+
+async def test_each_handler_gets_its_facts(tmp_path):
+    inbox, seen = new_inbox(tmp_path), []
+
+    @inbox.on(Completion, Terminate)
+    async def member(fact: Fact[Completion | Terminate]) -> None:
+        seen.append(fact.notification.member_code)
+
+    @inbox.on(UnknownNotification)
+    def unknown(fact: Fact[UnknownNotification]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        seen.append(fact.notification.body)
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "terminate", {**TERMINATE, "UniqueCode": "m-2"})
+        await post(inbox, "terminate", b"?")
+        await until_states(inbox, *[State.HANDLED] * 3)
+    assert sorted(map(str, seen)) == ["b'?'", "m-1", "m-2"]
+
+
+async def test_callables_that_return_awaitables_are_awaited(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    async def note(what: str, fact: Fact[Completion]) -> None:
+        seen.append((what, fact.id))
+
+    class Noting:
+        async def __call__(self, fact: Fact[Terminate]) -> None:
+            await note("terminate", fact)
+
+    inbox.on(Completion)(partial(note, "completion"))
+    inbox.on(Terminate)(Noting())
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "terminate", {**TERMINATE, "WaveId": 5})
+        await until(lambda: len(seen) == 2)
+    assert sorted(seen) == [("completion", 1), ("terminate", 2)]
+
+
+async def test_a_handler_that_fails_is_called_again_until_the_fact_is_dead(tmp_path, caplog):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def fails(fact: Fact[Completion]) -> None:
+        seen.append(fact.attempts)
+        raise LookupError("m-1 has no account")
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await until_states(inbox, State.DEAD)
+    assert seen == [1, 2, 3]
+    (fact,) = await facts_of(inbox)
+    assert fact.error == "LookupError: m-1 has no account"
+    assert [fact.id async for fact in inbox.facts(state=State.DEAD)] == [1]
+    assert "raised LookupError in attempt 3; it is dead" in caplog.text
+    assert "m-1" not in caplog.text
+
+
+async def test_a_handler_may_give_up_or_ask_for_time(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def gives_up(_fact: Fact[Completion]) -> None:
+        raise GiveUp("no such member")
+
+    @inbox.on(QuotaStatus)
+    async def later(fact: Fact[QuotaStatus]) -> None:
+        seen.append(fact.attempts)
+        if fact.attempts <= 5:
+            raise RetryLater(0)
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "quota_status", status(1, is_live=True))
+        await until_states(inbox, State.DEAD, State.HANDLED)
+    assert seen == [1, 2, 3, 4, 5, 6]  # more than HandlerPolicy.attempts
+    assert (await facts_of(inbox))[0].attempts == 1
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "soon", None])
+def test_a_wait_is_a_number_of_seconds(seconds):
+    with pytest.raises(InvalidRequestError, match="seconds"):
+        RetryLater(seconds)
+
+
+async def test_facts_of_a_key_are_handled_in_order(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def slow_at_first(fact: Fact[Completion]) -> None:
+        if fact.attempts == 1:
+            raise LookupError
+        await anyio.sleep(0.002)
+        seen.append((fact.notification.member_code, fact.notification.revenue * 100))
+
+    async with inbox:
+        for revenue in range(4):
+            for member in range(3):
+                await post(inbox, "completion", {**COMPLETION, "UniqueCode": str(member), "Revenue": revenue})
+        await until(lambda: len(seen) == 12)
+    for member in "012":
+        assert [revenue for code, revenue in seen if code == member] == [0, 1, 2, 3]
+
+
+async def test_at_most_so_many_are_handled_at_once(tmp_path):
+    policy = HandlerPolicy(at_once=3, poll=0.01)
+    inbox, running, most = with_fallback(new_inbox(tmp_path, policy)), 0, 0
+
+    @inbox.on(Completion)
+    async def slow(_fact: Fact[Completion]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await anyio.sleep(0.003)
+        running -= 1
+
+    async with inbox:
+        for member in range(12):
+            await post(inbox, "completion", {**COMPLETION, "UniqueCode": str(member)})
+        await until_states(inbox, *[State.HANDLED] * 12)
+    assert most == 3
+
+
+async def test_what_does_not_stand_is_not_handled(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Terminate, Completion, QuotaStatus)
+    async def note(fact: Fact[Terminate | Completion | QuotaStatus]) -> None:
+        seen.append(fact.id)
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "terminate", TERMINATE)
+        await post(inbox, "quota_status", status(5, is_live=False))
+        await post(inbox, "quota_status", status(1, is_live=True))
+        await until_states(inbox, State.HANDLED, State.SKIPPED, State.HANDLED, State.SKIPPED)
+    assert seen == [1, 3]
+
+
+async def test_what_one_inbox_has_stored_another_one_handles(tmp_path):
+    storing, seen = new_inbox(tmp_path), []
+    handling = with_fallback(new_inbox(tmp_path))
+
+    @handling.on(Completion)
+    async def note(fact: Fact[Completion]) -> None:
+        seen.append(fact.id)
+
+    async with handling, storing:
+        await post(storing, "completion", COMPLETION)
+        await until(lambda: seen == [1])
+
+
+async def test_kinds_without_a_handler_wait_for_one(tmp_path):
+    async with with_fallback(new_inbox(tmp_path)) as first:
+        await post(first, "invite", MEMBER)
+        await post(first, "invite", b"?")
+        await until_states(first, State.PENDING, State.HANDLED)
+    second, seen = with_fallback(new_inbox(tmp_path)), []
+    second.on(InviteNotification)(lambda fact: seen.append(fact.id))
+    async with second:
+        await until(lambda: seen == [1])
+
+
+async def test_leases_of_a_handler_that_was_cut_off_end_with_the_inbox(tmp_path):
+    policy = HandlerPolicy(grace=0.01, lease=1000.0, poll=0.01)
+    first, begun = with_fallback(new_inbox(tmp_path, policy)), anyio.Event()
+
+    @first.on(Completion)
+    async def hangs(_fact: Fact[Completion]) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async with first:
+        await post(first, "completion", COMPLETION)
+        await begun.wait()
+    second, attempts = with_fallback(new_inbox(tmp_path)), []
+    second.on(Completion)(lambda fact: attempts.append(fact.attempts))
+    async with second:
+        await until(lambda: attempts == [1])
+
+
+async def test_handlers_that_run_may_end(tmp_path):
+    inbox, begun, ended = with_fallback(new_inbox(tmp_path)), anyio.Event(), []
+
+    @inbox.on(Completion)
+    async def takes_its_time(fact: Fact[Completion]) -> None:
+        begun.set()
+        await anyio.sleep(0.05)
+        ended.append(fact.id)
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await begun.wait()
+    assert ended == [1]
+    assert await states(inbox) == [State.HANDLED]
+
+
+async def test_leases_are_prolonged_while_a_handler_runs(tmp_path):
+    policy = HandlerPolicy(lease=0.06, poll=0.005)
+    first, second = (with_fallback(new_inbox(tmp_path, policy)) for _ in range(2))
+    seen = []
+
+    async def slow(fact: Fact[Completion]) -> None:
+        seen.append(fact.attempts)
+        await anyio.sleep(0.3)
+
+    first.on(Completion)(slow)
+    second.on(Completion)(slow)
+    async with first, second:
+        await post(first, "completion", COMPLETION)
+        await until_states(first, State.HANDLED)
+    assert seen == [1]
+
+
+async def test_an_error_of_the_store_does_not_end_the_handling(tmp_path, monkeypatch, caplog):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+    inbox.on(Completion)(lambda fact: seen.append(fact.id))
+    async with inbox:
+        database = inbox.store._open
+        monkeypatch.setattr(inbox.store, "_database", None)
+        await until(lambda: "facts cannot be read" in caplog.text)
+        monkeypatch.setattr(inbox.store, "_database", database)
+        await post(inbox, "completion", COMPLETION)
+        await until(lambda: seen == [1])
+
+
+def test_a_fallback_is_needed_beside_any_handler(tmp_path):
+    inbox = new_inbox(tmp_path)
+    inbox.on(Completion)(lambda _fact: None)
+    with pytest.raises(InvalidRequestError, match="register a handler for UnknownNotification"):
+        anyio.run(inbox.__aenter__)
+
+
+async def test_handlers_are_registered_before_the_inbox_is_opened(tmp_path):
+    async with new_inbox(tmp_path) as inbox:
+        with pytest.raises(RuntimeError, match="before the inbox is opened"):
+            inbox.on(Completion)(lambda _fact: None)
+
+
+def test_a_handler_takes_notifications_and_each_has_one(tmp_path):
+    inbox = new_inbox(tmp_path)
+    inbox.on(Completion)(lambda _fact: None)
+    with pytest.raises(InvalidRequestError, match="Completion has a handler already"):
+        inbox.on(SurveyClosed, Completion)(lambda _fact: None)
+    inbox.on(SurveyClosed)(lambda _fact: None)
+    with pytest.raises(InvalidRequestError, match="is no notification"):
+        inbox.on(int)(lambda _fact: None)
+
+
+@pytest.mark.parametrize(
+    "name", ["at_once", "attempts", "first_wait", "longest_wait", "lease", "poll", "grace"]
+)
+@pytest.mark.parametrize("value", [0, -1, "many", True])
+def test_a_policy_has_numbers_above_0(name, value):
+    with pytest.raises(InvalidRequestError, match=f"HandlerPolicy.{name}"):
+        HandlerPolicy(**{name: value})
+
+
+def test_waits_grow_to_the_longest():
+    policy = HandlerPolicy(first_wait=1.0, longest_wait=60.0)
+    assert [policy.wait(attempts, 1.0) for attempts in (1, 2, 3, 7, 5000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+    assert policy.wait(2, 0.0) == 1.0

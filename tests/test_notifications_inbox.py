@@ -1,0 +1,374 @@
+"""The inbox: who may post, what is stored before it is acknowledged, and what is answered when it cannot be."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+from notifications_kit import CLOSED, COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, status
+
+from sampling_async import InvalidRequestError
+from sampling_async.notifications import (
+    Completion,
+    Inbox,
+    Kind,
+    QuotaStatus,
+    SqliteStore,
+    StoreError,
+    Terminate,
+    UnknownNotification,
+    kept_secrets,
+)
+from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
+from sampling_async.notifications._signatures import Signatures
+from sampling_async.notifications._understanding import Named, understand
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "n.db"
+
+
+def inbox_at(path, **options) -> Inbox:
+    return Inbox(path, **{"secrets": SECRET, **options})
+
+
+# --- Storing
+
+
+async def test_what_is_acknowledged_is_stored(path):
+    async with inbox_at(path) as inbox:
+        for kind, fields in (("completion", COMPLETION), ("survey_closed", CLOSED), ("invite", b"?")):
+            reply = await post(inbox, kind, fields)
+            assert (reply.status, reply.body) == (200, b"OK")
+            # By another connection, as after a kill of this process.
+            assert next(iter(SqliteStore(path).facts(kinds=[Kind(kind)] if kind != "invite" else [None])))
+        assert [fact.kind for fact in await facts_of(inbox)] == ["completion", "survey_closed", None]
+
+
+async def test_facts_are_read_when_the_inbox_is_closed(path):
+    async with inbox_at(path) as inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "quota_status", status(1, is_live=True))
+    assert [fact.notification.quota_id async for fact in inbox.facts(QuotaStatus)] == [1100]
+    assert [fact.id async for fact in inbox.facts(after=1)] == [2]
+
+
+async def test_facts_can_be_followed(path):
+    seen = []
+
+    async def follow() -> None:
+        async for fact in inbox.facts(Completion, Terminate, follow=True):
+            seen.append(fact)
+            if len(seen) == 2:
+                return
+
+    async with inbox_at(path) as inbox:
+        inbox._policy = inbox._policy.__class__(poll=0.01)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            await anyio.sleep(0.02)
+            await post(inbox, "completion", COMPLETION)
+            await post(inbox, "quota_status", status(1, is_live=True))
+            await post(inbox, "terminate", {**TERMINATE, "WaveId": 3})
+    assert [fact.kind for fact in seen] == ["completion", "terminate"]
+
+
+async def test_a_closed_inbox_asks_to_send_again(path):
+    inbox = inbox_at(path)
+    assert (await post(inbox, "completion", COMPLETION)).status == 503
+    async with inbox:
+        assert repr(inbox) == f"<Inbox open <SqliteStore {path}>>"
+    assert (await post(inbox, "completion", COMPLETION)).status == 503
+    assert inbox.receive_sync("completion", b"", {}, PEER, secret=SECRET).status == 503
+    assert await facts_of(inbox) == []
+
+
+async def test_an_inbox_is_entered_once(path):
+    async with inbox_at(path) as inbox:
+        with pytest.raises(RuntimeError, match="entered once"):
+            await inbox.__aenter__()
+
+
+async def test_what_cannot_be_stored_is_not_acknowledged_and_nothing_else_is_lost(path, caplog):
+    store = SqliteStore(path)
+    async with inbox_at(store) as inbox:
+        assert (await post(inbox, "completion", COMPLETION)).status == 200
+        (pages,) = store._open.execute("PRAGMA page_count").fetchone()
+        store._open.execute(f"PRAGMA max_page_count = {pages}")
+        replies = {}
+
+        async def send(number: int) -> None:
+            fields = {**COMPLETION, "UniqueCode": f"n-{number}", "SurveyRef": "x" * 900}
+            replies[f"n-{number}"] = await post(inbox, "completion", fields)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(100):
+                tasks.start_soon(send, number)
+        store._open.execute("PRAGMA max_page_count = 1000000")
+        assert (await post(inbox, "completion", {**COMPLETION, "UniqueCode": "later"})).status == 200
+    statuses = [reply.status for reply in replies.values()]
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(503) > 50
+    acknowledged = {code for code, reply in replies.items() if reply.status == 200}
+    stored = {fact.notification.member_code for fact in await facts_of(inbox)}
+    assert stored == {*acknowledged, "m-1", "later"}
+    assert "answered with 503" in caplog.text
+    assert "n-1" not in caplog.text
+
+
+async def test_a_store_that_cannot_be_opened_raises_and_nothing_is_left_running(tmp_path):
+    before = threading.active_count()
+    with pytest.raises(StoreError, match="cannot be opened"):
+        async with inbox_at(tmp_path / "no" / "n.db"):
+            pass
+    assert threading.active_count() <= before + 1
+
+
+async def test_a_cancelled_hit_does_no_harm(path):
+    async with inbox_at(path) as inbox:
+        for number in range(20):
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await post(inbox, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+        assert (await post(inbox, "completion", COMPLETION)).status == 200
+
+
+async def test_hits_come_from_threads_too(path):
+    async with inbox_at(path) as inbox:
+
+        def send(number: int) -> int:
+            fields = encoded({**COMPLETION, "UniqueCode": f"m-{number}"})
+            return inbox.receive_sync("completion", fields, {}, PEER, secret=SECRET).status
+
+        def send_all() -> list[int]:
+            with ThreadPoolExecutor(8) as pool:
+                return list(pool.map(send, range(200)))
+
+        assert await anyio.to_thread.run_sync(send_all) == [200] * 200
+        assert len(await facts_of(inbox)) == 200
+        assert inbox.receive_sync("completion", b"x" * (1 << 20), {}, PEER, secret=SECRET).status == 200
+        assert inbox.receive_sync("completion", b"x" * ((1 << 20) + 1), {}, PEER, secret=SECRET).status == 413
+        assert inbox.receive_sync("completion", b"x", {}, PEER, secret="wrong").status == 404
+
+
+async def test_a_large_body_is_read_in_a_thread(path):
+    fields = [{**COMPLETION, "UniqueCode": f"m-{number}", "SurveyRef": "x" * 100} for number in range(1000)]
+    async with inbox_at(path) as inbox:
+        assert (await post(inbox, "completion", fields)).status == 200
+        assert len(await facts_of(inbox)) == 1000
+        assert (await post(inbox, "completion", b" " * ((1 << 20) + 1))).status == 413
+
+
+def test_too_many_that_wait_are_refused(tmp_path):
+    committer = Committer(SqliteStore(tmp_path / "n.db"))
+    committer.start()
+    go_on = threading.Event()
+    try:
+        first = committer.submit(lambda _: go_on.wait(10))
+        with pytest.raises(StoreError, match="wait to be stored"):
+            for _ in range(MOST_WAITING + GROUP + 2):
+                committer.submit(lambda _: None)
+        go_on.set()
+        assert first.result(10)
+    finally:
+        go_on.set()
+        committer.stop()
+    with pytest.raises(StoreError, match="is closed"):
+        committer.submit(lambda _: None)
+
+
+def test_an_operation_that_fails_takes_no_other_along(tmp_path):
+    committer = Committer(SqliteStore(tmp_path / "n.db"))
+    committer.start()
+    go_on = threading.Event()
+    try:
+        committer.submit(lambda _: go_on.wait(10))
+        good = [committer.submit(lambda _, number=number: number) for number in range(3)]
+        bad = committer.submit(lambda _: 1 // 0)
+        go_on.set()
+        assert [future.result(10) for future in good] == [0, 1, 2]
+        with pytest.raises(ZeroDivisionError):
+            bad.result(10)
+    finally:
+        committer.stop()
+
+
+# --- Who may post
+
+
+@pytest.mark.parametrize(
+    ("kind", "secret", "expected"),
+    [
+        ("completion", SECRET, 200),
+        ("completion", "", 404),
+        ("completion", SECRET[:-1], 404),
+        ("completion", SECRET + "x", 404),
+        ("completion", "\ud800", 404),
+        ("complete", SECRET, 404),
+        ("", SECRET, 404),
+    ],
+)
+async def test_a_wrong_secret_is_not_found_and_nothing_is_stored(path, kind, secret, expected):
+    async with inbox_at(path) as inbox:
+        assert (await post(inbox, kind, COMPLETION, secret=secret)).status == expected
+        (count,) = inbox.store._open.execute("SELECT count(*) FROM receipts").fetchone()
+        assert count == (expected == 200)
+
+
+async def test_several_secrets_are_valid_at_once(path):
+    old, new = "the-old-secret-of-all", "the-new-secret-of-all"
+    async with inbox_at(path, secrets=[new, old]) as inbox:
+        for secret in (old, new):
+            assert (await post(inbox, "completion", COMPLETION, secret=secret)).status == 200
+        assert inbox.urls("https://x/events/")[Kind.COMPLETION] == f"https://x/events/completion/{new}"
+
+
+async def test_each_kind_has_its_secret(path):
+    secrets = kept_secrets(path)
+    async with inbox_at(path, secrets=secrets) as inbox:
+        for kind in Kind:
+            assert (await post(inbox, kind, b"?", secret=secrets[kind][0])).status == 200
+            assert (
+            another = Kind.TERMINATE if kind is not Kind.TERMINATE else Kind.INVITE
+            assert (await post(inbox, kind, b"?", secret=secrets[another][0])).status == 404
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"secrets": ()}, "needs a secret for each kind"),
+        ({"secrets": {Kind.COMPLETION: SECRET}}, "needs a secret for each kind"),
+        ({"secrets": ""}, "at least 16 characters"),
+        ({"secrets": [SECRET, ""]}, "at least 16 characters"),
+        ({"secrets": "short"}, "at least 16 characters"),
+        ({"secrets": {"complete": SECRET}}, "no kind of notification"),
+        ({"basic": [("operator", "")]}, "at least 16 characters"),
+        ({"networks": ["198.51.100.7/24"]}, "no network such as"),
+        ({"trusted_proxies": ["localhost"]}, "no network such as"),
+        ({"shared_secrets": [""]}, "not empty"),
+        ({"require_signature": True}, "needs shared_secrets"),
+    ],
+)
+def test_an_inbox_that_anybody_could_post_to_is_refused(path, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        inbox_at(path, **options)
+    assert not path.exists()
+
+
+def basic(user, password):
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (basic("operator", "a password that is long"), 200),
+        (basic("operator", "another"), 404),
+        (basic("", ""), 404),
+        ({}, 404),
+        ({"Authorization": "Basic ?"}, 404),
+        ({"Authorization": "Bearer x"}, 404),
+    ],
+)
+async def test_basic_auth_stands_in_place_of_a_secret(path, headers, expected):
+    async with inbox_at(path, secrets=(), basic=[("operator", "a password that is long")]) as inbox:
+        assert (await inbox.receive("completion", encoded(COMPLETION), headers, PEER)).status == expected
+        assert inbox.path(Kind.COMPLETION) == "/completion"
+
+
+async def test_passwords_are_not_stored(path):
+    headers = {**basic("operator", "a password that is long"), "Cookie": "session=1", "X-Request-Id": "abc"}
+    async with inbox_at(path, secrets=(), basic=[("operator", "a password that is long")]) as inbox:
+        await inbox.receive("completion", encoded(COMPLETION), headers, PEER)
+        (stored,) = inbox.store._open.execute("SELECT headers FROM receipts").fetchone()
+    assert "abc" in stored
+    assert "session" not in stored
+    assert basic("operator", "a password that is long")["Authorization"][6:] not in stored
+
+
+FORWARDED = "x-forwarded-for"
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "expected"),
+    [
+        ("198.51.100.7", None, 200),
+        ("::ffff:198.51.100.7", None, 200),
+        ("203.0.113.9", None, 403),
+        ("", None, 403),
+        ("unix socket", None, 403),
+        ("10.0.0.1", "198.51.100.7", 200),
+        ("10.0.0.1", "198.51.100.7:4321", 200),
+        ("10.0.0.1", "198.51.100.7, 10.0.0.2", 200),
+        ("10.0.0.1", "198.51.100.7, 203.0.113.9", 403),
+        ("10.0.0.1", "203.0.113.9", 403),
+        ("10.0.0.1", "[2001:db8::7]:443", 200),
+        ("10.0.0.1", "2001:db8::7", 200),
+        ("10.0.0.1", "garbage", 403),
+        ("10.0.0.1", None, 403),
+        ("203.0.113.9", "198.51.100.7", 403),
+    ],
+)
+async def test_only_allowed_addresses_may_post_and_headers_spoof_nothing(path, peer, forwarded, expected):
+    guard = {"networks": ["198.51.100.0/24", "2001:db8::/32"], "trusted_proxies": ["10.0.0.0/8"]}
+    headers = [] if forwarded is None else [("X-Forwarded-For", forwarded)]
+    async with inbox_at(path, **guard) as inbox:
+        reply = await inbox.receive("completion", encoded(COMPLETION), headers, peer, secret=SECRET)
+        assert reply.status == expected
+        wrong = await inbox.receive("completion", encoded(COMPLETION), headers, peer, secret="wrong")
+        assert wrong.status == 404
+
+
+async def test_the_address_behind_the_proxy_is_stored(path):
+    async with inbox_at(path, trusted_proxies=["10.0.0.0/8"]) as inbox:
+        headers = [("X-Forwarded-For", "1.2.3.4"), ("X-Forwarded-For", "198.51.100.9")]
+        await inbox.receive("completion", encoded(COMPLETION), headers, "10.0.0.1", secret=SECRET)
+        assert inbox.store._open.execute("SELECT peer FROM receipts").fetchone() == ("198.51.100.9",)
+
+
+# --- Signatures
+
+
+async def test_a_forged_notification_does_not_reserve_its_place(path):
+    from test_notifications_signatures import signature_of  # noqa: PLC0415
+
+    forged = {**COMPLETION, "Revenue": 99_999, "EncryptedValue": "0" * 64}
+    true = {**COMPLETION, "EncryptedValue": signature_of("240177m-1")}
+    async with inbox_at(path, shared_secrets="supersecret") as inbox:
+        assert (await post(inbox, "completion", forged)).status == 403
+        assert (await post(inbox, "completion", true)).status == 200
+        assert (await post(inbox, "completion", [true, forged])).status == 403
+        (fact,) = await facts_of(inbox)
+        assert fact.verified
+        assert (fact.receipts, fact.corrects) == (1, None)
+        rows = inbox.store._open.execute("SELECT verdict, length(body) FROM receipts").fetchall()
+        assert [verdict for verdict, _ in rows] == ["wrong signature", "new", "wrong signature"]
+        assert all(size for _, size in rows)
+
+
+async def test_a_proof_that_comes_later_counts(path):
+    from test_notifications_signatures import signature_of  # noqa: PLC0415
+
+    async with inbox_at(path, shared_secrets="supersecret") as inbox:
+        await post(inbox, "completion", COMPLETION)
+        assert not (await facts_of(inbox))[0].verified
+        await post(inbox, "completion", {**COMPLETION, "EncryptedValue": signature_of("240177m-1")})
+        (fact,) = await facts_of(inbox)
+        assert (fact.verified, fact.receipts, fact.differing) == (True, 2, 0)
+
+
+async def test_a_signature_may_be_required(path):
+    async with inbox_at(path, shared_secrets="supersecret", require_signature=True) as inbox:
+        assert (await post(inbox, "completion", COMPLETION)).status == 403
+        assert (await post(inbox, "survey_closed", CLOSED)).status == 200
+        assert (await post(inbox, "completion", b"?")).status == 200
+    assert [type(fact.notification) for fact in await facts_of(inbox)][1:] == [UnknownNotification]
+
+
+def test_a_record_that_cannot_be_read_is_no_proof():
+    record = understand(Kind.COMPLETION, Named(COMPLETION))
+    assert not Signatures((), is_required=False).verified(record, "0" * 64)

@@ -1,0 +1,366 @@
+"""The store in a SQLite file: what a fact is, what replaces what, and leases of handlers."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from decimal import Decimal
+
+import pytest
+from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, status
+
+from sampling_async.notifications import (
+    Kind,
+    Receipt,
+    Settled,
+    SqliteStore,
+    Standing,
+    State,
+    StoreError,
+    UnknownNotification,
+    kept_secrets,
+    rotate_secrets,
+)
+from sampling_async.notifications._entries import read_entries
+from sampling_async.notifications._signatures import Signatures
+
+UNSIGNED = Signatures((), is_required=False)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqliteStore(tmp_path / "n.db")
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def put(store, kind, fields, at=1.0):
+    """Store what was posted, and return what became of it."""
+    body = encoded(fields)
+    with store.transaction():
+        entries = read_entries(Kind(kind), body, "", UNSIGNED)
+        return list(store.receive(Receipt(Kind(kind), at, body, "", [], PEER), entries))
+
+
+def facts(store, **only):
+    return list(store.facts(**only))
+
+
+def claim(store, owner="me", *, now=10.0, lease=5.0, kinds=(*Kind, None)):
+    with store.transaction():
+        return list(store.claim(owner, kinds, now, now + lease, 100))
+
+
+def settle(store, fact, state=State.HANDLED, owner="me", due=0.0):
+    with store.transaction():
+        return store.settle(owner, Settled(fact_id=fact.id, state=state, due=due))
+
+
+def test_a_repetition_is_counted(store):
+    assert put(store, "completion", COMPLETION) == ["new"]
+    assert put(store, "completion", COMPLETION, at=2.0) == ["repeated"]
+    texts = {name.lower(): str(value) for name, value in COMPLETION.items()}
+    assert put(store, "completion", texts) == ["repeated"]
+    (fact,) = facts(store)
+    assert (fact.receipts, fact.differing, fact.received_at.timestamp()) == (3, 0, 1.0)
+    assert fact.fields == COMPLETION
+
+
+def test_a_repetition_with_other_content_is_flagged(store):
+    put(store, "completion", COMPLETION)
+    assert put(store, "completion", {**COMPLETION, "DateTime": "2026-11-23 10:00:00"}) == ["differs"]
+    (fact,) = facts(store)
+    assert (fact.receipts, fact.differing) == (2, 1)
+    assert fact.fields == COMPLETION
+
+
+def test_another_revenue_is_a_correction_linked_to_the_first(store):
+    put(store, "completion", COMPLETION)
+    put(store, "completion", {**COMPLETION, "Revenue": 75})
+    put(store, "completion", {**COMPLETION, "Revenue": 0})
+    assert put(store, "completion", COMPLETION) == ["repeated"]
+    first, *corrections = facts(store)
+    assert first.corrects is None
+    assert [fact.corrects for fact in corrections] == [first.id, first.id]
+    assert [fact.notification.revenue for fact in facts(store)] == [Decimal("1.5"), Decimal("0.75"), Decimal(0)]
+
+
+def test_a_late_terminate_does_not_replace_a_completion(store):
+    put(store, "completion", COMPLETION)
+    assert put(store, "terminate", TERMINATE) == ["overruled"]
+    completion, terminate = facts(store)
+    assert (completion.standing, completion.state) == (Standing.STANDS, State.PENDING)
+    assert (terminate.standing, terminate.state) == (Standing.OVERRULED, State.SKIPPED)
+    assert [fact.id for fact in claim(store)] == [completion.id]
+
+
+def test_a_completion_overrules_an_earlier_terminate(store):
+    put(store, "terminate", TERMINATE)
+    put(store, "completion", COMPLETION)
+    terminate, completion = facts(store)
+    assert (terminate.standing, terminate.state) == (Standing.OVERRULED, State.SKIPPED)
+    assert completion.standing is Standing.STANDS
+
+
+def test_a_terminate_of_another_wave_stands(store):
+    put(store, "completion", COMPLETION)
+    assert put(store, "terminate", {**TERMINATE, "WaveId": 78}) == ["new"]
+
+
+def test_the_newest_status_of_a_quota_stands(store):
+    assert put(store, "quota_status", status(5, is_live=True)) == ["new"]
+    assert put(store, "quota_status", status(9, is_live=False)) == ["new"]
+    assert put(store, "quota_status", status(7, is_live=True)) == ["stale"]
+    assert put(store, "quota_status", status(9, is_live=False)) == ["repeated"]
+    assert put(store, "quota_status", status(1, is_live=True, quota_id=1101)) == ["new"]
+    assert [(fact.notification.at.second, fact.standing) for fact in facts(store)] == [
+        (5, Standing.STALE),
+        (9, Standing.STANDS),
+        (7, Standing.STALE),
+        (1, Standing.STANDS),
+    ]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_statuses_at_the_same_time_the_closed_one_stands(store, first):
+    put(store, "quota_status", status(5, is_live=first))
+    put(store, "quota_status", status(5, is_live=not first))
+    (standing,) = [fact for fact in facts(store) if fact.standing is Standing.STANDS]
+    assert not standing.notification.is_live
+
+
+def test_other_kinds_are_facts_once(store):
+    for kind, fields in (("invite", MEMBER), ("survey_closed", CLOSED), ("terminate", TERMINATE)):
+        assert put(store, kind, fields) == ["new"]
+        assert put(store, kind, fields) == ["repeated"]
+    assert [fact.kind for fact in facts(store)] == ["invite", "survey_closed", "terminate"]
+
+
+def test_what_is_not_understood_is_kept_whole(store):
+    assert put(store, "completion", b"\xffhello") == ["new"]
+    assert put(store, "completion", b"\xffhello") == ["repeated"]
+    assert put(store, "terminate", b"\xffhello") == ["new"]
+    assert put(store, "completion", {"Revenue": 5}) == ["new"]
+    garbled, _, nameless = facts(store)
+    assert garbled.kind is None
+    assert garbled.posted_as is Kind.COMPLETION
+    reason = "neither JSON nor XML nor a form"
+    assert garbled.notification == UnknownNotification(kind=Kind.COMPLETION, body=b"\xffhello", reason=reason)
+    assert nameless.fields == {"Revenue": 5}
+    assert "uniquecode is missing" in nameless.notification.reason
+
+
+def test_a_list_gives_several_facts(store):
+    fields = [status(second, is_live=False, quota_id=second) for second in range(5)]
+    assert put(store, "quota_status", [*fields, fields[0], {"x": 1}]) == ["new"] * 5 + ["repeated", "new"]
+    assert len(facts(store)) == 6
+
+
+@pytest.mark.parametrize("code", ["\ud800", "\x00", "'; DROP TABLE facts; --", "a" * 1000])
+def test_any_member_code_can_be_stored(store, code):
+    put(store, "completion", {**COMPLETION, "UniqueCode": code})
+    assert put(store, "completion", {**COMPLETION, "UniqueCode": code}) == ["repeated"]
+    assert facts(store)[0].notification.member_code == code
+
+
+def test_facts_are_read_by_kind_place_and_state(store):
+    put(store, "completion", COMPLETION)
+    put(store, "quota_status", status(1, is_live=True))
+    put(store, "invite", b"?")
+    assert [fact.kind for fact in facts(store, kinds=[Kind.COMPLETION, None])] == ["completion", None]
+    assert [fact.kind for fact in facts(store, after=1)] == ["quota_status", None]
+    assert facts(store, state=State.DEAD) == []
+
+
+def test_many_facts_are_read_in_pages(store):
+    put(store, "quota_status", [status(1, is_live=True, quota_id=number) for number in range(1, 801)])
+    put(store, "quota_status", [status(1, is_live=True, quota_id=number) for number in range(801, 1601)])
+    put(store, "quota_status", [status(1, is_live=True, quota_id=number) for number in range(1601, 2402)])
+    assert [fact.notification.quota_id for fact in facts(store)] == list(range(1, 2402))
+
+
+# --- Leases
+
+
+def test_a_fact_is_leased_to_one(store):
+    put(store, "completion", COMPLETION)
+    (fact,) = claim(store)
+    assert fact.attempts == 1
+    assert claim(store, "another", now=14.9) == []
+    (again,) = claim(store, "another", now=15.0)
+    assert (again.id, again.attempts) == (fact.id, 2)
+    assert not settle(store, fact)
+    assert settle(store, again, owner="another")
+    assert facts(store)[0].state is State.HANDLED
+
+
+def test_a_lease_is_prolonged_or_released(store):
+    put(store, "completion", COMPLETION)
+    (fact,) = claim(store)
+    with store.transaction():
+        store.extend("me", [fact.id], 100.0)
+        store.extend("another", [fact.id], 0.0)
+    assert claim(store, now=99.0) == []
+    with store.transaction():
+        store.release("another")
+        store.release("me")
+    (again,) = claim(store)
+    assert again.attempts == 1
+
+
+def test_facts_of_a_key_come_one_after_the_other(store):
+    put(store, "terminate", TERMINATE)
+    put(store, "terminate", {**TERMINATE, "UniqueCode": "m-2"})
+    put(store, "completion", COMPLETION)
+    put(store, "completion", {**COMPLETION, "Revenue": 75})
+    other, first = claim(store)
+    assert first.notification.revenue == Decimal("1.5")
+    assert other.notification.member_code == "m-2"
+    assert claim(store) == []
+    settle(store, first, State.PENDING, due=20.0)
+    settle(store, other)
+    assert claim(store, now=19.0) == []
+    (retried,) = claim(store, now=20.0)
+    assert retried.id == first.id
+    settle(store, retried)
+    (second,) = claim(store, now=21.0)
+    assert second.notification.revenue == Decimal("0.75")
+
+
+def test_a_dead_fact_does_not_hold_up_others_and_can_be_replayed(store):
+    put(store, "completion", COMPLETION)
+    put(store, "completion", {**COMPLETION, "Revenue": 75})
+    (first,) = claim(store)
+    settle(store, first, State.DEAD)
+    (second,) = claim(store)
+    assert second.id != first.id
+    settle(store, second)
+    with store.transaction():
+        assert store.replay() == 1
+    (again,) = claim(store)
+    assert (again.id, again.attempts) == (first.id, 1)
+    with store.transaction():
+        assert store.replay([second.id, 999]) == 1
+
+
+def test_kinds_without_a_handler_hold_nobody_up(store):
+    put(store, "terminate", TERMINATE)
+    put(store, "invite", b"?")
+    put(store, "terminate", {**TERMINATE, "UniqueCode": "m-2"})
+    put(store, "completion", {**COMPLETION, "UniqueCode": "m-2"})
+    assert [fact.kind for fact in claim(store, kinds=[Kind.COMPLETION])] == ["completion"]
+    assert [fact.kind for fact in claim(store, kinds=[None])] == [None]
+
+
+def test_a_fact_that_was_overruled_while_it_was_handled_stays_skipped(store):
+    put(store, "terminate", TERMINATE)
+    (terminate,) = claim(store)
+    put(store, "completion", COMPLETION)
+    settle(store, terminate, State.PENDING)
+    assert facts(store)[0].state is State.SKIPPED
+
+
+# --- The file
+
+
+def test_a_transaction_is_whole_or_not_there(store):
+    def stored_then_failed() -> None:
+        with store.transaction():
+            store.receive(Receipt(Kind.INVITE, 1.0, b"x"), read_entries(Kind.INVITE, b"x", "", UNSIGNED))
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        stored_then_failed()
+    assert facts(store) == []
+    assert put(store, "invite", b"x") == ["new"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such modes on Windows")
+def test_only_its_owner_can_read_the_file(store):
+    put(store, "completion", COMPLETION)
+    for path in store.path.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_secrets_are_kept(tmp_path):
+    path = tmp_path / "n.db"
+    made = kept_secrets(path)
+    assert set(made) == set(Kind)
+    assert len({secret for (secret,) in made.values()}) == 5
+    assert kept_secrets(SqliteStore(path)) == made
+
+
+def test_rotated_secrets_stand_before_the_old_ones(tmp_path):
+    path = tmp_path / "n.db"
+    old = kept_secrets(path)
+    new = rotate_secrets(path)
+    assert all(new[kind][1:] == old[kind] for kind in Kind)
+    newest = rotate_secrets(path)
+    assert all(newest[kind][1] == new[kind][0] and len(newest[kind]) == 2 for kind in Kind)
+    assert kept_secrets(path) == newest
+
+
+def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE things (a)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="database of something else"):
+        SqliteStore(path).open()
+    assert path.read_bytes() == before
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreError, match="cannot be opened: file is not a database"):
+        SqliteStore(path).open()
+
+
+def test_a_newer_form_is_refused(tmp_path):
+    path = tmp_path / "n.db"
+    kept_secrets(path)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StoreError, match="made by a newer version"):
+        SqliteStore(path).open()
+
+
+def test_a_store_that_cannot_be_opened_says_why(tmp_path):
+    with pytest.raises(StoreError, match="cannot be opened: No such file"):
+        SqliteStore(tmp_path / "no" / "n.db").open()
+    with pytest.raises(StoreError, match="cannot be read"):
+        facts(SqliteStore(tmp_path / "no.db"))
+    assert not (tmp_path / "no.db").exists()
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    with pytest.raises(StoreError, match="is not open"), store.transaction():
+        pass
+
+
+def test_a_full_disk_is_an_error_and_then_it_is_not(store):
+    put(store, "completion", COMPLETION)
+    database = store._open
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match="full"):
+        for number in range(200):
+            put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}", "SurveyRef": "x" * 900})
+    kept = len(facts(store))
+    database.execute("PRAGMA max_page_count = 1000000")
+    assert put(store, "completion", {**COMPLETION, "UniqueCode": "new"}) == ["new"]
+    assert len(facts(store)) == kept + 1
+
+
+def test_two_stores_share_a_file(store):
+    another = SqliteStore(store.path)
+    another.open()
+    try:
+        assert put(another, "completion", COMPLETION) == ["new"]
+        assert put(store, "completion", COMPLETION) == ["repeated"]
+        assert [fact.id for fact in claim(another, "b")] == [1]
+        assert claim(store, "a") == []
+    finally:
+        another.close()
