@@ -232,7 +232,6 @@ async def test_each_kind_has_its_secret(path):
     async with inbox_at(path, secrets=secrets) as inbox:
         for kind in Kind:
             assert (await post(inbox, kind, b"?", secret=secrets[kind][0])).status == 200
-            assert (
             another = Kind.TERMINATE if kind is not Kind.TERMINATE else Kind.INVITE
             assert (await post(inbox, kind, b"?", secret=secrets[another][0])).status == 404
 
