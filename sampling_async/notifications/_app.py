@@ -53,9 +53,10 @@ class NotificationsApp:
         if scope["method"] not in ("GET", "POST"):
             await _send_reply(send, 405, b"GET or POST")
             return
-        with anyio.move_on_after(_BODY_SECONDS) as waiting:
-            body = await _read_body(receive)
-        if waiting.cancelled_caught:
+        try:
+            with anyio.fail_after(_BODY_SECONDS):
+                body = await _read_body(receive)
+        except TimeoutError:
             await _send_reply(send, 408, b"The body did not come in time")
             return
         if body is None:  # the sender has gone, and hears no response
