@@ -425,5 +425,5 @@ def test_every_id_ends_in_one_truthful_outcome_whatever_the_service_does(quota_i
 async def test_what_is_no_input_is_refused_at_once(nothing):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
-            with pytest.raises(InvalidRequestError, match="is an iterable or async iterable, not"):
+            with pytest.raises(InvalidRequestError, match="must be an iterable or an async iterable, not"):
                 ask(nothing)

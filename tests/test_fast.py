@@ -509,7 +509,7 @@ def test_where_it_is_not_usable_it_says_so_once_and_everything_is_read_slowly(
     answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
     assert next(answer.outcomes()).status == "rejected"
     [record] = caplog.records
-    assert "read slowly" in record.message
+    assert "slow path" in record.message
 
 
 # --- Sharing

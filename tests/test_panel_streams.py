@@ -37,7 +37,7 @@ def test_a_panel_is_a_stream_with_each_column_once_and_with_codes_where_members_
         PanelMatcher(index).run([{GENDER: MALE}]).read_all()
     with pytest.raises(InvalidRequestError, match="several columns '1001007'"):
         PanelMatcher(index).run(pa.table([[1], [2]], names=[str(GENDER)] * 2)).read_all()
-    with pytest.raises(InvalidRequestError, match="no column 'member_code'; it has '1001007'"):
+    with pytest.raises(InvalidRequestError, match="no column 'member_code'; it has the columns '1001007'"):
         PanelMatcher(index, TopK(2)).run(pa.table({str(GENDER): [MALE]})).read_all()
 
 

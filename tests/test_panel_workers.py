@@ -336,5 +336,5 @@ def test_a_process_that_has_nothing_to_do_ends_with_its_parent():
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
 def test_workers_are_a_number(generated, wrong):
-    with pytest.raises(InvalidRequestError, match="workers is a number of processes from 1 on"):
+    with pytest.raises(InvalidRequestError, match="workers must be a whole number of at least 1"):
         PanelMatcher(generated[0]).run(generated[1], workers=wrong)

@@ -110,7 +110,7 @@ async def test_requests_are_looked_through_by_what_they_asked_and_how_they_ended
     assert requests(quota_id=of_member.quota_ids[0], member_code="m000002") == (of_member,)
     assert requests(endpoint="bulk_invite")(status=503) == ()
     assert requests() == requests == tuple(requests)
-    with pytest.raises(ValueError, match="no endpoint 'quotas': they are get_quotas"):
+    with pytest.raises(ValueError, match="no endpoint 'quotas'; the endpoints are get_quotas"):
         requests(endpoint="quotas")  # type: ignore[arg-type]
 
 

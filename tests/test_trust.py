@@ -80,9 +80,9 @@ def client_of(url: str, **options) -> SamplingClient:
         ("SAMPLING_CA_FILE", "text", "no certificate"),
         ("SAMPLING_CA_FILE", "", "directory"),
         ("SAMPLING_CLIENT_CERT", "missing", "No such file"),
-        ("SAMPLING_CLIENT_CERT", "text", "as PEM and not encrypted"),
-        ("SAMPLING_CLIENT_CERT", "no key", "as PEM and not encrypted"),
-        ("SAMPLING_CLIENT_CERT", "encrypted", "as PEM and not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "text", "expected PEM, not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "no key", "expected PEM, not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "encrypted", "expected PEM, not encrypted"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_variable(variable, name, says, files, monkeypatch):
@@ -136,7 +136,7 @@ async def test_the_environment_names_authorities_and_the_client_certificate(auth
 
 @pytest.mark.parametrize("context", ["yes", True, ssl.SSLContext, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)])
 def test_a_context_is_one_for_clients(context):
-    with pytest.raises(InvalidRequestError, match=r"ssl_context is an ssl\.SSLContext for clients"):
+    with pytest.raises(InvalidRequestError, match=r"ssl_context must be an ssl\.SSLContext for clients"):
         client_of("https://localhost", ssl_context=context)
 
 
@@ -226,9 +226,9 @@ async def test_a_server_that_does_not_accept_who_we_are_is_named(who, version, a
     if who == "a stranger":
         trustme.CA().issue_cert("partner@example.org").configure_cert(context)
     says = {
-        ("nobody", ssl.TLSVersion.TLSv1_2): "'handshake failure': it may want a client certificate",
-        ("nobody", ssl.TLSVersion.TLSv1_3): "'certificate required': it wants a client certificate",
-    }.get((who, version), "'unknown ca': it does not know the authority of the client certificate")
+        ("nobody", ssl.TLSVersion.TLSv1_2): "'handshake failure': it may require a client certificate",
+        ("nobody", ssl.TLSVersion.TLSv1_3): "'certificate required': it requires a client certificate",
+    }.get((who, version), "'unknown ca': it does not know the authority that signed the client certificate")
     received = []
 
     def script(connection: wire.Connection) -> None:

@@ -222,7 +222,7 @@ class Inviter:
             self._stopped_by.attempts = 0
 
 
-_RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"
+_RESENT: Final = "this was sent again after an attempt that may have worked: an earlier invite may exist"
 
 
 def _resent(answer: BulkReply) -> BulkReply:

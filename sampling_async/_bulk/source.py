@@ -267,7 +267,8 @@ class PanelSource:
         if not isinstance(request, InviteRequest):
             self._input.latest = Input.NOTHING
             raise InvalidRequestError(
-                f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
+                "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not "
+                f"{type(request).__name__}"
             )
         counted = await _counted(request.quota_ids)
         if self._journal is None:
@@ -401,7 +402,7 @@ class _Part:
 def _unread(chunk: Chunk) -> Answered:
     """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
     error = SamplingError(
-        "interrupted before the journal was read: a run before may have asked for this",
+        "interrupted before the journal was read: an earlier run may have sent this",
         endpoint="bulk_invite",
         delivery="unknown",
     )

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXIT_CODES: Final = """\
-[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never \
-an argument; where it is not set and a person is there, it is asked for unseen.
-
-[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or \
-the output's reader went away - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 and 4 \
-also where no quota ID was answered at all) - 130 interrupted (Ctrl-C) - 143 told to end (SIGTERM).
-
-[bold]Try it:[/bold] sampling-async demo
-"""
+_EXIT_CODES: Final = (
+    "[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never an "
+    "argument; on a terminal, the command asks for a missing key and does not show it.\n\n[bold]Exit "
+    "codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or the "
+    "reader of the output ended - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 "
+    "and 4 also if no quota ID was answered) - 130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    "[bold]Try it:[/bold] sampling-async demo\n"
+)
 
 app: Final = typer.Typer(
     cls=Group,
-    help="The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
-    "lines where piped.",
+    help=(
+        "The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
+        "lines in a pipe."
+    ),
     epilog=_EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -56,18 +56,21 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
 MemberCode = Annotated[
-    str, typer.Argument(help="The member, by your own code.", metavar="MEMBER_CODE", show_default=False)
+    str, typer.Argument(help="The member's code in your panel.", metavar="MEMBER_CODE", show_default=False)
 ]
 QuotaID = Annotated[
-    int, typer.Argument(help="A quota ID from `quotas`.", min=1, metavar="QUOTA_ID", show_default=False)
+    int, typer.Argument(help="A quota ID, as `quotas` shows it.", min=1, metavar="QUOTA_ID", show_default=False)
 ]
 JournalFile = Annotated[
     Path | None,
     typer.Option(
         "--journal",
-        help="Write down what is sent and answered; given again, go on where a run was ended.",
+        help=(
+            "A file that notes what is sent and answered. With the same file, a new run continues an "
+            "interrupted one."
+        ),
         metavar="PATH",
         show_default=False,
     ),
@@ -85,7 +88,10 @@ AimOption = Annotated[
     Aim | None,
     typer.Option(
         "--goal",
-        help="throughput, unless given: as few requests as can be. first: the last answer as early as can be.",
+        help=(
+            "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
+            "throughput."
+        ),
         metavar="throughput|first",
         show_default=False,
     ),
@@ -106,7 +112,10 @@ def sampling_async(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True, metavar="")
+        bool,
+        typer.Option(
+            "--version", help=("Show the version and exit."), callback=_version, is_eager=True, metavar=""
+        ),
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
@@ -125,20 +134,20 @@ def quotas(
         bool,
         typer.Option(
             "--routables/--no-routables",
-            help="Conditions on routable questions too.",
+            help="Include conditions on routable questions, or leave them out.",
             show_default=False,
             metavar="",
         ),
     ] = True,
     survey: Annotated[
         int | None,
-        typer.Option(help="This survey only, with its quotas.", min=1, metavar="ID", show_default=False),
+        typer.Option(help="Show only this survey, with its quotas.", min=1, metavar="ID", show_default=False),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One document, as the service has it.", metavar="")
+        bool, typer.Option("--json", help="Print one JSON document, in the form of the service.", metavar="")
     ] = False,
 ) -> None:
-    """Show the open inventory: surveys and their quotas. Piped, a survey is a line of JSON."""
+    """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
     inventory = connection.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
@@ -177,7 +186,7 @@ def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
 def invite(
     connection: Connection, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
 ) -> None:
-    """Ask an invite of one member to one quota."""
+    """Request an invite of one member to one quota."""
     made = connection.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
@@ -198,8 +207,10 @@ def bulk_invite(
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Read the quota IDs from a file; - for stdin. It may be requests of `match --requests`: then"
-            " the member's lines count.",
+            help=(
+                "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
+                "--requests`, only the lines of this member count."
+            ),
             metavar="PATH",
             show_default=False,
         ),
@@ -208,12 +219,13 @@ def bulk_invite(
     goal: AimOption = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
+    """Request invites of one member to any number of quotas, and show each outcome as it is known.
 
-    Quota IDs are arguments, a file, or stdin, separated by blanks, commas or
-    newlines. Every ID gets one outcome, also when interrupted: the rest is
-    not_sent then. A second signal ends at once. A summary closes on stderr.
-    With a journal, all IDs are read before the first is sent.
+    Quota IDs come from arguments, a file, or stdin, separated by blanks,
+    commas or newlines. Every ID gets one outcome. After an interruption, the
+    rest is not_sent; a second signal ends the command at once. A summary
+    follows on stderr. With a journal, all IDs are read before the first is
+    sent.
     """
 
     def work(written: Journal | None) -> OneMember:
@@ -229,14 +241,18 @@ def bulk_invite(
     tally = _bulk(connection, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
-        fail(f"none of the {passed_over:,} requests is of this member; `fan-out` asks for all of them", USAGE)
+        fail(
+            f"none of the {passed_over:,} requests is for this member; `fan-out` sends the requests of all "
+            "members",
+            USAGE,
+        )
     if passed_over:
         typer.echo(
-            f"sampling-async: {passed_over:,} requests of other members were passed over; `fan-out` asks all",
+            f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all",
             err=True,
         )
     if not tally.total and not quota_ids:
-        fail("no quota IDs came in", USAGE)
+        fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
@@ -252,23 +268,24 @@ def fan_out(
     requests: Annotated[
         Path | None,
         typer.Argument(
-            metavar="REQUESTS", help="A file of requests; - or nothing for stdin.", show_default=False
+            metavar="REQUESTS", help="A file of requests; - for stdin. Default: stdin.", show_default=False
         ),
     ] = None,
     *,
     file: Annotated[
-        Path | None, typer.Option(help="The same, as an option.", metavar="PATH", show_default=False)
+        Path | None,
+        typer.Option(help=("The file of requests, as an option."), metavar="PATH", show_default=False),
     ] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Ask invites of many members, each to its quotas; outcomes are shown as they finish.
+    """Request invites of many members, each to its own quotas, and show each outcome as it is known.
 
     Requests are lines of JSON with MemberCode and QuotaIDs, as `match
-    --requests` writes them. They are read as they are sent. Every ID gets one
-    outcome, also when interrupted: the rest is not_sent then. A second signal
-    ends at once. A summary closes on stderr.
+    --requests` writes them. They are read while they are sent. Every ID gets
+    one outcome. After an interruption, the rest is not_sent; a second signal
+    ends the command at once. A summary follows on stderr.
     """
 
     def work(written: Journal | None) -> ManyMembers:
@@ -279,7 +296,7 @@ def fan_out(
 
     tally = _bulk(connection, work, journal, as_json=as_json, with_members=True)
     if not tally.total:
-        fail("no requests came in", USAGE)
+        fail("the input has no requests", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
@@ -302,7 +319,7 @@ def _bulk(
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
     connection.call(BulkRun(asked, written, shown, ending).run)
     if ending.came:
-        fail("interrupted" if ending.exit_code == INTERRUPTED else "told to end", ending.exit_code)
+        fail("interrupted" if ending.exit_code == INTERRUPTED else "terminated by SIGTERM", ending.exit_code)
     return tally
 
 
@@ -325,7 +342,7 @@ def _items(
         return Items(partial(_sources.file_source, file), parser(str(file)))
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
-        raise InvalidRequestError(f"give {what} {ways} or piped into stdin")
+        raise InvalidRequestError(f"give {what} {ways} or through a pipe")
     return Items(_sources.stdin_source, parser(_sources.STDIN))
 
 
@@ -338,7 +355,7 @@ def recontact(
     max_results: Annotated[
         int | None,
         typer.Option(
-            help="Member codes a page. Default: the service's.", min=1, metavar="N", show_default=False
+            help="Member codes per page. Default: set by the service.", min=1, metavar="N", show_default=False
         ),
     ] = None,
     after: Annotated[
@@ -347,13 +364,13 @@ def recontact(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(help="Stop after so many member codes.", min=1, metavar="N", show_default=False),
+        typer.Option(help="Stop after this many member codes.", min=1, metavar="N", show_default=False),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON lines instead of plain text.", metavar="")
+        bool, typer.Option("--json", help="Print JSON lines instead of plain text.", metavar="")
     ] = False,
 ) -> None:
-    """List the members wanted back for a quota of a recontact survey, one a line."""
+    """List the members that a recontact survey wants back for a quota, one per line."""
 
     async def work(client: SamplingClient) -> None:
         async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:

@@ -44,35 +44,37 @@ class Connection:
 
     base_url: Annotated[
         str | None,
-        _option("The service's address.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
+        _option("The address of the service.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
     ] = None
     panel: Annotated[
         str | None,
         _option("The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False),
     ] = None
-    max_concurrency: Annotated[int, _option("Requests in flight at once, at most.", min=1, metavar="N")] = 8
+    max_concurrency: Annotated[
+        int, _option("The maximum of requests at the same time.", min=1, metavar="N")
+    ] = 8
     timeout: Annotated[
         float | None,
         _option(
-            "Seconds to wait for an answer. Default: by endpoint.",
+            "Seconds to wait for a response. Default: depends on the endpoint.",
             min=0.001,
             metavar="SECONDS",
             show_default=False,
         ),
     ] = None
     attempts: Annotated[
-        int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")
+        int, _option("The maximum of attempts of a call, where repeating is safe.", min=1, metavar="N")
     ] = 3
     patience: Annotated[
         float, _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS")
     ] = 600.0
     allow_http: Annotated[
-        bool, _option("Let the key travel in the clear (plain http).", "--allow-http", metavar="")
+        bool, _option("Allow plain http, which sends the key unencrypted.", "--allow-http", metavar="")
     ] = False
     proxy: Annotated[
         str | None,
         _option(
-            "An HTTP proxy, http://host:3128; with user and password in SAMPLING_PROXY only.",
+            "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY.",
             metavar="URL",
             show_default=False,
         ),
@@ -80,7 +82,7 @@ class Connection:
     ca_file: Annotated[
         str | None,
         _option(
-            "A PEM file of the authorities to trust, in place of all others.",
+            "A PEM file of the only certificate authorities to trust.",
             metavar="FILE",
             envvar="SAMPLING_CA_FILE",
             show_default=False,
@@ -129,7 +131,9 @@ class Connection:
     def _way_out(self) -> str | None:
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
-            raise InvalidRequestError(f"--proxy shows in `ps`: put a user and password into {_PROXY_VARIABLE}")
+            raise InvalidRequestError(
+                f"other users can see --proxy in `ps`; give user and password in {_PROXY_VARIABLE}"
+            )
         return self.proxy or os.environ.get(_PROXY_VARIABLE) or None
 
     def _key(self) -> str:
@@ -139,7 +143,7 @@ class Connection:
             with suppress(EOFError):
                 key = getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
         if not key:
-            fail(f"the key is missing: set the environment variable {KEY_VARIABLE}", USAGE)
+            fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key
 
 

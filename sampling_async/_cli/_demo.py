@@ -270,7 +270,7 @@ def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
 def _last_words(process: subprocess.Popen[str]) -> str:
     process.kill()
     lines = process.stderr.read().strip().splitlines() if process.stderr else []
-    return lines[-1] if lines else "it did not say why"
+    return lines[-1] if lines else "it gave no reason"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -100,14 +100,14 @@ class MatchRun:
         missing = [str(question_id) for question_id in questions if str(question_id) not in columns]
         if missing and len(missing) == len(questions):
             raise InvalidRequestError(
-                f"{self._name}: no column of the panel is a question that is asked, such as {missing[0]};"
-                f" it has {files.named(columns)}. Say which column is which:"
-                f" {_advice(columns, questions) or f'--column {missing[0]}=NAME'}"
+                f"{self._name}: the panel has no column for any question of the inventory, such as "
+                f"{missing[0]}; it has {files.named(columns)}. Name the columns: "
+                f"{_advice(columns, questions) or f'--column {missing[0]}=NAME'}"
             )
         if not isinstance(matcher.output, Counts) and MEMBER_CODE not in columns:
             raise InvalidRequestError(
-                f"{self._name}: there is no column {MEMBER_CODE!r}, which tells members apart; it has"
-                f" {files.named(columns)}: give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
+                f"{self._name}: the panel has no column {MEMBER_CODE!r}, which is needed to name members; it "
+                f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
             view.tell_missing(missing[:_FEW], len(missing), len(questions))

@@ -98,7 +98,7 @@ def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> Pa
     if path.is_dir():
         raise InvalidRequestError(f"{panel} is a folder, not a file; a DuckDB query reads many files")
     if not path.is_file():
-        raise InvalidRequestError(f"{panel}: no such file")
+        raise InvalidRequestError(f"{panel}: the file does not exist")
     if not path.stat().st_size:
         raise InvalidRequestError(f"{panel} is empty")
     with read_errors(panel):
@@ -118,11 +118,13 @@ def _check_names(panel: object, names: Iterable[str], renamed: Mapping[str, str]
     for there, question in renamed.items():
         if there not in names:
             raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is no column {there!r}; there are {named(names)}"
+                f"{panel}: --column {question}={there}: there is no column {there!r}; the columns are "
+                f"{named(names)}"
             )
         if question in names and question != there and question not in renamed:
             raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is a column {question!r} too; leave out one"
+                f"{panel}: --column {question}={there}: there is also a column {question!r}; drop one of the "
+                "two"
             )
 
 
@@ -244,7 +246,7 @@ def _object_of(line: bytes, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise BadLineError(f"line {number}: each line of a panel is an object of JSON, and this is none")
+        raise BadLineError(f"line {number}: each line of a panel must be a JSON object, but this line is not")
     return row
 
 
@@ -310,12 +312,12 @@ def check_output(output: Path, panel: str) -> None:
     """
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
-            f"--output ends in {', '.join(OUTPUTS)}, which says what it is to be; not {output}"
+            f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
     if output.is_dir():
         raise InvalidRequestError(f"--output {output} is a folder")
     if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--output {output}: there is no such folder")
+        raise InvalidRequestError(f"--output {output}: the folder does not exist")
     if output.exists() and not is_query(panel) and Path(panel).exists() and output.samefile(panel):
         raise InvalidRequestError(f"--output {output} is the panel itself")
 

@@ -177,7 +177,7 @@ class Rows:
     def _owner(self) -> tuple[bytes, bytes, bytes]:
         found = self._database.execute("SELECT base_url, panel_guid, seed FROM owner").fetchone()
         if found is None or set(map(type, found)) != {bytes}:
-            raise Damage("whose it is cannot be read")
+            raise Damage("the service and panel it was written for cannot be read")
         owner: tuple[bytes, bytes, bytes] = found
         return owner
 
@@ -204,7 +204,7 @@ class Rows:
         """
         self._be_ready()
         if self._one("PRAGMA quick_check(1)")[0] != b"ok":
-            raise Damage("SQLite finds its pages in disorder")
+            raise Damage("SQLite finds damaged pages in the file")
         self.header = at_header = Header(0, self._owner()[2])
         with _transaction(self._index):
             for note in self._verified():
@@ -213,11 +213,11 @@ class Rows:
                 if self.header.rows == header.rows:
                     at_header = self.header
                 if not is_wanted():
-                    raise JournalError("is not wanted any more", path=self._path)
+                    raise JournalError("is no longer needed: its user stopped waiting", path=self._path)
         if self.header.rows < header.rows:
-            raise Damage(f"of {header.rows} rows the last {header.rows - self.header.rows} are missing")
+            raise Damage(f"the last {header.rows - self.header.rows} of {header.rows} rows are missing")
         if at_header != header:
-            raise Damage("it is not the one that the file beside it was written for")
+            raise Damage("the rows and the lock file do not belong together")
 
     def _verified(self) -> Iterator[Note]:
         """Yield the rows, check each of them, and advance `header`.
@@ -231,7 +231,7 @@ class Rows:
                 raise Damage(f"row {row} is missing")
             digest = _chained(self.header.digest, found)
             if not digest or digest != found[5]:
-                raise Damage(f"row {row} is not as it was written")
+                raise Damage(f"row {row} was changed")
             self.header = Header(row, found[5])
             yield Note(*found[1:5])
 

@@ -198,7 +198,9 @@ def is_usable() -> bool:
     except Exception:  # noqa: BLE001  whatever the reason, the careful decoder reads instead
         works = False
     if not works:
-        logger.warning("records are read slowly: msgspec %s does not fill drafts of attrs", msgspec.__version__)
+        logger.warning(
+            "records are decoded by the slow path: msgspec %s cannot fill attrs objects", msgspec.__version__
+        )
     return works
 
 

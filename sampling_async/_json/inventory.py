@@ -143,7 +143,7 @@ class Inventory:
             self._is_list_over = True
             return False
         if first != b"{" or bool(comma) is (self._count == 0):
-            raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
+            raise DecodeError(self._path, "expected surveys, each an object, separated by commas")
         self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
         return True
 

@@ -30,7 +30,9 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
     """
     invite = from_json(Invite, body)
     if invite.quota_id != quota_id:
-        raise DecodeError("$.QuotaID", "expected the quota asked for, found another: not our answer")
+        raise DecodeError(
+            "$.QuotaID", "expected the quota of the request, found another: this is not the response to it"
+        )
     return invite
 
 
@@ -168,8 +170,14 @@ def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
     """Return one outcome for two items with the same quota ID."""
     # Equal items are harmless. If they differ, neither can be trusted, and an invite may exist.
     if second.error is None and evolve(first, anomaly=second.anomaly) == second:
-        return evolve(second, anomaly="; ".join(filter(None, (second.anomaly, "answered twice, alike"))))
-    return _unknown(evolve(first, invite=None), "$.Invites", "expected one answer, found several that differ")
+        return evolve(
+            second, anomaly="; ".join(filter(None, (second.anomaly, ("answered twice, with equal items"))))
+        )
+    return _unknown(
+        evolve(first, invite=None),
+        "$.Invites",
+        "expected one item for this quota ID, found several that differ",
+    )
 
 
 def _missing(member_code: str, quota_id: int) -> InviteOutcome:

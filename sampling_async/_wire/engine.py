@@ -160,9 +160,9 @@ class Engine:
                 raise
             # Bytes that came before any request cannot be a response to it.
             wire.close()
-            raise httpx.ConnectError("the server closed, or spoke, before it was asked")
+            raise httpx.ConnectError("the server closed the connection, or sent something, before any request")
         assert scope.cancelled_caught
-        raise httpx.ConnectTimeout("no connection in time")
+        raise httpx.ConnectTimeout("no connection within the time limit")
 
     async def _opened(self, url: httpx.URL) -> Wire:
         tls = self._context() if url.scheme == "https" else None

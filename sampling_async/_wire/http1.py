@@ -124,7 +124,7 @@ class Answer:
 
     def _end(self) -> None:
         if not self.is_whole and (not self.status or self._is_framed):
-            raise httpx.RemoteProtocolError("the connection ended before the answer did")
+            raise httpx.RemoteProtocolError("the connection ended before the end of the response")
         self.is_whole = True
 
     def take(self) -> bytes:

@@ -181,8 +181,7 @@ class Session:
         if self.closed:
             return ClientClosedError("the client was closed during the call", delivery=track.delivery)
         return TransportTimeoutError(
-            f"no complete answer within {max(wall, 0.0):.3g} s, "
-            "the wall limit or what was left of the deadline",
+            f"no complete response within {max(wall, 0.0):.3g} s: the wall limit, or the rest of the deadline",
             delivery=track.delivery,
         )
 
@@ -206,7 +205,9 @@ class Session:
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         def sent(may_be: bool) -> None:  # noqa: FBT001
             if may_be and track.is_told:
-                raise ClientClosedError("the fan-out has been left", delivery=track.delivery)
+                raise ClientClosedError(
+                    "the `async with` block of the fan-out has ended", delivery=track.delivery
+                )
             track.sent = may_be
 
         # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
@@ -262,9 +263,7 @@ class Session:
         if self._loop is None:
             self._loop = loop
         elif self._loop != loop:
-            raise InvalidRequestError(
-                "this client belongs to another event loop; make one client for each loop"
-            )
+            raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
 
     @property
     def is_at_home(self) -> bool:

@@ -182,11 +182,13 @@ class Wire:
         if sys.platform == "linux" and self._is_tcp:
             left = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, _NUMBER)
             if int.from_bytes(left, sys.byteorder) >= asked:
-                raise OSError(errno.EPROTO, "what came is no answer: the request had not arrived")
+                raise OSError(
+                    errno.EPROTO, "bytes came before the request had arrived, so they are not its response"
+                )
 
     def _must_be_of_this_process(self) -> None:
         if self._forks != forks.count:
-            raise OSError(errno.EBADF, "the connection belongs to the process that this one was forked from")
+            raise OSError(errno.EBADF, "the connection belongs to the parent process of this fork")
 
     async def _ready_again(
         self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
@@ -441,7 +443,7 @@ def _under_tls(
         # `ssl` does the same, but loses the socket without closing it if this fails. So it is checked first.
         host.encode("idna")
     except UnicodeError as exc:
-        raise OSError(errno.EINVAL, "the name of the host cannot be that of a certificate") from exc
+        raise OSError(errno.EINVAL, "the host name cannot be in a certificate") from exc
     # `suppress_ragged_eofs=False`: anybody on the network can end the TCP connection. Without the closing alert
     # of TLS, this must not look like the end of a response.
     return tls.wrap_socket(

@@ -131,7 +131,7 @@ class Program:
             put_off_a_pause()
             for quota in survey.quotas:
                 if quota.quota_id in seen:
-                    self._tell(survey, quota, "", "a quota that is listed twice: the first one counts")
+                    self._tell(survey, quota, "", "the quota is listed twice: the first one counts")
                 else:
                     seen.add(quota.quota_id)
                     self.targets.append(Target(survey, quota, self._layers_of(survey, quota)))
@@ -154,7 +154,7 @@ class Program:
                     path = f"Layers[{at}].SubQuotas[{len(shapes) - 1}]"
                     self._tell(survey, quota, path, *odd, *([_NO_TARGET] if target <= 0 else []))
             if not shapes:
-                self._tell(survey, quota, f"Layers[{at}]", "a layer without sub-quotas, which nobody can fit")
+                self._tell(survey, quota, f"Layers[{at}]", "a layer without sub-quotas: no member can match it")
             # Look up by the order given first, which avoids the sorting for layers seen before. Sorted, layers
             # that differ only in the order of their sub-quotas are one.
             key = tuple(shapes)
@@ -199,4 +199,4 @@ class Program:
         return number
 
 
-_NO_TARGET: Final = "MaxTargetCompletes is not above 0: it counts as full"
+_NO_TARGET: Final = "MaxTargetCompletes is not above 0: the sub-quota counts as full"
