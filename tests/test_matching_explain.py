@@ -143,7 +143,7 @@ def test_what_keeps_a_member_out_besides_its_answers_is_told():
     assert told.truth == NO
     assert [(each.what, each.why) for each in told.parts[:-1]] == [
         ("device 1", "the survey accepts only devices 2, 3"),
-        ("survey 3", "the member's exclude_surveys names it"),
+        ("survey 3", "the survey is in exclude_surveys"),
         ("participation in survey 70", "the survey excludes members with such a participation"),
         ("recontact list", "the member is not on it"),
     ]

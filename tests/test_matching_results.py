@@ -61,7 +61,7 @@ def test_the_best_are_selected_certain_ones_first_and_one_of_a_survey():
     assert matched.select(100) == (52, 42, 32, 22, 12)
     assert matched.select(12, one_per_survey=False) == (*matched.certain, 11, 21)
     assert matched.select(0) == ()
-    for wrong in (-1, 2.5, "3"):
+    for wrong in (-1, 2.5, "3", True):
         with pytest.raises(InvalidRequestError, match="n must be"):
             matched.select(wrong)
 

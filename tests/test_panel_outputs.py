@@ -36,6 +36,8 @@ def test_how_many_are_wanted_is_a_number(wrong):
         Sample(wrong)
     with pytest.raises(InvalidRequestError, match="seed must be a whole number of at most 64 bits"):
         Sample(5, seed=2**65)
+    with pytest.raises(InvalidRequestError, match="seed must be a whole number"):
+        Sample(5, seed=True)
 
 
 @pytest.mark.parametrize("output", [TopK(2), Sample(2)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import anyio
@@ -69,6 +71,21 @@ async def test_counts_by_pair_follow_the_invites():
     assert sim.ledger.by_pair() == Counter((e.member_code, e.quota_id) for e in sim.ledger.invites)
     assert sim.ledger.count(first.member_code, first.quota_id) == 1
     assert sim.ledger.count("nobody", first.quota_id) == 0
+
+
+async def test_counts_by_pair_are_right_when_several_threads_ask():
+    sim = await with_invites(300)
+    expected = Counter((entry.member_code, entry.quota_id) for entry in sim.ledger.invites)
+    pairs = list(expected)[:20]
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            counts = list(pool.map(lambda pair: sim.ledger.count(*pair), pairs * 8))
+    finally:
+        sys.setswitchinterval(switch)
+    assert counts == [expected[pair] for pair in pairs * 8]
+    assert sim.ledger.by_pair() == expected
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(True, 12), (5, 5), (False, 0), (0, 0)])

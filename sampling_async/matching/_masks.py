@@ -33,7 +33,7 @@ def mask_reasons(
         shown = ", ".join(map(str, devices))
         yield Reason(f"device {device_type}", Truth.NO, f"the survey accepts only devices {shown}")
     if survey.survey_id in exclude_surveys:
-        yield Reason(f"survey {survey.survey_id}", Truth.NO, "the member's exclude_surveys names it")
+        yield Reason(f"survey {survey.survey_id}", Truth.NO, "the survey is in exclude_surveys")
     for exclusion in survey.survey_wave_exclusions:
         # Wave 0 of an exclusion stands for all waves of the survey.
         if any(
