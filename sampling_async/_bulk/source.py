@@ -306,7 +306,7 @@ class PanelSource:
         request = self._input.latest
         if isinstance(request, InviteRequest):
             whole = Chunk(request.member_code, Counter(request.quota_ids))
-            yield Job(whole, None if self._journal is None else _unread(whole))
+            yield Job(whole, None if self._journal is None else _not_looked_up(whole))
 
     async def aclose(self) -> None:
         """Close the input."""
@@ -358,7 +358,7 @@ class _Recalling:
             yield Job(self.part.again)
             yield Job(self.part.fresh)
         rest = Chunk(self._member_code, dict(islice(self._places(), self._read, None)))
-        yield Job(rest, _unread(rest))
+        yield Job(rest, _not_looked_up(rest))
 
 
 @frozen
@@ -399,7 +399,7 @@ class _Part:
         )
 
 
-def _unread(chunk: Chunk) -> Answered:
+def _not_looked_up(chunk: Chunk) -> Answered:
     """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
     error = SamplingError(
         "interrupted before the journal was read: an earlier run may have sent this",

@@ -313,7 +313,7 @@ class Caller:
             ended = str(answer.status)
             if answer.status != OK:
                 unprocessed = self.policy.unprocessed
-                answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
+                answer = refusal(answer, private=self._secrets_of(call), unprocessed=unprocessed) or answer
         now = self.clock()
         self._learn(call, permit, answer, began, now)
         self._log(call, track, now - began, ended)
@@ -366,7 +366,7 @@ class Caller:
         except DecodeError as exc:
             exc.__context__ = None
             # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
-            return disguised_refusal(reply, private=self._private(call)) or exc.with_traceback(None)
+            return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
 
     def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Add the call's state so far to an error, and apply the hold that the service asks for."""
@@ -383,7 +383,7 @@ class Caller:
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()
 
-    def _private(self, call: Call[Any]) -> tuple[str, ...]:
+    def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
     def _log(self, call: Call[Any], track: Track, seconds: float, ended: str) -> None:

@@ -15,7 +15,7 @@ from sampling_async import InvalidRequestError, Journal, SamplingClient, __versi
 from sampling_async._cli import _match, _quota_ids, _simulation, _sources, release_signals
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
-from sampling_async._cli._connection import KEY_VARIABLE, Connection, ended_by_failure, fail
+from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import takes
 from sampling_async._cli._outcome_printer import OutcomePrinter
@@ -126,9 +126,9 @@ def sampling_async(
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def quotas(
-    connection: Connection,
+    service: ServiceOptions,
     *,
     routables: Annotated[
         bool,
@@ -148,7 +148,7 @@ def quotas(
     ] = False,
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
-    inventory = connection.call(lambda client: client.get_quotas(include_routables=routables))
+    inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
@@ -171,10 +171,10 @@ def _show_quotas(inventory: Quotas, surveys: Sequence[Survey], *, is_one: bool) 
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
-def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
+@takes(service=ServiceOptions)
+def settings(service: ServiceOptions, *, as_json: AsJSON = False) -> None:
     """Show the panel's settings; the reference data key is masked."""
-    found = connection.call(lambda client: client.get_settings())
+    found = service.call(lambda client: client.get_settings())
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all(map(show.masked, found)))
     else:
@@ -182,12 +182,12 @@ def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def invite(
-    connection: Connection, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
+    service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
 ) -> None:
     """Request an invite of one member to one quota."""
-    made = connection.call(lambda client: client.generate_invite(member_code, quota_id))
+    made = service.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
     else:
@@ -195,9 +195,9 @@ def invite(
 
 
 @app.command("bulk-invite", cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def bulk_invite(
-    connection: Connection,
+    service: ServiceOptions,
     member_code: MemberCode,
     quota_ids: Annotated[
         list[str] | None,
@@ -238,7 +238,7 @@ def bulk_invite(
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
     parsers: list[_quota_ids.QuotaIDs] = []
-    tally = _bulk(connection, work, journal, as_json=as_json)
+    tally = _bulk(service, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
         fail(
@@ -262,9 +262,9 @@ def _of_member(member_code: str, made: list[_quota_ids.QuotaIDs], name: str) -> 
 
 
 @app.command("fan-out", cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def fan_out(
-    connection: Connection,
+    service: ServiceOptions,
     requests: Annotated[
         Path | None,
         typer.Argument(
@@ -294,14 +294,14 @@ def fan_out(
         source = _items(requests or file, RequestLines, is_dash=False, what="requests")
         return ManyMembers(source, written, _value(goal))
 
-    tally = _bulk(connection, work, journal, as_json=as_json, with_members=True)
+    tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:
         fail("the input has no requests", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
 def _bulk(
-    connection: Connection,
+    service: ServiceOptions,
     work: Callable[[Journal | None], Work],
     journal: Path | None,
     *,
@@ -317,7 +317,7 @@ def _bulk(
     asked = ended_by_failure(lambda: work(written))
     tally, ending = Tally(), Ending()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    connection.call(BulkRun(asked, written, shown, ending).run)
+    service.call(BulkRun(asked, written, shown, ending).run)
     if ending.came:
         fail("interrupted" if ending.exit_code == INTERRUPTED else "terminated by SIGTERM", ending.exit_code)
     return tally
@@ -347,9 +347,9 @@ def _items(
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def recontact(
-    connection: Connection,
+    service: ServiceOptions,
     quota_id: QuotaID,
     *,
     max_results: Annotated[
@@ -376,7 +376,7 @@ def recontact(
         async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:
             await _follow_codes(codes, limit, as_json=as_json)
 
-    connection.call(work)
+    service.call(work)
 
 
 async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: bool) -> None:
@@ -397,6 +397,6 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
-app.command(cls=Command)(takes(options=_match.MatchOptions, connection=Connection)(_match.match))
+app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(_match.match))
 app.command(cls=Command)(_simulation.simulate)
 app.command(cls=Command)(_simulation.demo)

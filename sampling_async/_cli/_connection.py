@@ -39,7 +39,7 @@ def _option(help_text: str, *names: str, **more: Any) -> Any:
 
 
 @frozen(kw_only=True)
-class Connection:
+class ServiceOptions:
     """The options of a command that say how to call the service."""
 
     base_url: Annotated[
@@ -124,11 +124,11 @@ class Connection:
             retry=RetryPolicy(max_attempts=self.attempts),
             outage=OutagePolicy(patience=self.patience),
             allow_http=self.allow_http,
-            proxy=self._way_out(),
+            proxy=self._proxy_address(),
             ssl_context=context_of_files(self.ca_file, self.client_cert),
         )
 
-    def _way_out(self) -> str | None:
+    def _proxy_address(self) -> str | None:
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
@@ -156,7 +156,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     try:
         return work()
     except SamplingError as exc:
-        fail(_with_way_out(exc), exit_code_of(exc))
+        fail(_message_of(exc), exit_code_of(exc))
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -211,7 +211,7 @@ def _given(value: str | None, option: str, variable: str) -> str:
     return value
 
 
-def _with_way_out(error: SamplingError) -> str:
+def _message_of(error: SamplingError) -> str:
     text = str(error).replace("allow_http=True", "--allow-http")
     if error.endpoint == "generate_invite" and error.delivery == "unknown":
         return f"{text} (an invite may exist: asking again may make a second one)"

@@ -11,7 +11,7 @@ import typer
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._connection import Connection, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._tally import USAGE
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -189,7 +189,7 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
 
 
 def match(
-    connection: Connection,
+    service: ServiceOptions,
     options: MatchOptions,
     members: Annotated[
         str,
@@ -215,4 +215,4 @@ def match(
         from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
     except ModuleNotFoundError as exc:
         fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    ended_by_failure(lambda: MatchRun(connection, members, options).run())
+    ended_by_failure(lambda: MatchRun(service, members, options).run())

@@ -100,7 +100,7 @@ def tell_oddities(index: QuotaIndex) -> None:
     if index.diagnostics:
         first = index.diagnostics[0]
         way_out = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
-        _tell(
+        _print_note(
             f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
             f"quota {first.quota_id}, {first.message}{way_out}",
             "yellow",
@@ -110,7 +110,7 @@ def tell_oddities(index: QuotaIndex) -> None:
 def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
     """Report on stderr the questions for which the panel has no column."""
     shown = ", ".join(first) + (", ..." if missing > len(first) else "")
-    _tell(
+    _print_note(
         f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
         f"{shown}",
         "yellow",
@@ -119,8 +119,8 @@ def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
 
 def tell_written(members: int, output: Path) -> None:
     """Report on stderr where the results are."""
-    _tell(f"{members:,} members matched: {output}")
+    _print_note(f"{members:,} members matched: {output}")
 
 
-def _tell(text: str, style: str = "") -> None:
+def _print_note(text: str, style: str = "") -> None:
     show.errors().print(show.plain(text, style), soft_wrap=True)

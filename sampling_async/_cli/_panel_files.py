@@ -147,7 +147,7 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
-    return PanelFile(_told(batches, path), _standing_for(names, renamed), file.metadata.num_rows)
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), file.metadata.num_rows)
 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
@@ -166,7 +166,9 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
     )
     reader = csv.open_csv(path, parse_options=lines, convert_options=options)
     return PanelFile(
-        _told((_renamed(each, renamed) for each in reader), path), _standing_for(names, renamed), None
+        _with_read_errors((_renamed(each, renamed) for each in reader), path),
+        _renamed_names(names, renamed),
+        None,
     )
 
 
@@ -181,9 +183,9 @@ def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     if is_all:
         _check_names(path, keys, renamed)
     # In a long file, keys of `--column` may occur only after the first block, so they are taken as present.
-    there = _standing_for(keys if is_all else {**keys, **renamed}, renamed)
+    there = _renamed_names(keys if is_all else {**keys, **renamed}, renamed)
     batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
-    return PanelFile(_told(_checked(batches, path, keys, renamed), path), there, None)
+    return PanelFile(_with_read_errors(_checked(batches, path, keys, renamed), path), there, None)
 
 
 def _checked(
@@ -285,10 +287,10 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     _check_names("the query", names, renamed)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
-    return PanelFile(_told(batches, "the query"), _standing_for(names, renamed), None)
+    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), None)
 
 
-def _told(batches: Iterable[Any], panel: object) -> Iterator[Any]:
+def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
     with read_errors(str(panel)):
         yield from batches
 
@@ -297,7 +299,7 @@ def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:
     return batch.rename_columns([renamed.get(name, name) for name in batch.schema.names]) if renamed else batch
 
 
-def _standing_for(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
+def _renamed_names(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(renamed.get(name, name) for name in names)
 
 

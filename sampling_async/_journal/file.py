@@ -120,7 +120,7 @@ class JournalFile:
 
     def _wait_for_abandoned(self) -> None:
         """Wait for threads of this process that are about to close the same file."""
-        for other in _living():
+        for other in _open_files():
             if other._real == self._real and not other._is_wanted:  # noqa: SLF001  of the same class
                 with other._alone, suppress(sqlite3.Error, OSError):  # noqa: SLF001
                     other._let_go()  # noqa: SLF001
@@ -363,12 +363,12 @@ class JournalFile:
 _files: Final[dict[int, ref[JournalFile]]] = {}
 
 
-def _living() -> list[JournalFile]:
+def _open_files() -> list[JournalFile]:
     return [file for file in (each() for each in list(_files.values())) if file is not None]
 
 
 def _forget_all() -> None:
-    for file in _living():
+    for file in _open_files():
         file.forget()
 
 

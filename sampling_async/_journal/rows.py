@@ -125,9 +125,9 @@ class Rows:
         self.header = Header(0, b"")
         self.chunks = 0
         self._path = path
-        self._database = _connected(str(path))
+        self._database = _opened_database(str(path))
         # An empty name makes a temporary database: in memory, or in a nameless file if it grows too large.
-        self._index = _connected("")
+        self._index = _opened_database("")
         self._index.executescript(_INDEX)
         self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
 
@@ -167,7 +167,7 @@ class Rows:
                 self._database.execute(statement)
             self._database.execute("INSERT INTO owner VALUES (?, ?, ?)", (*owner, seed))
         self.header = Header(0, seed)
-        self._be_ready()
+        self._set_pragmas()
 
     def owner(self) -> tuple[str, str]:
         """Return the owner of the rows: the service's address and the panel."""
@@ -185,7 +185,7 @@ class Rows:
         found: tuple[Any, ...] = self._database.execute(statement).fetchone()
         return found
 
-    def _be_ready(self) -> None:
+    def _set_pragmas(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
 
@@ -202,7 +202,7 @@ class Rows:
             Damage: Rows were changed or are missing.
             JournalError: The rows are not wanted any more.
         """
-        self._be_ready()
+        self._set_pragmas()
         if self._one("PRAGMA quick_check(1)")[0] != b"ok":
             raise Damage("SQLite finds damaged pages in the file")
         self.header = at_header = Header(0, self._owner()[2])
@@ -363,7 +363,7 @@ class Rows:
             target.close()
 
 
-def _connected(path: str) -> sqlite3.Connection:
+def _opened_database(path: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     # Damaged text may not be UTF-8. Decoding it would raise an error of SQLite that quotes it.
     database.text_factory = bytes

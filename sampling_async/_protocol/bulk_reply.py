@@ -66,7 +66,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
         DecodeError: The body has no list of items. A single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    links = None if items is None else _made_ready(member_code, items)
+    links = None if items is None else _cleaned_links(member_code, items)
     if items is not None and links is not None:
         answers = {item.QuotaID: item for item in items}
         # Nearly always there is one item for each requested ID, in their order. The items are then kept as they
@@ -84,7 +84,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _made_ready(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
+def _cleaned_links(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
     """Clean the names of the results in place, and return the links; None if an item contradicts itself.
 
     The careful decoder then reads the response again, to say what is wrong in that item.

@@ -116,7 +116,7 @@ class Engine:
             await connection.send(message, sent, limits["write"])
             answer = await connection.read_head(limits["read"])
             if is_fetched:
-                _must_be_let_through(answer, sent)
+                _check_proxy_accepts(answer, sent)
                 connection.is_kept = _is_kept(answer)
         except BaseException as exc:
             connection.close()
@@ -277,7 +277,7 @@ def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None
         ours.clear(loop)
 
 
-def _must_be_let_through(answer: Answer, sent: Callable[[bool], None]) -> None:
+def _check_proxy_accepts(answer: Answer, sent: Callable[[bool], None]) -> None:
     """Raise if a proxy asks for credentials: it has not sent the request to the service.
 
     Raises:

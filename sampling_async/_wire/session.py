@@ -30,7 +30,7 @@ from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import Body, BodyLimits, RequestBody
-from sampling_async._wire.carrier import Carrier, Client, not_ours
+from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
 from sampling_async._wire.failures import translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Session:
                 "User-Agent": f"sampling-async/{__version__}",
             }
         )
-        logging.getLogger("httpx").addFilter(not_ours)
+        logging.getLogger("httpx").addFilter(is_not_of_this_client)
 
     def private(self) -> tuple[str, ...]:
         """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
@@ -197,7 +197,7 @@ class Session:
         try:
             if response.status_code == OK:
                 return await (read or _read_whole)(body)
-            return await _read_in_passing(response, body)
+            return await _read_refusal(response, body)
         except BaseException:
             await body.aclose()
             raise
@@ -304,7 +304,7 @@ async def _read_whole(body: Body) -> Reply:
     return Reply(OK, content)
 
 
-async def _read_in_passing(response: httpx.Response, body: Body) -> Reply:
+async def _read_refusal(response: httpx.Response, body: Body) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):

@@ -77,7 +77,7 @@ class Condition:
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
 
 
-def read_condition(
+def condition_of(
     row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
 ) -> Condition:
     """Parse a row; a part that cannot be parsed makes the condition vague, and is reported.

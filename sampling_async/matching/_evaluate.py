@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from sampling_async.matching._conditions import read_condition
+from sampling_async.matching._conditions import condition_of
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._policy import MatchPolicy, Truth
 
@@ -127,7 +127,7 @@ def _question(
     policy: MatchPolicy,
 ) -> Reason:
     odd: list[str] = []
-    conditions = [read_condition(row, kinds, policy, odd.append) for row in rows]
+    conditions = [condition_of(row, kinds, policy, odd.append) for row in rows]
     # The rows are alternatives: the best of them counts.
     truth = max(condition.truth(answer, policy) for condition in conditions)
     if truth == Truth.CERTAIN:

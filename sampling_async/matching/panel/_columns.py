@@ -348,14 +348,14 @@ def taken(batch: Any, source: Source) -> Several:
     hits = [
         read(batch.column(name), source)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
-        if name in batch.schema.names and not _says_nothing(batch.schema.field(name).type)
+        if name in batch.schema.names and not _is_null_type(batch.schema.field(name).type)
     ]
     what = np.concatenate([_NOTHING, *(each.what for each in hits)])
     member = np.concatenate([_NOTHING, *(each.member for each in hits)])
     return Several.of(what, member)
 
 
-def _says_nothing(kind: Any) -> bool:
+def _is_null_type(kind: Any) -> bool:
     return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
 
 

@@ -183,11 +183,11 @@ class PanelMatcher:
 
     def _fitted(self, batch: Any) -> Any:
         """Return a batch with only the columns that matter, without string views."""
-        places, are_settled = self._kept.found(batch.schema, self._matter)
+        places, are_settled = self._kept.found(batch.schema, self._used_columns)
         kept = batch.select(places)
         return kept if are_settled else settled(kept)
 
-    def _matter(self, schema: Any) -> tuple[list[int], bool]:
+    def _used_columns(self, schema: Any) -> tuple[list[int], bool]:
         """Return the places of the columns that matter, and whether none of them needs `settled`."""
         names = self._names
         places = [at for at, name in enumerate(schema.names) if name in names]

@@ -324,19 +324,19 @@ class _Lead:
         """
         for batch in match(self._own()):
             self._mine.append(batch)
-            self._hear(0)
+            self._receive_messages(0)
             yield from self._in_order()
         while any(worker.is_ready or waits() for worker in self._busy.values()):
-            self._hear(None)
+            self._receive_messages(None)
         yield from self._in_order()
         yield from ((True, batch) for batch in self._after_all)
 
     def _own(self) -> Iterator[Piece]:
         """Yield pieces for this process while there are any; the workers are given theirs first."""
         while True:
-            self._hear(0)
+            self._receive_messages(0)
             while self._is_far_ahead:
-                self._hear(None)
+                self._receive_messages(None)
             if self._next is None:
                 return
             number, piece = self._next
@@ -357,7 +357,7 @@ class _Lead:
     def _is_far_ahead(self) -> bool:
         return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
 
-    def _hear(self, seconds: float | None) -> None:
+    def _receive_messages(self, seconds: float | None) -> None:
         """Receive the workers' messages, and give them as many pieces as they can take.
 
         Args:
