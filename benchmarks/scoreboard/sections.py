@@ -1,4 +1,4 @@
-"""The sections, and how one is run: in a process of its own, so that none disturbs or takes down another."""
+"""The sections. Each runs in its own process, so that no section disturbs or crashes another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMITS: Final = {"short": 1200.0, "long": 1800.0}
 
 
 def measured(name: str, run: Run) -> Section:
-    """Measure one section in a fresh process, and say on the way how it goes."""
+    """Measure one section in a fresh process, and print its progress."""
     command = f"python benchmarks/scoreboard --{run.version} --only {name} --seed {run.seed}"
     section = Section(name, SECTIONS[name], command)
     print(f"{section.title} ...", flush=True)
@@ -81,7 +81,7 @@ def _measure(pipe: Connection, name: str, run: Run) -> None:
 
 
 def _told(exc: Exception) -> str:
-    """Return a traceback without the folders of this machine."""
+    """Return a traceback without the paths of this machine."""
     frames = traceback.extract_tb(exc.__traceback__)
     places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return f"  {places}: {type(exc).__name__}: {exc}"

@@ -1,6 +1,6 @@
-"""Where the CPU of a bulk request goes: the same requests, made through more and more of the client.
+"""Where the CPU time of a bulk request goes: the same requests, through more and more layers of the client.
 
-This looks inside, which no user should: it says what a missed goal is made of.
+This uses private parts of the client, to show which layers cause a missed goal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AIOHTTP: Final = "aiohttp + msgspec, all of it"
 
 
 class Layers(OurClient):
-    """Our client, asked layer by layer."""
+    """Our client, called layer by layer."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address, WIDTH)
@@ -57,7 +57,7 @@ class Layers(OurClient):
         self.runner.close()
 
     def takers(self) -> dict[str, Callable[[], Sample]]:
-        """Return what takes a sample of each layer and all below it."""
+        """Return for each layer a function that measures it together with all layers below."""
         client = self.client
 
         async def request(call: Call[Any]) -> None:

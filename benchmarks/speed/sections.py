@@ -1,4 +1,4 @@
-"""The sections, and how one is run: in a fresh process, so that none leaves anything to another."""
+"""The sections. Each runs in a fresh process, so that no section affects another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS: Final = {"short": 240.0, "long": 900.0}
 
 @dataclass
 class Section:
-    """What one section measured, and what it took."""
+    """The results of one section, and its duration."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class Section:
 
 
 def run_section(name: str, run: Run) -> Section:
-    """Measure one section, and say on the way how it goes."""
+    """Measure one section, and print its progress."""
     command = f"python benchmarks/speed{' --quick' if run.version == 'short' else ''} --only {name}"
     print(f"{SECTIONS[name]} ...", flush=True)
     started = time.perf_counter()
