@@ -147,7 +147,7 @@ def of_many() -> list[Row]:
         ),
         at_most("the same: 99th percentile", 2.0, 1e3 * percentile(seconds, 99), unit="ms"),
         Row(
-            "the same by hand, rows remembered for a member: median",
+            "the same by hand, with conditions cached per member: median",
             "",
             1e3 * statistics.median(hand),
             None,
@@ -157,7 +157,7 @@ def of_many() -> list[Row]:
         at_most(f"building the index of {len(index):,} quotas", 1.2, statistics.median(built), unit="s"),
         at_most("a refresh in which 1 % of surveys changed", 60.0, 1e3 * statistics.median(updated), unit="ms"),
         Row(
-            "the same, no survey the same object as before",
+            "the same, with all surveys as new objects",
             "",
             1e3 * statistics.median(compared),
             None,

@@ -59,11 +59,11 @@ def _costs() -> Iterator[Row]:
     name = f"panel of {MILLION:,} members x {quotas:,} quotas, both values, counts"
     yield at_least(f"{name}: million pairs a second", 800.0, MILLION * quotas / seconds / 1e6)
     yield at_most(
-        "the same: memory above the panel, which is read a batch at a time",
+        "the same: memory in addition to the panel, which is read in batches",
         300.0,
         mib,
         unit="MiB",
-        note="the matcher and its plan are counted, the index is not",
+        note="with the matcher and its plan, without the index",
     )
     yield at_most(
         "the same: memory of 10,000,000 by that of 1,000,000 members",
@@ -73,7 +73,7 @@ def _costs() -> Iterator[Row]:
     )
     beside = fresh(growth) | {SIZES[-1]: 1.0}
     yield at_most(
-        "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
+        "the same for 10,000 to 10,000,000 members: the highest cost of a member / the lowest",
         1.15,
         max(beside.values()) / min(beside.values()),
         note="beside one of 10,000,000: " + ", ".join(f"{beside[size]:.2f} of {size:,}" for size in SIZES),
@@ -197,9 +197,9 @@ def _cores() -> Iterator[Row]:
     taken = fresh(walls)
     name = f"panel of {MILLION:,} members, counts: wall time of one process by that of two"
     yield _faster(f"{name}, kept from run to run", taken["one"], taken["kept"], 1.7)
-    yield _faster("the same, the second one started anew", taken["one"], taken["anew"])
+    yield _faster("the same, with a new second process", taken["one"], taken["anew"])
     twice = [2 * each for each in taken["one"]]
-    what = "the same work by two that have nothing to do with each other: what the machine gives"
+    what = "two independent processes with the same work: the limit of the machine"
     yield _faster(what, twice, taken["apart"])
 
 

@@ -166,9 +166,7 @@ def rows(run: Run) -> list[Row]:
             answers,
             note=f"{records:,} to the codec, {answers:,} answers to calls, {arguments:,} arguments",
         ),
-        exactly(
-            "crashes other than the client's own errors", 0, crashes.total(), naive_crashes.total(), note=note
-        ),
+        exactly("errors that are not the client's own", 0, crashes.total(), naive_crashes.total(), note=note),
     ]
 
 

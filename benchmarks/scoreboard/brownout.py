@@ -32,7 +32,7 @@ def rows(_run: Run) -> list[Row]:
     return [
         at_most("`unknown` in the brown-out", 5.0, fallen, naive, unit="%", note=f"{note}; naive: `failed`"),
         at_most("`unknown` with four workers all the time", 0.0, steady, calm, unit="%"),
-        published("requests the service had to work on in the brown-out", fallen_work, naive_work),
+        published("requests that the service worked on in the brown-out", fallen_work, naive_work),
         published("brown-out, in all", fallen_seconds, naive_seconds, unit="s", note="virtual time"),
         published("four workers, in all", steady_seconds, calm_seconds, unit="s", note="virtual time"),
     ]

@@ -58,7 +58,7 @@ def rows(run: Run) -> list[Row]:
         exactly(f"of {HEALTHY_CALLS} calls afterwards, worked", HEALTHY_CALLS, us["healthy"], them["healthy"]),
         exactly("file descriptors grown", 0, us["descriptors"], them["descriptors"], note="after closing"),
         exactly("tasks grown", 0, us["tasks"], them["tasks"]),
-        Row("permits that did not come back", "0", us["permits"], us["permits"] == 0, them["permits"]),
+        Row("permits that were not released", "0", us["permits"], us["permits"] == 0, them["permits"]),
         *_rows_through_proxy(seconds, run.seed, "CONNECT"),
         *_rows_through_proxy(seconds, run.seed, "absolute form"),
     ]

@@ -31,9 +31,9 @@ def rows(run: Run) -> list[Row]:
         "that each line of the package is passed: IDs in no account, lies, requests sent twice, hangs"
     )
     return [
-        published("ticks at which all tasks were cancelled", ticks),
+        published("ticks tried, each with all tasks cancelled", ticks),
         exactly("of these, with something wrong", 0, len(found), note="; ".join(found)[:300] or what),
-        published("moments at which a handler raised", struck),
+        published("moments tried, each with a handler that raised", struck),
         exactly("of these, with something wrong", 0, len(untrue), note="; ".join(untrue)[:300] or lines),
     ]
 

@@ -49,13 +49,15 @@ def rows(run: Run) -> list[Row]:
     unnoticed = ", ".join(name for name, is_noticed in kinds.items() if not is_noticed)
     note = f"{rounds} rounds of {', '.join(sorted(LOOKS))}; {MEMBERS} members and {QUOTAS} IDs each"
     return [
-        at_least("second looks at a running journal", rounds * len(LOOKS), len(tries), note=note),
+        at_least(
+            "attempts to open a running journal in another way", rounds * len(LOOKS), len(tries), note=note
+        ),
         exactly("other processes let in", 0, sum(was_let_in for was_let_in, _, _ in tries)),
         exactly("pairs asked twice", 0, sum(twice for _, twice, _ in tries)),
         exactly("files malformed in the end", 0, sum(malformed for _, _, malformed in tries)),
         exactly("kinds of damage noticed", len(kinds), sum(kinds.values()), note=unnoticed or ", ".join(kinds)),
         exactly(
-            "flipped bytes by which a journal came to say something else",
+            "flipped bytes that changed an outcome of a journal",
             0,
             wrong,
             note=f"of {flips} in any of its files, {noticed} were refused, and the others do no harm",

@@ -54,11 +54,11 @@ def rows(run: Run) -> list[Row]:
     )
     return [
         at_least("SIGKILLs in a running process", kills, us.kills, them.kills, note=note),
-        exactly("runs that could not be taken up again", 0, us.failed, them.failed),
-        exactly("lost: no outcome in the end", 0, us.total.lost, them.total.lost),
-        exactly("doubled: a member and quota carried out twice", 0, us.total.doubled, them.total.doubled),
+        exactly("runs that could not be resumed", 0, us.failed, them.failed),
+        exactly("lost: no outcome at the end", 0, us.total.lost, them.total.lost),
+        exactly("doubled: a member and quota processed twice", 0, us.total.doubled, them.total.doubled),
         exactly("lies", 0, us.total.lies, them.total.lies),
-        published("`unknown` in the end: in flight at a kill", us.total.told(), them.total.told()),
+        published("`unknown` at the end: in flight at a kill", us.total.told(), them.total.told()),
     ]
 
 

@@ -74,7 +74,7 @@ def rows(run: Run) -> list[Row]:
         exactly("file descriptors grown", 0, us.descriptors, them.descriptors, note="after closing"),
         exactly("tasks grown", 0, us.tasks, them.tasks),
         at_most("memory slope", 1.0, us.slope, them.slope, unit="MiB", note=slope_note),
-        Row("permits that did not come back", "0", us.permits, us.permits == 0, them.permits),
+        Row("permits that were not released", "0", us.permits, us.permits == 0, them.permits),
         Row("a healthy call afterwards", "works", us.healthy, us.healthy == "works", them.healthy),
     ]
 

@@ -51,7 +51,7 @@ def rows(run: Run) -> list[Row]:
     requests = run.of(200, 600)
     for status, policy, title in (
         (429, None, "429"),
-        (503, DIRECT, "503 that counts as a refusal"),
+        (503, DIRECT, "503 counted as a refusal"),
         (503, None, "503 that proves nothing"),
     ):
         trial = _limited(requests, status, policy)
@@ -63,7 +63,7 @@ def rows(run: Run) -> list[Row]:
             most, share = run.of(8.0, 3.0), 100 * trial.statuses["unknown"] / trial.statuses.total()
             found.append(at_most("the same: `unknown`", most, share, unit="%"))
         else:
-            found.append(exactly("the same: IDs without an answer", 0, 2 * requests - answered))
+            found.append(exactly("the same: IDs without a response", 0, 2 * requests - answered))
         found.append(exactly("the same: lies", 0, trial.lies))
     return found
 

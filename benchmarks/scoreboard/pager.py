@@ -58,7 +58,7 @@ def rows(run: Run) -> list[Row]:
         exactly("lost", 0, us.lost, them.lost),
         exactly("doubled", 0, us.doubled, them.doubled),
         exactly("rows of no list", 0, us.foreign, them.foreign),
-        published("breaks and errors resumed from the last row", us.resumed, them.resumed),
+        published("breaks and errors, resumed after the last row", us.resumed, them.resumed),
     ]
 
 

@@ -75,11 +75,11 @@ def rows(run: Run) -> list[Row]:
             verdicts = dict(zip(bugs, pool.map(lambda bug: _planted(bug, copies), bugs), strict=True))
     caught = [bug for bug, verdict in verdicts.items() if verdict in {"caught", "hung"}]
     others = [f"{bug.name}: {verdict}" for bug, verdict in verdicts.items() if bug not in caught]
-    note = "; ".join(others) or "each turned a test red that is green without it"
+    note = "; ".join(others) or "for each bug a test failed that passes without it"
     return [
         at_least("bugs planted, one at a time", WANTED, len(bugs)),
-        exactly("bugs that the tests notice", len(bugs), len(caught), note=note),
-        Row("the same tests without a bug", "green", unplanted, unplanted == "green"),
+        exactly("bugs that the tests find", len(bugs), len(caught), note=note),
+        Row("the same tests without bugs", "green", unplanted, unplanted == "green"),
     ]
 
 

@@ -133,12 +133,12 @@ def rows(run: Run) -> list[Row]:
             sum(them.member[channel] for channel in CHANNELS),
             note=channels,
         ),
-        exactly("requests that took the key to another origin", 0, us.elsewhere, them.elsewhere),
+        exactly("requests that sent the key to another origin", 0, us.elsewhere, them.elsewhere),
         published(
             "member code in locals of the client's own frames",
             us.member["locals"],
             them.member["locals"],
-            note="an argument the caller gave; plain tracebacks do not show locals",
+            note="an argument of the caller; plain tracebacks do not show locals",
         ),
         *(row for agent in AGENTS for row in _watched(agent)),
     ]

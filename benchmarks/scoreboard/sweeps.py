@@ -38,14 +38,18 @@ def rows(run: Run) -> list[Row]:
     places = "; ".join(name for name in counts if " at byte " in name)
     each = "byte" if stride == 1 else f"{stride}th byte"
     note = f"each {each} of 5 endpoints, 4 framings, ended and reset"
-    wrong_note = places[:200] or "naive: other data, a lie, or a POST carried out twice"
+    wrong_note = places[:200] or "naive: other data, a lie, or a POST processed twice"
     cancel_note = first or "one connection, then one healthy call; naive: how many healthy calls failed"
     return [
         at_least("cuts", run.of(600, 6_000), counts["cuts"], cuts, note=note),
         exactly(
-            "cuts taken for an answer, or after which it lied", 0, counts["wrong"], wrong_cuts, note=wrong_note
+            "cuts that were taken for a complete response, or followed by a lie",
+            0,
+            counts["wrong"],
+            wrong_cuts,
+            note=wrong_note,
         ),
-        published("ticks at which a call was cancelled", ticks, naive_ticks),
+        published("ticks tried, each with a cancelled call", ticks, naive_ticks),
         exactly("operations not cancelled cleanly at some tick", 0, wrong, naive_wrong, note=cancel_note),
     ]
 

@@ -90,16 +90,16 @@ def rows(run: Run) -> list[Row]:
     return [
         at_least("quota IDs pushed through faults", run.of(60_000, 1_000_000), us.asked, them.asked, note=note),
         exactly("lost: no outcome", 0, us.lost, them.lost),
-        exactly("doubled: two outcomes, or carried out twice", 0, us.doubled, them.doubled),
+        exactly("doubled: two outcomes, or processed twice", 0, us.doubled, them.doubled),
         exactly(
-            "lies: denied, and the ledger has an invite nobody told of; or claimed, and it has none",
+            "lies: an invite in the ledger was denied, or an invite was claimed that is not in the ledger",
             0,
             us.lies,
             them.lies,
-            note="the naive client's `failed` is read as a denial: it has no other word",
+            note="the naive client's `failed` counts as a denial: it has no other status",
         ),
         exactly(
-            "`unknown` after faults that leave no doubt",
+            "`unknown` after faults whose effect is certain",
             0,
             clear,
             clear_naive,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 64
 REQUESTS: Final = 100
-AIOHTTP: Final = "aiohttp + msgspec, all of it"
+AIOHTTP: Final = "aiohttp + msgspec, everything"
 
 
 class Layers(OurClient):
@@ -83,12 +83,12 @@ class Layers(OurClient):
             "the request as bytes": request,
             "+ sockets, llhttp and httpx": exchange,
             "+ limits, closing, translated errors": attempt,
-            "+ items, read, checked and matched": items,
+            "+ items, decoded, checked and matched": items,
             "+ retries, permits, the adaptive limit": calls,
         }
         takers = {name: partial(self._sample, partial(self._side_by_side, run)) for name, run in layers.items()}
         takers["+ the fan-out"] = partial(self._sample, self._bulk)
-        takers["+ each outcome, made and looked at: all of it"] = partial(self._sample, self._looked_at)
+        takers["+ each outcome, created and read: everything"] = partial(self._sample, self._looked_at)
         takers[AIOHTTP] = partial(self._sample, partial(self._peer.bulk, self.member_code, self._ids))
         return takers
 

@@ -99,5 +99,5 @@ def measure(run: Run) -> Measured:
         spreads = [Spread.of(getattr(each, name) for each in taken) for name in ("cpu", "relative", "ids")]
         table.rows.append((chunks, 100 * chunks, *map(str, spreads)))
     flat = flatness([each.relative for each in taken] for taken in slices.values())
-    goal = f"CPU a request, {min(slices):,} to {max(slices):,} chunks queued: the dearest by the cheapest"
+    goal = f"CPU a request, {min(slices):,} to {max(slices):,} chunks queued: highest / lowest"
     return Measured(goals=[at_most(goal, 1.2, flat)], tables=[table], samples={"slices": slices}, notes=[NOTE])

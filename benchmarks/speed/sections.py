@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from scoreboard.board import Run
 
 SECTIONS: Final = {
-    "bulk": "Bulk: what a request costs, beside other clients and over other engines",
+    "bulk": "Bulk: the cost of a request, compared with other clients and engines",
     "layers": "Layers: where the CPU of a bulk request goes",
-    "width": "Width: from one request at once to hundreds",
-    "queued": "Queued: from ten chunks to a hundred thousand",
-    "latency": "Latency: how long a request takes by the quota IDs in it",
+    "width": "Width: from one request at a time to hundreds",
+    "queued": "Queued: from ten waiting chunks to a hundred thousand",
+    "latency": "Latency: the duration of a request by its number of quota IDs",
     "inventory": "Inventory: bytes to models",
     "stalls": "Stalls: the event loop while an inventory is read",
-    "makespan": "Makespan: when the last answer is there",
+    "makespan": "Makespan: the time of the last response",
     "memory": "Memory: millions of quota IDs and of recontact codes",
     "recontact": "Recontact: reading ahead",
 }

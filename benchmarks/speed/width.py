@@ -47,7 +47,7 @@ def measure(run: Run) -> Measured:
         name: flatness([pair.relative for pair in pairs[name, width]] for width in widths)
         for name in (OURS, AIOHTTP)
     }
-    goal = f"CPU a request, {widths[0]} to {widths[-1]} wide: the dearest by the cheapest"
+    goal = f"CPU a request, {widths[0]} to {widths[-1]} wide: highest / lowest"
     return Measured(
         goals=[at_most(goal, 1.2, flat[OURS], note=f"{AIOHTTP}: {flat[AIOHTTP]:.2f}")],
         tables=[
