@@ -1,4 +1,4 @@
-"""What it costs to import the client, or matching only, beside the libraries the client stands on, interleaved.
+"""Measure the CPU time of importing the client, matching alone, and the libraries under the client.
 
 python benchmarks/import_time.py [--runs 15]
 """
@@ -20,7 +20,7 @@ SUBJECTS = {
 
 
 def cpu_milliseconds(statement: str, byte_code: str) -> float:
-    """Return the CPU time of an import in a fresh interpreter that keeps its byte code in a folder."""
+    """Return the CPU time of an import in a fresh interpreter. Its byte code is kept in a folder."""
     code = f"import time; t = time.process_time(); {statement}; print(time.process_time() - t)"
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": byte_code}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

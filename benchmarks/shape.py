@@ -20,7 +20,7 @@ DIRECTIVES = ("# noqa", "# type:", "# pyright", "# pragma")
 
 @dataclass
 class Shape:
-    """What was counted in some files, in lines."""
+    """The counts of some files, in lines."""
 
     lines: int = 0
     comments: int = 0
@@ -39,7 +39,7 @@ class Shape:
                 first = node.body[0] if documented else None
                 self.docstrings += first.end_lineno - first.lineno + 1 if first else 0
                 if not isinstance(node, ast.Module | ast.ClassDef):
-                    start = first.end_lineno + 1 if first else node.lineno  # the code, without its docstring
+                    start = first.end_lineno + 1 if first else node.lineno  # the function without its docstring
                     self.functions.append(max(1, node.end_lineno - start + 1))
 
     def row(self, name: str) -> str:
@@ -52,7 +52,7 @@ class Shape:
 
 
 def main() -> None:
-    """Count, and print."""
+    """Count and print."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     shapes: dict[str, Shape] = defaultdict(Shape)
     for path in sorted(folder.rglob("*.py")):

@@ -2,9 +2,9 @@
 
     python benchmarks/stations.py
 
-It asks 100 quota IDs of an embedded simulator with a warm client, and counts with `sys.setprofile` what runs in
-this thread. A coroutine that goes on after a wait counts as called again. The numbers are exact and repeatable,
-unlike times: they say how many stations a reader has to follow.
+A client that is already connected requests 100 quota IDs from an embedded simulator. `sys.setprofile` counts
+the calls in this thread. A coroutine that continues after a wait counts as called again. Unlike times, the
+numbers are exact and repeatable: they say how many stations a reader has to follow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stations:
         self.files: list[str] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Take note of a call; for `sys.setprofile`."""
+        """Count a call, for `sys.setprofile`."""
         if event != "call":
             return
         path = Path(frame.f_code.co_filename)
@@ -43,13 +43,13 @@ class Stations:
             self.files.append(path.relative_to(PACKAGE).with_suffix("").as_posix())
 
     def changes(self, *, of_rooms: bool = False) -> int:
-        """Return how often one call was in another file, or room, than the one before."""
+        """Return how often a call was in another file, or room, than the call before."""
         places = [file.split("/")[0] if of_rooms else file for file in self.files]
         return sum(1 for before, after in pairwise(places) if before != after)
 
 
 async def stations_of_one_request(url: str, simulator: Simulator) -> Stations:
-    """Ask 100 quota IDs with a warm client, and count."""
+    """Request 100 quota IDs with a client that is already connected, and count."""
     member, quota_ids = next(iter(simulator.members)), range(1, 101)
     stations = Stations()
     key = simulator.api_key
@@ -63,7 +63,7 @@ async def stations_of_one_request(url: str, simulator: Simulator) -> Stations:
 
 
 def main() -> None:
-    """Count, and print."""
+    """Count and print."""
     simulator = Simulator(seed=1)
     with simulator.serve() as url:
         stations = asyncio.run(stations_of_one_request(url, simulator))

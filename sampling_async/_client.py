@@ -28,7 +28,7 @@ from sampling_async._calls.call import Caller
 from sampling_async._calls.quotas import SurveyStream, read_quotas
 from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.retry import RetryPolicy
-from sampling_async._contract.checks import number_above_0, whole_above_0
+from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._journal.journal import Journal, run_of
@@ -132,12 +132,12 @@ class SamplingClient:
         # check below can raise.
         del api_key, proxy
         key = guid_of(key, "api_key")
-        whole_above_0(max_concurrency, "max_concurrency")
+        whole_number(max_concurrency, "max_concurrency")
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         if transport is not None and (way is not None or ssl_context is not None):
             raise InvalidRequestError(
-                "proxy and ssl_context are not for a transport of your own: give them to that"
+                "proxy and ssl_context cannot be combined with your own transport; give them to that transport"
             )
         way_out = None if way is None else proxy_of(way)
         if way_out is not None:
@@ -155,7 +155,7 @@ class SamplingClient:
         )
         self._outage = Outage(
             outage or OutagePolicy(),
-            self._ask_whether_away,
+            self._send_probe,
             under_way=max_concurrency,
             clock=clock,
             sleep=sleep,
@@ -196,7 +196,7 @@ class SamplingClient:
         ]
         if missing:
             variables, arguments = ", ".join(names[name] for name in missing), ", ".join(missing)
-            raise InvalidRequestError(f"missing in the environment: {variables}; set them, or give {arguments}")
+            raise InvalidRequestError(f"the environment has no {variables}; set them, or give {arguments}")
         for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
         overrides["api_key"] = Secret.of(overrides["api_key"])
@@ -230,9 +230,9 @@ class SamplingClient:
         self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
-    async def _ask_whether_away(self, seconds: float) -> float | None:
+    async def _send_probe(self, seconds: float) -> float | None:
         """Send Get Settings once, to find out whether an outage has ended; see `Outage`."""
-        return await self._caller.ask_whether_away(requests.get_settings(self._panel_guid), seconds)
+        return await self._caller.send_probe(requests.get_settings(self._panel_guid), seconds)
 
     def snapshot(self) -> Snapshot:
         """Return the client's state now: its limit, running and waiting attempts, retries left, latency."""

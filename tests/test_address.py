@@ -22,7 +22,7 @@ from sampling_async._wire.address import Secret, base_url_of, guid_of, proxy_of
 )
 @pytest.mark.parametrize("name", ["api_key", "panel_guid"])
 def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):
-    with pytest.raises(InvalidRequestError, match=f"{name} is not a Guid") as caught:
+    with pytest.raises(InvalidRequestError, match=f"{name} must be a Guid") as caught:
         doubles.client(doubles.Service([]), **{name: value})
     assert doubles.KEY not in str(caught.value)
 
@@ -106,14 +106,14 @@ def test_a_proxy_is_an_http_address(value, shown, credentials):
         ("http://agent:hunter2@proxy:port", "address like"),
         ("http://agent:hunter2@xn--zzzz--", "address like"),
         ("ftp://agent:hunter2@proxy", "address like"),
-        ("https://agent:hunter2@proxy:3128", "spoken to by https are not supported"),
-        ("socks5://agent:hunter2@proxy:1080", "spoken to by socks5 are not supported"),
-        ("socks5h://agent:hunter2@proxy:1080", "spoken to by socks5h are not supported"),
+        ("https://agent:hunter2@proxy:3128", "https proxies are not supported"),
+        ("socks5://agent:hunter2@proxy:1080", "socks5 proxies are not supported"),
+        ("socks5h://agent:hunter2@proxy:1080", "socks5h proxies are not supported"),
         ("http://proxy:3128/hunter2", "no path"),
         ("http://proxy:3128?hunter2", "no path"),
         ("http://proxy:3128#hunter2", "no path"),
         ("http://agent:12/hunter2@proxy:3128", "no path"),
-        ("http://a%3Agent:hunter2@proxy:3128", "no user with a colon"),
+        ("http://a%3Agent:hunter2@proxy:3128", "no user name with a colon"),
     ],
 )
 def test_an_invalid_proxy_is_refused_and_not_shown(value, rule, monkeypatch):
@@ -141,7 +141,7 @@ def test_an_invalid_proxy_is_refused_and_not_shown(value, rule, monkeypatch):
     "option", [{"proxy": "http://proxy:3128"}, {"ssl_context": ssl.create_default_context()}]
 )
 def test_network_options_are_refused_if_a_transport_is_given(option):
-    with pytest.raises(InvalidRequestError, match="not for a transport of your own"):
+    with pytest.raises(InvalidRequestError, match="cannot be combined with your own transport"):
         doubles.client(doubles.Service([]), **option)
 
 

@@ -424,5 +424,5 @@ def test_every_id_has_one_true_outcome_whatever_the_service_does(quota_ids, chun
 async def test_invalid_input_is_refused_at_once(nothing):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
-            with pytest.raises(InvalidRequestError, match="is an iterable or async iterable, not"):
+            with pytest.raises(InvalidRequestError, match="must be an iterable or an async iterable, not"):
                 ask(nothing)

@@ -182,7 +182,7 @@ def test_retry_after_is_obeyed_where_it_makes_sense(header, date, seconds):
 
 def test_a_single_invite_must_be_for_the_quota_asked():
     assert read_invite(5, json.dumps(doubles.invite(5)).encode()).quota_id == 5
-    with pytest.raises(DecodeError, match="not our answer"):
+    with pytest.raises(DecodeError, match="not the response to it"):
         read_invite(5, json.dumps(doubles.invite(6)).encode())
 
 
@@ -268,7 +268,7 @@ def test_unrequested_items_are_reported():
 def test_two_equal_items_count_once():
     for times in (2, 3):
         outcome = one(*[doubles.item(5, 1)] * times)
-        assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, alike")
+        assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, with equal items")
 
 
 @pytest.mark.parametrize(

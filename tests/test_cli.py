@@ -84,7 +84,7 @@ def test_the_inventory_is_never_wider_than_the_terminal_and_cuts_no_number(sim, 
     for survey in sim.inventory.surveys:
         assert str(survey.survey_id) in shown
         assert f"{survey.estimated_completes_remaining:,}" in shown
-    assert ("Not shown, for want of room" in " ".join(shown.split())) == (columns < 80)
+    assert ("Not shown, because the terminal is narrow" in " ".join(shown.split())) == (columns < 80)
 
 
 @pytest.mark.parametrize(("columns", "is_stacked"), [(60, True), (140, False)])
@@ -247,7 +247,7 @@ def test_outcomes_on_a_terminal_are_readable_lines(sim, monkeypatch):
 def test_empty_stdin_is_an_error(sim):
     result = run("bulk-invite", member(sim), stdin="")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "no quota IDs came in" in result.stderr
+    assert "the input has no quota IDs" in result.stderr
 
 
 def test_a_dash_for_a_file_is_stdin(sim):
@@ -286,7 +286,7 @@ def test_quota_ids_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch)
     monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
     result = run("bulk-invite", member(sim))
     assert result.exit_code == 2
-    assert "piped into stdin" in result.stderr
+    assert "through a pipe" in result.stderr
 
 
 def test_ids_split_between_blocks_are_joined():
@@ -405,7 +405,7 @@ def test_a_proxy_is_an_option_and_its_password_is_not(sim, monkeypatch):
         plain = proxy.url.replace("agent:sesame@", "")
         refused = run("settings", "--proxy", plain, "--attempts", 1)
         assert refused.exit_code == 4
-        assert "the proxy answered 407: give the right user" in refused.stderr
+        assert "the proxy answered 407: check the user" in refused.stderr
         shown = run("settings", "--proxy", proxy.url)
         assert shown.exit_code == 2
         assert "SAMPLING_PROXY" in shown.stderr
@@ -510,7 +510,7 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100
     assert f"{len(asked):,} quota IDs" in errors
-    assert ("interrupted" if number == signal.SIGINT else "told to end") in errors
+    assert ("interrupted" if number == signal.SIGINT else "terminated by SIGTERM") in errors
 
 
 @pytest.mark.parametrize("source", ["arguments", "file", "stdin"])
@@ -722,12 +722,12 @@ def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--members", "0"], "--members is one number from 1 to 10,000,000, and files; not 0"),
+        (["--members", "0"], "--members must be one number from 1 to 10,000,000, or files, or both, not 0"),
         (["--members", "5", "--members", "6"], "not 5 6"),
         (["--members", "-5"], "not -5"),
-        (["--members", "panel.csv"], "a number, or a file that ends in .parquet or .jsonl; not panel.csv"),
+        (["--members", "panel.csv"], "a number, or a file that ends in .parquet or .jsonl, not panel.csv"),
         (["--members", "many"], "not many"),
-        (["--members", "nix/panel.jsonl"], "no such folder"),
+        (["--members", "nix/panel.jsonl"], "the folder does not exist"),
         (["--members", "folder.jsonl"], "--members folder.jsonl is a folder"),
         (["--faults", "nix.json"], "nix.json: No such file"),
         (["--faults", "folder.jsonl"], "folder.jsonl: Is a directory"),

@@ -93,7 +93,7 @@ def test_the_screen_fits_80_columns():
     console = Console(file=io.StringIO(), width=80)
     _demo_view.print_findings(console, findings)
     shown = console.file.getvalue()
-    assert "They agree to the last quota ID." in shown
+    assert "They agree on every quota ID." in shown
     assert "MEMBER_DOES_NOT_MATCH_QUOTA" in shown
     assert "12345  SOMETHING_NEW" in shown
     assert "28 member codes in 2 pages (25 + 3)" in shown

@@ -58,7 +58,7 @@ def test_a_cursor_is_not_in_the_text():
 
 def test_an_incomplete_bulk_carries_its_result_through_pickling():
     result = BulkInviteResult([InviteOutcome("m", 1, "not_sent", error=TransportError("refused"))])
-    with pytest.raises(IncompleteBulkError, match="of 1 quota IDs 1 were not sent and 0 have") as caught:
+    with pytest.raises(IncompleteBulkError, match="1 of 1 quota IDs were not sent, and 0 have") as caught:
         result.raise_for_incomplete()
     copy = pickle.loads(pickle.dumps(caught.value))
     assert copy.bulk_result[0].quota_id == 1

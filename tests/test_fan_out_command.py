@@ -66,13 +66,13 @@ def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
     code, ids = requests[3]
     of_one = run("bulk-invite", code, stdin=told[0].stdout)
     assert [each["QuotaID"] for each in lines(of_one)] == ids
-    assert f"{len(requests) - 1} requests of other members were passed over" in of_one.stderr
+    assert f"{len(requests) - 1} requests of other members were skipped" in of_one.stderr
 
 
 def test_requests_for_other_members_only_are_an_error(sim):
     result = run("bulk-invite", member(sim), stdin=written([("somebody", [1, 2])]))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "none of the 1 requests is of this member" in result.stderr
+    assert "none of the 1 requests is for this member" in result.stderr
     assert "somebody" not in result.stderr
 
 
@@ -106,16 +106,16 @@ def test_incomplete_outcomes_end_with_exit_code_1(sim):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no requests came in"),
-        ("\n \n", "no requests came in"),
+        ("", "the input has no requests"),
+        ("\n \n", "the input has no requests"),
         ("1 2 3", "stdin, line 1: not JSON"),
-        ("[]", "stdin, line 1: a request is an object"),
+        ("[]", "stdin, line 1: a request must be a JSON object"),
         ('{"MemberCode": "m"}', 'this line has "MemberCode"'),
         ('{"MemberCode": "m", "QuotaIDs": 5}', "a list"),
-        ('{"MemberCode": 5, "QuotaIDs": [5]}', "a member code is a str, not int"),
+        ('{"MemberCode": 5, "QuotaIDs": [5]}', "a member code must be a str, not int"),
         ('{"MemberCode": "", "QuotaIDs": [5]}', "a member code cannot be empty"),
-        ('{"MemberCode": "m", "QuotaIDs": [1, 2.5]}', "a quota ID is a whole number"),
-        ('{"MemberCode": "m", "QuotaIDs": ["1"]}', "a quota ID is a whole number"),
+        ('{"MemberCode": "m", "QuotaIDs": [1, 2.5]}', "a quota ID must be a whole number"),
+        ('{"MemberCode": "m", "QuotaIDs": ["1"]}', "a quota ID must be a whole number"),
         ('{"QuotaID": 5, "Certain": 7}', 'this line has "QuotaID", "Certain"'),
         ('{"\x1b[31m": 5}', "not JSON"),
         ('{"\\u001b[31m": 5}', r"\\u001b[31m"),
@@ -151,7 +151,7 @@ def test_a_missing_file_is_named(sim, tmp_path, command):
     missing = run(*command, tmp_path / "nix")
     assert folder.exit_code == missing.exit_code == 2
     assert f"{tmp_path} is a folder, not a file" in folder.stderr
-    assert f"{tmp_path / 'nix'}: no such file" in missing.stderr
+    assert f"{tmp_path / 'nix'}: the file does not exist" in missing.stderr
 
 
 def test_requests_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_requests_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
     monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
     result = run("fan-out")
     assert result.exit_code == 2
-    assert "give requests as a file, or piped into stdin" in result.stderr
+    assert "give requests as a file, or through a pipe" in result.stderr
 
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
@@ -274,7 +274,7 @@ def test_a_lasting_outage_ends_the_run_and_every_id_is_accounted_for(slow, tmp_p
     else:
         assert result.exit_code == 4
         assert {each["Status"] for each in outcomes} == {"not_sent"}
-        assert "given up: the service was away for longer than --patience" in result.stderr
+        assert "the client gave up: the service was away for longer than --patience" in result.stderr
 
 
 def test_a_closed_output_pipe_ends_the_command(sim):

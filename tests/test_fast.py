@@ -509,7 +509,7 @@ def test_an_unusable_fast_decoder_is_logged_once_and_the_careful_one_takes_over(
     answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
     assert next(answer.outcomes()).status == "rejected"
     [record] = caplog.records
-    assert "read slowly" in record.message
+    assert "slow path" in record.message
 
 
 # --- Sharing

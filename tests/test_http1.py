@@ -105,7 +105,7 @@ def test_a_response_without_a_length_ends_with_the_connection(data):
 def test_a_cut_response_is_refused_at_the_end_of_the_connection(data):
     assert not fed(data).is_whole if data else True
     for parts in ([data, b""], [*bytewise(data), b""]):
-        with pytest.raises(httpx.RemoteProtocolError, match="ended before the answer did"):
+        with pytest.raises(httpx.RemoteProtocolError, match="ended before the end of the response"):
             fed(*parts)
 
 
@@ -183,7 +183,7 @@ def test_an_endless_folded_head_is_refused():
 
 
 def test_a_folded_head_that_is_cut_is_refused():
-    with pytest.raises(httpx.RemoteProtocolError, match="ended before the answer did"):
+    with pytest.raises(httpx.RemoteProtocolError, match="ended before the end of the response"):
         fed(OK + b"X: a\r\n b\r\n", b"")
 
 

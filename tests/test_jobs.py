@@ -358,7 +358,7 @@ async def test_reading_ahead_loses_nothing_when_cancelled():
 async def test_a_refused_second_entry_leaves_the_stream_usable():
     async with ReadAhead(numbers(3)) as ahead:
         assert await ahead.next() == 0
-        with pytest.raises(RuntimeError, match="entered once"):
+        with pytest.raises(RuntimeError, match="entered only once"):
             await ahead.__aenter__()
         assert [await ahead.next() for _ in range(3)] == [1, 2, None]
 

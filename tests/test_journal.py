@@ -144,7 +144,7 @@ async def test_ids_in_flight_at_a_kill_are_unknown_and_named(tmp_path):
     outcomes = await run(service, tmp_path / "journal", PANEL[:1])
     unknown = [outcome for outcome in outcomes if outcome.status == "unknown"]
     assert [outcome.quota_id for outcome in unknown] == [1, 2, 3]
-    assert "ended before an answer was written down" in str(unknown[0].error)
+    assert "ended before it noted a response" in str(unknown[0].error)
     assert unknown[0].error.delivery == "unknown"
     assert set(service.asked.values()) == {1}
 
@@ -312,8 +312,8 @@ def of_an_earlier_form(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (of_something_else, "of something else"),
-        (of_an_earlier_form, "in form 1"),
+        (of_something_else, "another program's database"),
+        (of_an_earlier_form, "has file format 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
     ],
@@ -458,7 +458,7 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
 def test_an_invalid_path_is_refused_at_once(path):
-    with pytest.raises(InvalidRequestError, match="a journal's path is a str or PathLike"):
+    with pytest.raises(InvalidRequestError, match="a journal's path must be a str or a path object"):
         Journal(path)
 
 
@@ -526,7 +526,7 @@ async def test_outcomes_of_a_journal_are_read_without_a_run(tmp_path):
     counts = Counter(o.status for o in known)
     assert counts["unknown"] == 3
     assert all(outcome.replayed for outcome in known)
-    assert "ended before an answer was written down" in str(next(o for o in known if not o.result_code).error)
+    assert "ended before it noted a response" in str(next(o for o in known if not o.result_code).error)
     assert facts(await run(service, journal)) == facts(known)
     assert await journal.counts() == dict.fromkeys(("not_sent",), 0) | Counter(o.status for o in known)
     assert facts(await read(journal, "m2")) == facts([o for o in known if o.member_code == "m2"])
@@ -635,7 +635,7 @@ async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
 
 
 async def test_an_unreadable_journal_is_refused(tmp_path):
-    with pytest.raises(JournalError, match="is not there"):
+    with pytest.raises(JournalError, match="does not exist"):
         await Journal(tmp_path / "journal").counts()
     assert not list(tmp_path.iterdir())
     await run(Ledger(), tmp_path / "journal")
@@ -959,7 +959,7 @@ async def test_a_journal_that_nobody_uses_can_be_copied(tmp_path):
 
 
 async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
-    with pytest.raises(JournalError, match="is not there"):
+    with pytest.raises(JournalError, match="does not exist"):
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     (tmp_path / "empty").touch()
     with pytest.raises(JournalError, match="is empty"):
@@ -968,7 +968,7 @@ async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
     run_of(journal).claim(*OWNER)
     await run_of(journal).open()
     (tmp_path / "letter").write_text("kept")
-    with pytest.raises(JournalError, match="letter is there already, and is no journal"):
+    with pytest.raises(JournalError, match="letter exists already, and is not a journal"):
         await journal.backup(tmp_path / "letter")
     assert (tmp_path / "letter").read_text() == "kept"
     for taken, reason in [(journal.path, "in use"), (tmp_path / "none" / "copy", "No such file")]:

@@ -18,8 +18,8 @@ def test_a_link_belongs_to_the_first_member_that_got_it():
     links = Links()
     links.hand("m1", ["a", "b"], "$.Invites")
     links.hand("m1", ["a"], "$.Invites")
-    for _ in range(2):  # also the second time
-        with pytest.raises(DecodeError, match="another one") as caught:
+    for _ in range(2):  # also when it comes again
+        with pytest.raises(DecodeError, match="another member") as caught:
             links.hand("m2", ["c", "b"], "$.Invites")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
     links.hand("m1", ["b"], "$.Invites")

@@ -126,7 +126,7 @@ def test_result_files_appear_when_the_run_is_complete(panel):
 def test_a_failed_run_leaves_no_result_file(panel):
     (panel / "wrong.csv").write_text(f"member_code,{AGE}\n" + "m,30\n" * 40_000 + "m,old\n")
     result = run("wrong.csv", "--top", 2, "--output", "best.csv", code=2)
-    assert "row 40000 of the panel: profile[1001538]: an age is given in years" in result.stderr
+    assert "row 40000 of the panel: profile[1001538]: an age must be in years" in result.stderr
     assert not list(panel.glob("best.csv*"))
 
 
@@ -238,7 +238,7 @@ def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatc
     shown = run("panel.parquet").stdout
     rows = expected_counts()
     assert "Shortfall" in shown
-    assert f"and {len(rows) - 5} more: pipe, or give --output FILE" in shown
+    assert f"and {len(rows) - 5} more; a pipe or --output FILE gets all" in shown
     assert f"60 members, {len(rows)} quotas:" in shown
 
 
@@ -250,7 +250,7 @@ def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatc
     monkeypatch.setenv("COLUMNS", columns)
     shown = run("panel.parquet", option, 20).stdout
     assert len(shown.splitlines()) < 60
-    assert "more: pipe, or give --output FILE" in shown
+    assert "more; a pipe or --output FILE gets all" in shown
     assert ("sampling-async fan-out" in shown) == (option == "--requests")
     if option != "--sample":
         certain = sum(bool(each.certain) for each in MATCHED)
@@ -341,17 +341,17 @@ def test_a_simulated_panel_is_matched_without_a_warning(tmp_path, monkeypatch):
 def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
     (panel / "few.csv").write_text(f"{AGE}\n30\n")
     told = run("few.csv").stderr
-    assert "questions have no column in the panel, so that nobody has answered them: " in told
+    assert "questions, so they count as not answered: " in told
     (panel / "bands.json").write_text("{}")
     odd = run("panel.csv").stderr
-    assert "oddities in the inventory count as possible; the first: quota" in odd
-    assert "--bands FILE says what they stand for" in odd
+    assert "oddities, which count as possible; the first: quota" in odd
+    assert "give the age bands with --bands FILE" in odd
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nix.csv"], "nix.csv: no such file"),
+        (["nix.csv"], "nix.csv: the file does not exist"),
         (["."], "neither a query (SELECT ...) nor a file that ends in .parquet, .csv, .jsonl, .ndjson"),
         (["folder.csv"], "folder.csv is a folder, not a file"),
         (["empty.jsonl"], "empty.jsonl is empty"),
@@ -360,11 +360,11 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
             ["panel.csv", "--inventory", "empty.csv"],
             "empty.csv is empty; write one with `sampling-async quotas",
         ),
-        (["panel.csv", "--inventory", "panel.csv"], "panel.csv: not an inventory: $: expected JSON"),
-        (["panel.csv", "--inventory", "panel.parquet"], "panel.parquet: not an inventory"),
-        (["panel.csv", "--inventory", "panel.jsonl"], "panel.jsonl, line 1: not a survey: $.SurveyID"),
-        (["panel.csv", "--inventory", "cut.jsonl"], "cut.jsonl, line 3: not a survey: $: expected JSON"),
-        (["panel.csv", "--inventory", "wrong.json"], "wrong.json: not an inventory: $.Surveys[0]."),
+        (["panel.csv", "--inventory", "panel.csv"], "panel.csv is not an inventory: $: expected JSON"),
+        (["panel.csv", "--inventory", "panel.parquet"], "panel.parquet is not an inventory"),
+        (["panel.csv", "--inventory", "panel.jsonl"], "panel.jsonl, line 1 is not a survey: $.SurveyID"),
+        (["panel.csv", "--inventory", "cut.jsonl"], "cut.jsonl, line 3 is not a survey: $: expected JSON"),
+        (["panel.csv", "--inventory", "wrong.json"], "wrong.json is not an inventory: $.Surveys[0]."),
         (
             ["panel.csv", "--column", "1001538=alter"],
             "panel.csv: --column 1001538=alter: there is no column 'alter'",
@@ -373,7 +373,7 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
             ["panel.jsonl", "--column", "1001538=alter"],
             "panel.jsonl: --column 1001538=alter: there is no column",
         ),
-        (["panel.parquet", "--column", "1001538=alter"], "there are 'member_code', '1001007'"),
+        (["panel.parquet", "--column", "1001538=alter"], "the columns are 'member_code', '1001007'"),
         (
             ["SELECT 1 AS age", "--column", "1001538=alter"],
             "the query: --column 1001538=alter: there is no column",
@@ -382,36 +382,36 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["panel.csv", "--column", "1001538=a", "--column", "1001538=b"], "was given before"),
         (
             ["panel.csv", "--column", "member_code=1001538"],
-            "panel.csv: --column member_code=1001538: there is a column",
+            "panel.csv: --column member_code=1001538: there is also a column",
         ),
         (["named.csv"], "it has 'id', 'age', 'ZIP code'"),
         (["named.csv"], "--column 1001538=age --column '1001042=ZIP code' --column member_code=id"),
-        (["named.csv", "--top", "2", "--column", "1001538=age"], "give --column member_code=id"),
+        (["named.csv", "--top", "2", "--column", "1001538=age"], "Give --column member_code=id"),
         (["SELECT * FROM 'nix.parquet'"], "the query failed"),
-        (["SELEKT.csv"], "no such file"),
-        (["panel.csv", "--top", "2", "--sample", "2"], "give one of them"),
+        (["SELEKT.csv"], "the file does not exist"),
+        (["panel.csv", "--top", "2", "--sample", "2"], "give only one of --top"),
         (["panel.csv", "--top", "0"], "--top"),
-        (["panel.csv", "--column", "age"], "--column is QUESTION=NAME, as 1001538=age"),
-        (["panel.csv", "--output", "x.txt"], "--output ends in .parquet, .csv, .jsonl"),
-        (["panel.csv", "--output", "nix/x.csv"], "no such folder"),
+        (["panel.csv", "--column", "age"], "--column must be QUESTION=NAME, such as 1001538=age"),
+        (["panel.csv", "--output", "x.txt"], "--output must end in .parquet, .csv, .jsonl"),
+        (["panel.csv", "--output", "nix/x.csv"], "the folder does not exist"),
         (["panel.csv", "--inventory", "nix.json"], "nix.json: No such file"),
         (["panel.csv", "--bands", "nix.json"], "nix.json: No such file"),
-        (["panel.csv", "--bands", "quotas.json"], "bands are JSON of answer ID to first and last year"),
+        (["panel.csv", "--bands", "quotas.json"], "age bands must be a JSON object of answer IDs"),
         (["empty.csv"], "empty.csv"),
-        (["unknown.csv"], "unknown.csv: no column of the panel is a question that is asked, such as"),
-        (["unknown.csv"], "Say which column is which: --column 1001007=NAME"),
+        (["unknown.csv"], "unknown.csv: the panel has no column for any question of the inventory, such as"),
+        (["unknown.csv"], "Name the columns: --column 1001007=NAME"),
         (["twice.csv", "--top", "1"], "several columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
-        (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel is an object of JSON"),
-        (["unknown.jsonl"], "no column of the panel is a question that is asked"),
+        (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel must be a JSON object"),
+        (["unknown.jsonl"], "the panel has no column for any question of the inventory"),
         (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
         (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
         (["panel.csv", "--output", "folder.csv"], "--output folder.csv is a folder"),
-        (["nobody.csv", "--top", "1"], "nobody.csv: row 1 of the panel: there is no member_code"),
+        (["nobody.csv", "--top", "1"], "nobody.csv: row 1 of the panel has no member_code"),
         (["large.jsonl"], "large.jsonl: "),
         (
             ["no_codes.csv", "--top", "2"],
-            "no_codes.csv: there is no column 'member_code', which tells members apart; it has",
+            "no_codes.csv: the panel has no column 'member_code', which is needed to name members; it has",
         ),
     ],
 )

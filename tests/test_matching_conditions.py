@@ -82,7 +82,7 @@ def test_an_unreadable_age_range_is_possible_with_a_diagnostic(value):
     assert of_row(35, asked) == CERTAIN
     (odd,) = QuotaIndex([survey(quota([sub_quota(asked)]))]).diagnostics
     assert (odd.survey_id, odd.quota_id, odd.path) == (3, 7, "Layers[0].SubQuotas[0]")
-    assert "no range of years" in odd.message
+    assert "not a range of years" in odd.message
 
 
 def test_an_unknown_band_of_age_is_possible_with_a_diagnostic():
@@ -149,7 +149,7 @@ def test_an_unregistered_question_with_values_only_is_possible_with_a_diagnostic
     assert of_row(None, row(OTHER, "5")) == POSSIBLE
     assert of_row(5, row(OTHER, 5, "x")) == CERTAIN
     (odd,) = QuotaIndex([survey(quota([sub_quota(row(OTHER, "5"))]))]).diagnostics
-    assert "no registered kind" in odd.message
+    assert "its kind is not registered" in odd.message
 
 
 def test_an_empty_condition_is_possible_with_a_diagnostic():

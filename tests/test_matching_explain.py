@@ -56,7 +56,7 @@ def test_reasons_go_down_to_the_question():
         "no       quota 7: all layers must hold",
         "  no       layer 1: no open sub-quota fits",
         "    no       sub-quota 1, 0 of 10 completes: all its questions must be met",
-        "      certain  question 1001007: an answer is listed",
+        "      certain  question 1001007: one of the answers is listed",
         "      no       question 1001538: the answer is not listed",
         "    no       sub-quota 1, 10 of 10 completes: all its questions must be met",
         "      no       question 1001007: the answer is not listed",
@@ -142,9 +142,9 @@ def test_reasons_besides_the_answers_are_explained():
     told = index.explain(member, 7)
     assert told.truth == NO
     assert [(each.what, each.why) for each in told.parts[:-1]] == [
-        ("device 1", "the survey is for devices 2, 3"),
-        ("survey 3", "the member is not to be offered it"),
-        ("participation in survey 70", "the survey excludes who took part so"),
+        ("device 1", "the survey accepts only devices 2, 3"),
+        ("survey 3", "the survey is in exclude_surveys"),
+        ("participation in survey 70", "the survey excludes members with such a participation"),
         ("recontact list", "the member is not on it"),
     ]
     assert told.parts[-1].truth == CERTAIN
@@ -158,7 +158,7 @@ def test_reasons_besides_the_answers_are_explained():
 @pytest.mark.parametrize("wrong", [99999, "52", None, 5.0, True, [52]])
 def test_a_missing_quota_has_its_own_error(wrong):
     index = many()
-    with pytest.raises(UnknownQuotaError, match="there is no quota") as caught:
+    with pytest.raises(UnknownQuotaError, match="is not in this index") as caught:
         index.explain({OTHER: 1}, wrong)
     assert caught.value.quota_id is wrong
     assert isinstance(caught.value, InvalidRequestError)

@@ -52,13 +52,13 @@ def test_an_answer_from_an_iterator_is_read_once():
 @pytest.mark.parametrize(
     ("profile", "words"),
     [
-        ({AGE: 2006352}, "an age is given in years, 0 to 150, not 2006352"),
+        ({AGE: 2006352}, "an age must be in years, from 0 to 150, not 2006352"),
         ({AGE: -1}, "an age"),
         ({AGE: True}, "an age"),
         ({AGE: "old"}, "an age"),
         ({AGE: 30.5}, "an age"),
-        ({POSTAL: 1001}, "a postal code is a text"),
-        ({POSTAL: ["1001"]}, "a postal code is a text"),
+        ({POSTAL: 1001}, "a postal code must be a text"),
+        ({POSTAL: ["1001"]}, "a postal code must be a text"),
         ({OTHER: "many"}, "answer IDs"),
         ({OTHER: 1.5}, "answer IDs"),
         ({OTHER: True}, "answer IDs"),
@@ -82,19 +82,19 @@ def test_an_invalid_answer_is_refused_with_its_question(profile, words):
 
 def test_options_of_matching_are_checked():
     with pytest.raises(
-        InvalidRequestError, match="missing is one of 'routable', 'possible', 'no', not 'maybe'"
+        InvalidRequestError, match="missing must be one of 'routable', 'possible', 'no', not 'maybe'"
     ):
         MatchPolicy(missing="maybe")
     for nothing in (None, [], "x"):
-        with pytest.raises(InvalidRequestError, match="a profile is a mapping"):
+        with pytest.raises(InvalidRequestError, match="a profile must be a mapping"):
             many().match(nothing)
-    with pytest.raises(InvalidRequestError, match="question IDs are whole numbers, not texts"):
+    with pytest.raises(InvalidRequestError, match="question IDs must be whole numbers, not texts"):
         many().match({"1009999": 1})
-    with pytest.raises(InvalidRequestError, match="device_type is a number"):
+    with pytest.raises(InvalidRequestError, match="device_type must be a whole number"):
         many().match({}, device_type="1")
     with pytest.raises(InvalidRequestError, match="ends before"):
         QuestionKinds.default().with_age(AGE, {1: (30, 20)})
-    with pytest.raises(InvalidRequestError, match="not of int"):
+    with pytest.raises(InvalidRequestError, match="not from int"):
         QuotaIndex([1])
     with pytest.raises(KeyError):
         many().explain({}, 99999)

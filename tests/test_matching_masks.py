@@ -20,6 +20,7 @@ from sampling_async import (
     SurveyWaveExclusion,
 )
 from sampling_async.matching import (
+    Member,
     Participation,
     QuotaIndex,
     Truth,
@@ -34,6 +35,22 @@ def test_surveys_for_other_devices_are_left_out():
 
 def test_surveys_that_were_taken_are_left_out():
     assert list(many().match({OTHER: 1}, exclude_surveys={5, 4, 99}).certain) == [32, 22, 12, 30, 20, 10]
+
+
+def test_an_empty_argument_replaces_what_the_member_brings():
+    index = QuotaIndex(
+        [survey(quota([sub_quota(A)]), survey_wave_exclusions=(SurveyWaveExclusion(70, 0, (9,)),))]
+    )
+    [quota_id] = index.quota_ids
+    [target] = index.quota_ids.targets()
+    took = Member("m1", {OTHER: 1}, exclude_surveys=[target.survey.survey_id])
+    took_part = Member("m1", {OTHER: 1}, participations=[Participation(70, 1, 9)])
+    assert not index.match(took).certain
+    assert list(index.match(took, exclude_surveys=()).certain) == [quota_id]
+    assert index.explain(took, quota_id).truth == NO
+    assert index.explain(took, quota_id, exclude_surveys=()).truth == CERTAIN
+    assert not index.match(took_part, exclude_surveys=()).certain
+    assert list(index.match(took_part, participations=()).certain) == [quota_id]
 
 
 def test_waves_that_exclude_a_participation_are_left_out():
@@ -74,7 +91,7 @@ def test_recontact_quotas_are_for_those_on_their_list():
     index.recontact(7, ["m1", "m2"])
     index.recontact(8, ["m1"])
     assert (found("m1"), found("m3"), found()) == (CERTAIN, NO, POSSIBLE)
-    with pytest.raises(InvalidRequestError, match="not as one text"):
+    with pytest.raises(InvalidRequestError, match="not one text"):
         index.recontact(7, "m1")
 
 

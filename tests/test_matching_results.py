@@ -61,8 +61,8 @@ def test_best_selects_certain_quotas_first_and_one_of_each_survey():
     assert matched.select(100) == (52, 42, 32, 22, 12)
     assert matched.select(12, one_per_survey=False) == (*matched.certain, 11, 21)
     assert matched.select(0) == ()
-    for wrong in (-1, 2.5, "3"):
-        with pytest.raises(InvalidRequestError, match="how many"):
+    for wrong in (-1, 2.5, "3", True):
+        with pytest.raises(InvalidRequestError, match="n must be"):
             matched.select(wrong)
 
 
@@ -81,7 +81,7 @@ def test_requests_are_accepted_by_a_fan_out():
     ]
     assert "m1" not in repr(members)
     assert "1009999" not in repr(members)
-    with pytest.raises(InvalidRequestError, match=r"members\[1\]: profile\[1009999\]: answers are"):
+    with pytest.raises(InvalidRequestError, match=r"members\[1\]: profile\[1009999\]: answers must be"):
         list(index.requests([members[0], Member("m2", {OTHER: 1.5})]))
 
 

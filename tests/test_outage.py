@@ -169,7 +169,7 @@ async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
                 await client.get_quotas()
         for call in (client.get_quotas(), client.generate_invite("m", 2), client.get_settings()):
             with pytest.raises(
-                OutageError, match=r"away for 0\.0 s, the last failure: no connection"
+                OutageError, match=r"away for 0\.0 s; the last failure: no connection"
             ) as caught:
                 await call
             assert (caught.value.attempts, caught.value.delivery) == (0, "not_sent")
@@ -201,8 +201,8 @@ async def test_an_outage_is_logged_once(caplog):
         "INFO",
     ]
     began, ended = (record.message for record in caplog.records if "HTTP" not in record.message)
-    assert "away, after 5 failures in a row" in began
-    assert re.search(r"answers again, after (5|6)\d\.\d s", ended)
+    assert "away: 5 failures in a row" in began
+    assert re.search(r"responds again, after (5|6)\d\.\d s", ended)
 
 
 @pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])

@@ -157,14 +157,14 @@ def test_postal_codes_are_texts(answers, certain):
 @pytest.mark.parametrize(
     ("name", "column", "words"),
     [
-        (AGE, [30, None, 200], "row 2 of the panel.*an age is given in years.*not 200"),
+        (AGE, [30, None, 200], "row 2 of the panel.*an age must be in years.*not 200"),
         (AGE, [30.5], "not whole"),
         (AGE, ["30", "old"], "row 1 of the panel.*not 'old'"),
         (AGE, [True], "of type bool"),
         (OTHER, ["x"], "row 0 of the panel.*answer IDs"),
         (OTHER, [["1"], [], ["2", "y"]], "row 2 of the panel.*'y'"),
         (OTHER, [{"a": 1}], "of type struct"),
-        (POSTAL, [10101], "row 0 of the panel.*a postal code is a text.*not 10101"),
+        (POSTAL, [10101], "row 0 of the panel.*a postal code must be a text.*not 10101"),
         ("device_type", ["phone"], "'device_type'.*whole numbers"),
         ("exclude_surveys", [1], "'exclude_surveys'.*lists of survey IDs"),
         ("exclude_surveys", [["x"]], "'exclude_surveys'.*whole numbers"),

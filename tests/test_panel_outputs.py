@@ -30,18 +30,20 @@ from sampling_async.simulator import generate_members
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
 def test_the_size_of_a_sample_must_be_a_number(wrong):
-    with pytest.raises(InvalidRequestError, match="n is a number from 1 on"):
+    with pytest.raises(InvalidRequestError, match="n must be a whole number of at least 1"):
         TopK(wrong)
-    with pytest.raises(InvalidRequestError, match="per_quota is a number from 1 on"):
+    with pytest.raises(InvalidRequestError, match="per_quota must be a whole number of at least 1"):
         Sample(wrong)
-    with pytest.raises(InvalidRequestError, match="seed is a whole number of 64 bits at most"):
+    with pytest.raises(InvalidRequestError, match="seed must be a whole number of at most 64 bits"):
         Sample(5, seed=2**65)
+    with pytest.raises(InvalidRequestError, match="seed must be a whole number"):
+        Sample(5, seed=True)
 
 
 @pytest.mark.parametrize("output", [TopK(2), Sample(2)])
 def test_a_member_without_a_code_is_refused_by_row(output):
     panel = pa.table({"member_code": ["a", None]})
-    with pytest.raises(InvalidRequestError, match="row 1 of the panel: there is no member_code"):
+    with pytest.raises(InvalidRequestError, match="row 1 of the panel has no member_code"):
         PanelMatcher(QuotaIndex([survey(ALL)]), output).run(panel).read_all()
 
 
@@ -103,5 +105,5 @@ def test_requests_are_accepted_by_a_fan_out():
         InviteRequest("a", (1, 2)),
         InviteRequest("b", (1,)),
     ]
-    with pytest.raises(InvalidRequestError, match=r"requests are made of TopK\(n\), not of Counts"):
+    with pytest.raises(InvalidRequestError, match=r"requests are made from TopK\(n\), not from Counts"):
         next(PanelMatcher(index).requests(panel))

@@ -8,7 +8,7 @@ import signal
 import stat
 import tempfile
 from multiprocessing import Pipe, active_children, get_context
-from threading import Timer
+from threading import Lock, Thread, Timer
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -166,6 +166,51 @@ def test_an_error_is_raised_with_its_own_type_from_any_process(generated, crew, 
     wrong = panel.set_column(panel.column_names.index(str(AGE)), str(AGE), pa.array(ages))
     with pytest.raises(InvalidRequestError, match=rf"row {at} of the panel.*not -1"):
         PanelMatcher(index).run(crew.awaited(wrong.to_batches(max_chunksize=40)), workers=2).read_all()
+
+
+class TwoArguments(Exception):  # noqa: N818  it is pickled with its one text, and two arguments make it
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class WithLock(Exception):  # noqa: N818
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = Lock()
+
+
+def fail_with_two_arguments(_pieces):
+    raise TwoArguments("this", "that")
+
+
+def fail_with_a_lock(_pieces):
+    raise WithLock("locked")
+
+
+@pytest.mark.parametrize(
+    ("fail", "text"),
+    [(fail_with_two_arguments, "TwoArguments: this and that"), (fail_with_a_lock, "WithLock: locked")],
+)
+def test_an_error_that_cannot_be_pickled_is_told_with_its_type_and_text(tmp_path, monkeypatch, fail, text):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / _workers._WORK).write_bytes(pickle.dumps(fail))
+    ours, theirs = Pipe()
+    received = []
+
+    def parent():
+        ours.send(tmp_path)
+        ours.send("begin")
+        received.append(ours.recv())
+        ours.close()
+
+    thread = Thread(target=parent)
+    thread.start()
+    _workers._work(theirs)
+    thread.join()
+    theirs.close()
+    [(kind, error)] = received
+    assert kind == "error"
+    assert str(error) == f"a process that matched the panel failed: {text}"
 
 
 @pytest.mark.usefixtures("crew")
@@ -338,7 +383,7 @@ def test_an_idle_worker_ends_with_its_parent():
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2", None])
 def test_the_number_of_workers_is_checked(generated, wrong):
-    with pytest.raises(InvalidRequestError, match="workers is a number of processes from 1 on"):
+    with pytest.raises(InvalidRequestError, match="workers must be a whole number of at least 1"):
         PanelMatcher(generated[0]).run(generated[1], workers=wrong)

@@ -93,7 +93,7 @@ def test_a_member_code_that_cannot_be_a_path_segment_is_refused(code):
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "7", None, 2**63, [1]])
 def test_an_invalid_quota_id_is_refused(value):
-    with pytest.raises(InvalidRequestError, match="a quota ID is a whole number"):
+    with pytest.raises(InvalidRequestError, match="a quota ID must be a whole number"):
         protocol.quota_id_of(value)
 
 

@@ -282,7 +282,7 @@ async def test_a_slow_drip_ends_at_the_wall_limit():
     with wire.serve(drip) as url:
         error = await failure(url, timeouts=Timeouts(wall=0.1))
     assert (type(error), error.delivery) == (TransportTimeoutError, "unknown")
-    assert "within 0.1 s, the wall limit" in str(error)
+    assert "within 0.1 s: the wall limit" in str(error)
 
 
 async def test_any_exception_of_a_transport_becomes_one_of_ours():
@@ -383,7 +383,7 @@ async def test_the_client_accepts_gzip_only():
 @pytest.mark.parametrize(
     ("answer", "rule"),
     [
-        (wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"), "a cut one"),
+        (wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"), "cut off"),
         (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"), "found other bytes"),
         (
             wire.answer(gzip.compress(SETTINGS) + b"\x1f\x8btail", "200 OK", "Content-Encoding: gzip"),
@@ -391,9 +391,9 @@ async def test_the_client_accepts_gzip_only():
         ),
         (
             wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"),
-            "no content encoding but",
+            "gzip or no content encoding",
         ),
-        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip, gzip"), "no content encoding but"),
+        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip, gzip"), "gzip or no content encoding"),
     ],
 )
 async def test_a_broken_encoding_is_refused(answer, rule):
@@ -749,6 +749,6 @@ async def test_a_request_reported_as_not_sent_is_never_sent():
         async with client_of(url) as client:
             track = Track(is_told=True)
             call = get_settings(doubles.PANEL)
-            with pytest.raises(ClientClosedError, match="left"):
+            with pytest.raises(ClientClosedError, match="has ended"):
                 await client._session.attempt(call, track)
             assert track.delivery == "not_sent"

@@ -212,7 +212,7 @@ async def test_a_closed_quota_is_not_live_until_it_is_opened():
     assert await codes(sim, "m000001", [quota_id]) == [9]
     sim.open_quota(quota_id)
     assert await codes(sim, "m000001", [quota_id]) == [1]
-    with pytest.raises(KeyError, match="no quota 5"):
+    with pytest.raises(KeyError, match="quota 5 is not in the inventory"):
         sim.close_quota(5)
 
 
@@ -302,7 +302,7 @@ async def test_recontact_refuses_other_quotas_and_odd_numbers():
         ]:
             response = await client.get(panel_path(sim, f"Recontact/{quota_id}/MemberCodes"), params=query)
             assert (response.status_code, response.json()["ResultCode"]) == (400, code)
-    with pytest.raises(ValueError, match="not of a recontact survey"):
+    with pytest.raises(ValueError, match="does not belong to a recontact survey"):
         sim.set_recontact_members(ordinary, [])
 
 
@@ -407,7 +407,7 @@ async def test_repeated_requests_do_not_rebuild_the_inventory():
         ({"surveys": -1}, "at least 0"),
         ({"members": -1}, "at least 0"),
         ({"recontact_page_size": 0}, "at least 1"),
-        ({"keep_requests": -1}, "keep_requests is a number of requests, at least 0, not -1"),
+        ({"keep_requests": -1}, "keep_requests must be a number of requests, at least 0, not -1"),
     ],
 )
 def test_invalid_numbers_are_refused(arguments, rule):

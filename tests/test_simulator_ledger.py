@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import anyio
@@ -69,6 +71,21 @@ async def test_counts_by_pair_follow_the_invites():
     assert sim.ledger.count("nobody", first.quota_id) == 0
 
 
+async def test_counts_by_pair_are_right_when_several_threads_ask():
+    sim = await with_invites(300)
+    expected = Counter((entry.member_code, entry.quota_id) for entry in sim.ledger.invites)
+    pairs = list(expected)[:20]
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            counts = list(pool.map(lambda pair: sim.ledger.count(*pair), pairs * 8))
+    finally:
+        sys.setswitchinterval(switch)
+    assert counts == [expected[pair] for pair in pairs * 8]
+    assert sim.ledger.by_pair() == expected
+
+
 @pytest.mark.parametrize(("keep", "kept"), [(True, 12), (5, 5), (False, 0), (0, 0)])
 async def test_the_latest_requests_are_kept_and_all_are_counted(keep: int, kept: int):
     sim = await with_invites(keep_requests=keep)
@@ -108,7 +125,7 @@ async def test_requests_can_be_filtered_by_endpoint_and_end():
     assert requests(quota_id=of_member.quota_ids[0], member_code="m000002") == (of_member,)
     assert requests(endpoint="bulk_invite")(status=503) == ()
     assert requests() == requests == tuple(requests)
-    with pytest.raises(ValueError, match="no endpoint 'quotas': they are get_quotas"):
+    with pytest.raises(ValueError, match="no endpoint 'quotas'; the endpoints are get_quotas"):
         requests(endpoint="quotas")  # type: ignore[arg-type]
 
 

@@ -147,7 +147,7 @@ async def test_left_over_is_known_only_after_the_block():
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
             await anext(outcomes)
-            with pytest.raises(RuntimeError, match="when the block has been left"):
+            with pytest.raises(RuntimeError, match="only after the `async with` block has ended"):
                 _ = outcomes.left_over
             assert len([outcome async for outcome in outcomes]) == 49
         assert outcomes.left_over == ()
@@ -160,9 +160,9 @@ async def test_a_stream_is_used_inside_its_block_and_entered_once():
                 await anext(stream)
         async with client.stream_bulk_invite("m", range(1, 51), chunk_size=10) as outcomes:
             await anext(outcomes)
-        with pytest.raises(RuntimeError, match="left before its end"):
+        with pytest.raises(RuntimeError, match="has ended, so it gives no more"):
             await anext(outcomes)
-        with pytest.raises(RuntimeError, match="entered once"):
+        with pytest.raises(RuntimeError, match="entered only once"):
             async with outcomes:
                 pass
         assert len(outcomes.left_over) == 49
@@ -201,7 +201,7 @@ def test_a_recontact_stream_can_be_made_before_there_is_an_event_loop():
 
 async def test_input_of_the_wrong_kind_is_named():
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        with pytest.raises(InvalidRequestError, match="only stream_bulk_invite takes an async one"):
+        with pytest.raises(InvalidRequestError, match="only stream_bulk_invite takes an async iterable"):
             await client.bulk_invite("m", doubles.ids(1))
         async with client.fan_out([("m", [1])]) as outcomes:
             with pytest.raises(InvalidRequestError, match="not tuple"):
@@ -261,7 +261,7 @@ async def test_a_source_cancelled_elsewhere_raises_an_error():
 
     seen = []
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        with pytest.raises(RuntimeError, match="cancelled, and not by who runs the stream"):
+        with pytest.raises(RuntimeError, match="cancelled, but the stream's own task was not"):
             async with client.stream_bulk_invite("m", source(), chunk_size=10) as outcomes:
                 async for outcome in outcomes:
                     seen.append(outcome.quota_id)

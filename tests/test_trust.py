@@ -78,9 +78,9 @@ def client_of(url: str, **options) -> SamplingClient:
         ("SAMPLING_CA_FILE", "text", "no certificate"),
         ("SAMPLING_CA_FILE", "", "directory"),
         ("SAMPLING_CLIENT_CERT", "missing", "No such file"),
-        ("SAMPLING_CLIENT_CERT", "text", "as PEM and not encrypted"),
-        ("SAMPLING_CLIENT_CERT", "no key", "as PEM and not encrypted"),
-        ("SAMPLING_CLIENT_CERT", "encrypted", "as PEM and not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "text", "expected PEM, not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "no key", "expected PEM, not encrypted"),
+        ("SAMPLING_CLIENT_CERT", "encrypted", "expected PEM, not encrypted"),
     ],
 )
 def test_an_unusable_file_is_named_with_its_variable(variable, name, says, files, monkeypatch):
@@ -134,7 +134,7 @@ async def test_the_environment_names_authorities_and_the_client_certificate(auth
 
 @pytest.mark.parametrize("context", ["yes", True, ssl.SSLContext, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)])
 def test_only_a_client_context_is_accepted(context):
-    with pytest.raises(InvalidRequestError, match=r"ssl_context is an ssl\.SSLContext for clients"):
+    with pytest.raises(InvalidRequestError, match=r"ssl_context must be an ssl\.SSLContext for clients"):
         client_of("https://localhost", ssl_context=context)
 
 
@@ -224,9 +224,9 @@ async def test_a_refused_client_certificate_is_reported(who, version, authority)
     if who == "a stranger":
         trustme.CA().issue_cert("partner@example.org").configure_cert(context)
     says = {
-        ("nobody", ssl.TLSVersion.TLSv1_2): "'handshake failure': it may want a client certificate",
-        ("nobody", ssl.TLSVersion.TLSv1_3): "'certificate required': it wants a client certificate",
-    }.get((who, version), "'unknown ca': it does not know the authority of the client certificate")
+        ("nobody", ssl.TLSVersion.TLSv1_2): "'handshake failure': it may require a client certificate",
+        ("nobody", ssl.TLSVersion.TLSv1_3): "'certificate required': it requires a client certificate",
+    }.get((who, version), "'unknown ca': it does not know the authority that signed the client certificate")
     received = []
 
     def script(connection: wire.Connection) -> None:

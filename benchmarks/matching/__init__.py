@@ -1,1 +1,1 @@
-"""What matching costs: one member, an index, a refresh. See `python benchmarks/matching`."""
+"""The cost of matching: one member, an index, a refresh. See `python benchmarks/matching`."""

@@ -1,9 +1,9 @@
-"""Measure what matching costs, and write it down.
+"""Measure the cost of matching, and write a page about it.
 
     python benchmarks/matching [--only members|panel] [--body FILE] [--output DIR]
 
-`--body` also measures an inventory of your own: a body of Get Quotas, as it came. Writes `matching.md` and
-`matching.json`. The exit code is 1 if a goal was missed.
+`--body` also measures your own inventory: a file with the body of a Get Quotas response. The script writes
+`matching.md` and `matching.json`. The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)  # this folder's modules are a package there
+sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
 from attrs import evolve  # noqa: E402
 from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
@@ -64,7 +64,7 @@ Where it says wall time, it is that."""
 
 
 def main() -> int:
-    """Measure, print and write; return the exit code."""
+    """Measure, print the rows and write the page. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("members", "panel"), help="one half of it; writes nothing")
     parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
@@ -104,7 +104,7 @@ def told(rows: Iterable[Row]) -> list[Row]:
 
 def of_many() -> list[Row]:
     """Measure an inventory of 8,000 quotas: members, building, a refresh."""
-    known = WeakValueDictionary[bytes, Survey]()  # as a client has one
+    known = WeakValueDictionary[bytes, Survey]()  # as in a client
     before = decoded(inventory(), known)
     index = QuotaIndex(before)
     by_hand = ByHand(before)
@@ -147,7 +147,7 @@ def of_many() -> list[Row]:
         ),
         at_most("the same: 99th percentile", 2.0, 1e3 * percentile(seconds, 99), unit="ms"),
         Row(
-            "the same by hand, rows remembered for a member: median",
+            "the same by hand, with conditions cached per member: median",
             "",
             1e3 * statistics.median(hand),
             None,
@@ -157,7 +157,7 @@ def of_many() -> list[Row]:
         at_most(f"building the index of {len(index):,} quotas", 1.2, statistics.median(built), unit="s"),
         at_most("a refresh in which 1 % of surveys changed", 60.0, 1e3 * statistics.median(updated), unit="ms"),
         Row(
-            "the same, no survey the same object as before",
+            "the same, with all surveys as new objects",
             "",
             1e3 * statistics.median(compared),
             None,
@@ -176,7 +176,7 @@ def of_many() -> list[Row]:
 
 
 def of_few() -> list[Row]:
-    """Measure an inventory as large as a real one that was published."""
+    """Measure an inventory of the size of a real, published one."""
     surveys: list[Any] = []
     for survey in generate_inventory(7, surveys=100).surveys:
         left = REAL_SIZE - sum(len(each.quotas) for each in surveys)
@@ -188,7 +188,7 @@ def of_few() -> list[Row]:
 
 
 def of_body(body: bytes) -> list[Row]:
-    """Measure an inventory of somebody's own, with members whose answers are drawn from it."""
+    """Measure the inventory of `--body`, with members whose answers are drawn from its conditions."""
     quotas = from_json(Quotas, body)
     index = QuotaIndex(quotas)
     return [
@@ -206,7 +206,7 @@ def small(index: QuotaIndex, people: list[Any], name: str) -> Row:
 
 
 def drawn(quotas: Quotas) -> list[dict[int, Any]]:
-    """Return members who answered with what the inventory asks for, and sometimes not at all."""
+    """Return members whose answers are in the inventory's conditions. Some answers are missing."""
     random = Random(3)
     answers: dict[int, list[Any]] = {}
     for survey in quotas.surveys:
@@ -229,7 +229,7 @@ def drawn(quotas: Quotas) -> list[dict[int, Any]]:
 
 
 def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) -> None:
-    """Make sure that both say the same: what is wrong need not be fast."""
+    """Check that both give the same result: a wrong result would make the speed meaningless."""
     for profile in people:
         found = list(by_hand.match(profile))
         matched = index.match(profile)
@@ -238,7 +238,7 @@ def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) 
 
 
 def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
-    """Select as the index does."""
+    """Select quotas like `MatchResult.select`."""
     selected: list[int] = []
     surveys: set[int] = set()
     for id_, survey_id, _ in sorted(by_hand.match(profile), key=lambda found: -found[2]):
@@ -249,7 +249,7 @@ def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
 
 
 def changed(quotas: Quotas, random: Random) -> Quotas:
-    """Return it as a minute later: one survey in a hundred has changed."""
+    """Return the inventory of a minute later, with one survey in a hundred changed."""
     surveys = list(quotas.surveys)
     for at in random.sample(range(len(surveys)), len(surveys) // 100):
         of_survey = tuple(
@@ -261,7 +261,7 @@ def changed(quotas: Quotas, random: Random) -> Quotas:
 
 
 def decoded(quotas: Quotas, known: WeakValueDictionary[bytes, Survey]) -> Quotas:
-    """Return it as `client.get_quotas()` reads it: surveys that are as they were are the same objects."""
+    """Return the inventory as from `client.get_quotas()`: unchanged surveys are the same objects."""
     reader, body = Inventory(known), to_json(quotas)
     surveys = [survey for at in range(0, len(body), PART) for survey in reader.feed(body[at : at + PART])]
     surveys += reader.end()
@@ -276,7 +276,7 @@ def cpu(run: Callable[[], object]) -> float:
 
 
 def settled(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of a run that need not tidy up after others."""
+    """Return the CPU seconds of a run, after a garbage collection for what came before it."""
     gc.collect()
     return cpu(run)
 

@@ -1,11 +1,12 @@
 """Matching a panel with DuckDB: quotas as predicates of SQL, members as rows of a table; one core.
 
-Members are first copied to a table of what is asked, without nulls, and postal codes joined with the lists
-that have them. The statements count a hundred predicates each, and are prepared once: to plan them takes as
-long as to run them on a hundred thousand members. Tried, and slower: a view in place of the table, planned
-anew; a query with WHERE for each predicate; `count(*) FILTER`, `sum` of CASE or of casts; lists as bits;
-conditions as columns of a subquery, or of a table. Statements of fifty predicates, or of two hundred, are as
-fast.
+The members are first copied into a table that has only the questions of the inventory and no nulls. Postal
+codes are joined with the lists that contain them. Each statement counts a hundred predicates and is prepared
+once, because planning takes as long as running it on a hundred thousand members.
+
+These variants were tried and are slower: a view instead of the table, planned each time; a query with WHERE for
+each predicate; `count(*) FILTER`, `sum` of CASE or of casts; lists as bits; conditions as columns of a subquery
+or of a table. Statements of fifty or two hundred predicates are equally fast.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from matching.formulas import Formula
     from sampling_async import Quotas
 
-_NONE: Final = -1  # stands for no answer
+_NONE: Final = -1  # means: no answer
 _BITS: Final = 63
 _AT_ONCE: Final = 100
 
 
 class ByDuckDB:
-    """An inventory, made ready.
+    """An inventory, prepared for DuckDB.
 
     Args:
         quotas: The inventory.
-        number: How many quotas of it, the first ones listed; None is all.
+        number: How many quotas of the inventory, in its order; None means all.
         at_once: How many predicates a statement counts.
     """
 
@@ -53,7 +54,7 @@ class ByDuckDB:
         self._statements = [f"EXECUTE counts_{at}" for at in range(len(batches))]
 
     def counts(self, table: pa.Table) -> list[tuple[int, int, int]]:
-        """Return quota ID, members that match for certain, and members that may match, of each quota."""
+        """Return for each quota its ID, the number of certain members, and the number of possible members."""
         self._db.register("given", table)
         self._db.execute("TRUNCATE asked")
         self._db.execute(self._copy)
@@ -63,7 +64,7 @@ class ByDuckDB:
         return [(id_, found[certain], found[may] - found[certain]) for id_, certain, may in self._places]
 
     def _prepare(self, leaves: list[Leaf]) -> str:
-        """Make the tables; return what fills that of what is asked."""
+        """Make the tables. Return the statement that fills the table of answers."""
         columns = {"missing BOOLEAN": f'"{POSTAL}" IS NULL'}
         for question_id in sorted({leaf.question_id for leaf in leaves} - {POSTAL}):
             columns[f"q{question_id} INTEGER"] = f'coalesce("{question_id}", {_NONE})'

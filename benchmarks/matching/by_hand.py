@@ -1,6 +1,6 @@
-"""Matching as a partner writes it in earnest: rows read once, answers remembered for a member, early exits.
+"""Matching as a careful partner would write it: conditions parsed once, answers cached per member, early exits.
 
-It follows the contract as the index does, on the policy of the index's defaults, so that both can be compared.
+It follows the contract with the default policy of the index, so that the results can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONG: Final = 1000
 
 
 class ByHand:
-    """An inventory, made ready."""
+    """An inventory, prepared for matching."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._rows: dict[QuestionAndAnswers, int] = {}
@@ -57,7 +57,7 @@ class ByHand:
         return number
 
     def match(self, profile: dict[int, Any]) -> Iterator[tuple[int, int, int]]:
-        """Yield quota ID, survey ID and truth of all quotas that are not out, the most wanted first."""
+        """Yield quota ID, survey ID and truth of each certain or possible quota, the most wanted first."""
         memo: dict[int, int] = {}
         for _, quota_id, survey_id, layers in self._quotas:
             truth = CERTAIN

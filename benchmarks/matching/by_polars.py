@@ -2,14 +2,16 @@
 
 For one core, set POLARS_MAX_THREADS=1 before Polars is imported.
 
-Four steps, of which each makes columns for the next: answers without nulls, one column of truth a question
-and list, one for what several quotas share, and then two sums a quota, or one where nothing is uncertain.
-They are one lazy query, run as it stands: frame by frame, optimized by Polars or by its streaming engine it
-takes a fifth longer, all in one select about twice as long, with Polars' search for common parts or without.
-Series put together in Python are slower for large frames. Of a question's answers, `is_in` is as fast as a
-column of truth an answer, or as bits, and plainer; of years of age, columns of their borders are faster.
-Postal codes are looked up once, as what tells eight lists apart; `is_in` on texts takes as long as all the
-rest. A large frame in slices is slower.
+There are four steps, and each makes columns for the next one: answers without nulls; one boolean column for
+each question and list; one column for each condition that several quotas share; and for each quota two sums, or
+one if nothing is uncertain. All steps are one lazy query without optimization.
+
+These variants were tried. Running the steps one by one, Polars' optimizer and its streaming engine take a fifth
+longer. A single select takes about twice as long, with or without common subexpression elimination. Series that
+are combined in Python are slower for large frames, and so is a large frame in slices. For answers of a
+question, `is_in` is as fast as one boolean column for each answer, or as bits, and simpler. For years of age,
+columns of the limits are faster. Postal codes are looked up once, in one number for eight lists: `is_in` on
+texts takes as long as all the rest.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ if TYPE_CHECKING:
     from matching.formulas import Formula, Prefixes
     from sampling_async import Quotas
 
-_NONE: Final = -1  # stands for no answer
+_NONE: Final = -1  # means: no answer
 _BITS: Final = 8
 
 
 class ByPolars:
-    """An inventory, made ready.
+    """An inventory, prepared for Polars.
 
     Args:
         quotas: The inventory.
-        number: How many quotas of it, the first ones listed; None is all.
+        number: How many quotas of the inventory, in its order; None means all.
     """
 
     def __init__(self, quotas: Quotas, number: int | None = None) -> None:
@@ -52,7 +54,7 @@ class ByPolars:
         self._parts: dict[str, pl.Expr] = {}
         self._read(leaves)
         self._leaves = [self._leaf(leaf).alias(f"leaf {at}") for at, leaf in enumerate(leaves)]
-        # What was said already, and in which step it is there to be used.
+        # The expressions made so far, and the step from which each can be used.
         self._said: dict[Formula, tuple[pl.Expr, int]] = {
             leaf: (pl.col(f"leaf {at}"), 0) for at, leaf in enumerate(leaves)
         }
@@ -60,7 +62,7 @@ class ByPolars:
         self._sums = [self._sum(formula).alias(f"sum {at}") for at, formula in enumerate(sums)]
 
     def counts(self, frame: pl.DataFrame) -> list[tuple[int, int, int]]:
-        """Return quota ID, members that match for certain, and members that may match, of each quota."""
+        """Return for each quota its ID, the number of certain members, and the number of possible members."""
         columns = frame.lazy().select(self._answers).with_columns(**self._parts).select(self._leaves)
         for step in sorted(self._shared):
             columns = columns.with_columns(self._shared[step])
@@ -68,7 +70,7 @@ class ByPolars:
         return [(id_, found[certain], found[may] - found[certain]) for id_, certain, may in self._places]
 
     def _read(self, leaves: list[Leaf]) -> None:
-        """Say what is read of each question before anything is asked about it."""
+        """Return the columns with the answers to each question, made before any condition."""
         question_ids = {leaf.question_id for leaf in leaves}
         self._answers += [pl.col(str(each)).fill_null(_NONE) for each in question_ids - {POSTAL}]
         postal = pl.col(str(POSTAL))
@@ -90,7 +92,7 @@ class ByPolars:
         if len(values) == 1:
             return answer == values[0]
         if leaf.question_id == AGE and values[-1] - values[0] == len(values) - 1:
-            # Many ranges begin, or end, at the same year.
+            # Many ranges begin or end at the same year.
             self._parts[f"from {values[0]}"] = answer >= values[0]
             self._parts[f"to {values[-1]}"] = answer <= values[-1]
             return pl.col(f"from {values[0]}") & pl.col(f"to {values[-1]}")

@@ -1,9 +1,9 @@
-"""Quotas as formulas of two values, for engines that know no third: who is certain, and who may be.
+"""Quotas as two boolean formulas, for engines without a third truth value: who is certain, and who is possible.
 
-What the peers have in common (`by_polars.py`, `by_duckdb.py`): each says the same formulas in its own words.
-They follow the contract, on the policy of the index's defaults, and are as short as a careful engineer makes
-them. A member gives one answer to a question here, so that groups which list no common one are disjoint; postal
-codes are compared as they stand; rows are such as the index has no diagnostic for.
+`by_polars.py` and `by_duckdb.py` share this, and each translates the formulas into its own language. The
+formulas follow the contract with the default policy of the index, and are as short as a careful engineer makes
+them. Three things are simpler here: a member gives one answer to a question, so groups without a common answer
+are disjoint; postal codes are compared as they are; and no row is one for which the index has a diagnostic.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from sampling_async import Layer, QuestionAndAnswers, Quotas, SubQuota
 
-_SHOWN: Final = 1000  # postal codes of a list that the service shows
+_SHOWN: Final = 1000  # postal codes that the service shows of a list
 _OLDEST: Final = 150
 
 
 class Leaf(NamedTuple):
-    """One question: whether the answer is one of these; what holds without an answer, and with any answer.
+    """A condition on one question: the accepted answers, and the result without an answer and with any answer.
 
-    Values are answer IDs or years, or beginnings of postal codes.
+    The values are answer IDs, years, or beginnings of postal codes.
     """
 
     question_id: int
@@ -39,21 +39,21 @@ class Leaf(NamedTuple):
 
 @frozen(cache_hash=True)
 class All:
-    """Holds where all parts do."""
+    """True if all parts are true."""
 
     parts: frozenset[Formula]
 
 
 @frozen(cache_hash=True)
 class Any:
-    """Holds where any part does."""
+    """True if any part is true."""
 
     parts: frozenset[Formula]
 
 
 @frozen(cache_hash=True)
 class Not:
-    """Holds where the part does not."""
+    """True if the part is false."""
 
     part: Formula
 
@@ -64,7 +64,7 @@ FALSE: Final = Any(frozenset())
 
 
 class Wanted(NamedTuple):
-    """A quota: who is certain, and who is certain or possible. Often it is one and the same formula."""
+    """A quota: the formula for certain members, and the one for certain or possible members."""
 
     quota_id: int
     certain: Formula
@@ -72,7 +72,7 @@ class Wanted(NamedTuple):
 
 
 def formulas(quotas: Quotas, number: int | None = None) -> list[Wanted]:
-    """Return the first so many quotas in the order listed; of one that is listed twice, the first one."""
+    """Return the first quotas of the inventory. Of a quota that is listed twice, the first one counts."""
     listed = {quota.quota_id: quota for survey in reversed(quotas.surveys) for quota in reversed(survey.quotas)}
     found: list[Wanted] = []
     for quota in islice(reversed(listed.values()), number):
@@ -82,7 +82,7 @@ def formulas(quotas: Quotas, number: int | None = None) -> list[Wanted]:
 
 
 def uses(all_of_them: Iterable[Formula]) -> Counter[Formula]:
-    """Return how often each formula is used, in these and as one of these."""
+    """Return how often each formula is used: as one of these, and inside them."""
     found: Counter[Formula] = Counter()
     left = list(all_of_them)
     while left:
@@ -94,11 +94,11 @@ def uses(all_of_them: Iterable[Formula]) -> Counter[Formula]:
 
 
 class Prefixes:
-    """Beginnings of postal codes of one length, to be looked up at once for all lists that have such.
+    """Beginnings of postal codes of one length. One lookup serves all lists that have such beginnings.
 
     Attributes:
         length: Their length.
-        lists: The lists, without what is of other lengths.
+        lists: The lists, without beginnings of other lengths.
     """
 
     def __init__(self, length: int, leaves: Iterable[Leaf]) -> None:
@@ -106,11 +106,11 @@ class Prefixes:
         self.lists = list(dict.fromkeys(found for leaf in leaves if (found := self.of(leaf))))
 
     def of(self, leaf: Leaf) -> frozenset[str]:
-        """Return the list of a question; it may be empty."""
+        """Return the list of a question, which may be empty."""
         return frozenset(each for each in leaf.values if isinstance(each, str) and len(each) == self.length)
 
     def words(self, bits: int) -> dict[str, list[int]]:
-        """Return which lists each beginning is in: bits of words, the lowest for the first list."""
+        """Return for each beginning the lists that contain it, as bits, the lowest for the first list."""
         found: dict[str, list[int]] = {}
         for at, prefixes in enumerate(self.lists):
             for prefix in prefixes:
@@ -138,7 +138,7 @@ def both(parts: Iterable[Formula]) -> Formula:
 
 
 def either(parts: Iterable[Formula]) -> Formula:
-    """Return "or"; what asks the same question becomes one."""
+    """Return "or". Conditions on the same question become one condition."""
     flat: set[Formula] = set()
     leaves: dict[int, Leaf] = {}
     for part in parts:
@@ -162,7 +162,7 @@ def not_(formula: Formula) -> Formula:
 
 
 def _layer(layer: Layer) -> tuple[Formula, Formula]:
-    """Return when exactly one sub-quota fits and is open: for certain, and at all."""
+    """Return the formulas for "exactly one sub-quota fits, and it is open": certainly, and possibly."""
     fits = [_sub_quota(each) for each in layer.sub_quotas]
     is_open = [each.current_completes < each.max_target_completes for each in layer.sub_quotas]
     certain, may = [each for each, _ in fits], [each for _, each in fits]
@@ -186,7 +186,7 @@ def _two_of(parts: Sequence[Formula]) -> Formula:
 
 
 def _are_disjoint(one: Formula, other: Formula) -> bool:
-    """Return whether it is plain that no member fits both."""
+    """Return whether no member can fit both, as far as the formulas show it."""
     ones, others = (
         {leaf.question_id: leaf for leaf in (each.parts if isinstance(each, All) else (each,))}
         for each in (one, other)

@@ -1,7 +1,8 @@
-"""A hard inventory, and members for it: many questions, little alike.
+"""A difficult inventory, and members for it: many questions, with few conditions in common.
 
-The shape is that of real bodies (layers of a quota, sub-quotas of a layer, rows of a sub-quota, cut postal
-lists, a sub-quota in thirty full), with two hundred questions, of which a member has answered thirty.
+The numbers are those of real responses (layers of a quota, sub-quotas of a layer, rows of a sub-quota,
+truncated postal lists, one full sub-quota in thirty). There are two hundred questions, and a member has
+answered thirty.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def questions() -> dict[int, tuple[int, ...]]:
 
 
 def inventory(surveys: int = 2000, *, seed: int = 1) -> Quotas:
-    """Return an inventory of four quotas a survey, the same each time."""
+    """Return an inventory with four quotas per survey. It is the same each time."""
     maker = _Maker(Random(seed))
     return Quotas(1, _NOW, tuple(maker.survey() for _ in range(surveys)))
 
@@ -47,7 +48,7 @@ class _Maker:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._questions = questions()
-        # A question that is in fashion is asked a hundred times as often as the last one.
+        # The most frequent question occurs a hundred times as often as the rarest one.
         self._names = tuple(self._questions)
         self._weights = [1 / (3 + at) for at in range(len(self._names))]
         self._ids = count(1)
@@ -144,7 +145,7 @@ class _Maker:
 
 
 def members(number: int, *, seed: int = 2) -> Iterator[dict[int, Any]]:
-    """Yield profiles, the same each time."""
+    """Yield profiles. They are the same each time."""
     random, common = Random(seed), questions()
     for _ in range(number):
         area = random.randrange(AREAS)

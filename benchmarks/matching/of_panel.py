@@ -1,6 +1,6 @@
-"""What matching a panel costs: CPU time of one core, memory, several cores, growth; beside Polars and DuckDB.
+"""The cost of matching a panel: CPU time, memory, several cores, growth; compared with Polars and DuckDB.
 
-Each figure is taken in a process of its own, so that the memory of one is not that of another.
+Each figure is measured in its own process, so that it does not include the memory of another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MILLION: Final = 1_000_000
 OTHERS: Final = 300_000
 ROUNDS: Final = 3
 BETWEEN: Final = {10_000: 3, 100_000: 8, MILLION: 15}
-"""How often smaller panels are matched in between: after so many batches of the largest one."""
+"""After this many batches of the largest panel, the smaller panels are matched."""
 CHECKED: Final = 300
 PEER_SIZES: Final = ((8000, 200_000), (1000, 200_000))  # quotas and members
 PEER_ROUNDS: Final = 3
@@ -59,11 +59,11 @@ def _costs() -> Iterator[Row]:
     name = f"panel of {MILLION:,} members x {quotas:,} quotas, both values, counts"
     yield at_least(f"{name}: million pairs a second", 800.0, MILLION * quotas / seconds / 1e6)
     yield at_most(
-        "the same: memory above the panel, which is read a batch at a time",
+        "the same: memory in addition to the panel, which is read in batches",
         300.0,
         mib,
         unit="MiB",
-        note="the matcher and its plan are counted, the index is not",
+        note="with the matcher and its plan, without the index",
     )
     yield at_most(
         "the same: memory of 10,000,000 by that of 1,000,000 members",
@@ -73,7 +73,7 @@ def _costs() -> Iterator[Row]:
     )
     beside = fresh(growth) | {SIZES[-1]: 1.0}
     yield at_most(
-        "the same for 10,000 to 10,000,000 members: the dearest member by the cheapest",
+        "the same for 10,000 to 10,000,000 members: the highest cost of a member / the lowest",
         1.15,
         max(beside.values()) / min(beside.values()),
         note="beside one of 10,000,000: " + ", ".join(f"{beside[size]:.2f} of {size:,}" for size in SIZES),
@@ -91,17 +91,17 @@ def _costs() -> Iterator[Row]:
 
 
 def growth() -> dict[int, float]:
-    """Match a large panel, and in between, again and again, smaller ones; return what a member of these costs.
+    """Match a large panel, and smaller ones at several points in between. Return the cost of their members.
 
-    That is beside what those of the large one cost just before and after, for the machine's clock swings. Its
-    batch right after a small panel does not count: it fetches again what that drove out of the caches.
+    The cost is relative to that of the large panel's members just before and after, because the clock rate of
+    the machine changes. The batch right after a small panel does not count: it has to refill the CPU caches.
     """
     index = QuotaIndex(decoded())
     large, small = PanelMatcher(index), PanelMatcher(index)
     for each in (large, small):
         list(each.map_batches(panel(100)))
     made = _Made()
-    costs: list[float] = []  # of a member of each batch of the large one
+    costs: list[float] = []  # cost of a member, for each batch of the large panel
     taken: list[tuple[int, int, float]] = []
 
     def batches() -> Iterator[Any]:
@@ -125,32 +125,32 @@ def growth() -> dict[int, float]:
 
 
 class Matched:
-    """Panels of a size, matched in a process of their own, so that the memory of one is not that of another."""
+    """Panels of one size, matched in their own process, so that no memory of other panels is measured."""
 
     def __init__(self, output: str, members: int) -> None:
         self._index = QuotaIndex(decoded())
         self._members = members
         self._made = _Made()
-        list(PanelMatcher(self._index).map_batches(panel(100)))  # what is imported, is
+        list(PanelMatcher(self._index).map_batches(panel(100)))  # everything is imported now
         self._before = resident_mib()
         self._matcher = PanelMatcher(self._index, OUTPUTS[output])
-        list(self._matcher.map_batches(panel(100)))  # its plan is made
+        list(self._matcher.map_batches(panel(100)))  # the plan is made now
 
     def seconds(self) -> float:
-        """Return the CPU seconds of matching; to make the panel up is left out."""
+        """Return the CPU seconds of matching, without the generation of the panel."""
         return self._made.seconds(self._matcher, self._members)
 
     def mib(self) -> float:
-        """Return the memory that took, at most."""
+        """Return the peak of memory."""
         return peak_mib() - self._before
 
     def quotas(self) -> int:
-        """Return how many quotas there are."""
+        """Return the number of quotas."""
         return len(self._index)
 
 
 class _Made:
-    """A panel that is made up as it is read, and the time that takes."""
+    """A panel that is generated while it is read, and the time of the generation."""
 
     def seconds(self, matcher: PanelMatcher, members: int) -> float:
         """Return the CPU seconds of matching."""
@@ -172,7 +172,7 @@ class _Made:
 
 
 def agree() -> None:
-    """Make sure that a panel says what the index says of each member: what is wrong need not be fast."""
+    """Check that a panel gives the results of the index: a wrong result would make the speed meaningless."""
     index = QuotaIndex(decoded())
     batch = next(iter(panel(CHECKED)))
     matched = [index.match(profile) for profile in profiles(batch)]
@@ -186,7 +186,7 @@ def agree() -> None:
 
 
 def decoded() -> Quotas:
-    """Return the inventory as it comes from the wire."""
+    """Return the inventory as the client decodes it from a response."""
     return from_json(Quotas, to_json(inventory()))
 
 
@@ -197,9 +197,9 @@ def _cores() -> Iterator[Row]:
     taken = fresh(walls)
     name = f"panel of {MILLION:,} members, counts: wall time of one process by that of two"
     yield _faster(f"{name}, kept from run to run", taken["one"], taken["kept"], 1.7)
-    yield _faster("the same, the second one started anew", taken["one"], taken["anew"])
+    yield _faster("the same, with a new second process", taken["one"], taken["anew"])
     twice = [2 * each for each in taken["one"]]
-    what = "the same work by two that have nothing to do with each other: what the machine gives"
+    what = "two independent processes with the same work: the limit of the machine"
     yield _faster(what, twice, taken["apart"])
 
 
@@ -216,9 +216,9 @@ def _listed(seconds: list[float]) -> str:
 
 
 def walls() -> dict[str, list[float]]:
-    """Return the wall seconds of one process and of two, of a panel that is in memory.
+    """Return the wall seconds of one process and of two, for a panel in memory.
 
-    Two that have nothing to do with each other match a panel each.
+    For comparison, two independent processes match one panel each.
     """
     alone = _Alone()
     matcher, table = alone.matcher, alone.table
@@ -248,7 +248,7 @@ def walls() -> dict[str, list[float]]:
 
 
 class _Alone:
-    """A panel that is in memory, and what matches it."""
+    """A panel in memory, and its matcher."""
 
     def __init__(self) -> None:
         self.matcher = PanelMatcher(QuotaIndex(decoded()))
@@ -260,11 +260,11 @@ class _Alone:
         self.matcher.run(self.table).read_all()
 
 
-# --- Beside others
+# --- Comparison with others
 
 
 def _peers() -> Iterator[Row]:
-    os.environ["POLARS_MAX_THREADS"] = "1"  # read when the processes import it
+    os.environ["POLARS_MAX_THREADS"] = "1"  # the processes read it at import
     for quotas, members in PEER_SIZES:
         seconds = _peer_seconds(quotas, members)
         for name, taken in seconds.items():
@@ -275,7 +275,7 @@ def _peers() -> Iterator[Row]:
 
 
 def _peer_seconds(quotas: int, members: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each, who all say the same."""
+    """Return the CPU seconds of each, after a check that all results are equal."""
     with ExitStack() as stack:
         of = {
             name: stack.enter_context(remote(Contender, name, quotas, members))
@@ -287,7 +287,7 @@ def _peer_seconds(quotas: int, members: int) -> dict[str, list[float]]:
 
 
 class Contender:
-    """One way to count a panel, made ready, in a process of its own."""
+    """One way to count a panel, prepared, in its own process."""
 
     def __init__(self, name: str, number: int, members: int) -> None:
         quotas = decoded()
@@ -311,18 +311,18 @@ class Contender:
             self._count = lambda: by_duckdb.counts(table)
 
     def counts(self) -> list[tuple[int, int, int]]:
-        """Return what it counts."""
+        """Return the counts."""
         return sorted(self._count())
 
     def seconds(self) -> float:
-        """Return the CPU seconds that takes."""
+        """Return the CPU seconds of counting."""
         started = time.process_time()
         self._count()
         return time.process_time() - started
 
 
 def ours(matcher: PanelMatcher, table: pa.Table) -> list[tuple[int, int, int]]:
-    """Return counts as the peers do."""
+    """Return the counts in the form of the peers."""
     made = matcher.run(table).read_all()
     columns = [made.column(name).to_pylist() for name in ("quota_id", "certain", "possible")]
     return list(zip(*columns, strict=True))

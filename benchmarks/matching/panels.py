@@ -1,7 +1,7 @@
 """A panel of any size: the members of `inventories.members`, as Arrow record batches made by NumPy.
 
-They are not the same members, their answers are just as often the same. One row is one member, one column the
-answers to one question, named by the question ID; null is no answer.
+They are not the same members, but each answer is as frequent. One row is one member. One column has the answers
+to one question, and its name is the question ID. Null means: no answer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SCHEMA: Final = pa.schema(
 
 
 def panel(members: int, *, seed: int = 2, rows: int = BLOCK) -> pa.RecordBatchReader:
-    """Return members as a stream: each batch is made when it is asked for, and none is kept.
+    """Return members as a stream. Each batch is made when it is needed, and is not kept.
 
-    A member is the same in every panel of a seed, whatever the panel's size and its batches'.
+    With the same seed, a member is the same in every panel, whatever the size of the panel and of its batches.
 
     Args:
-        members: How many.
-        seed: Of their answers.
-        rows: How many a batch holds at most; members are made in blocks of 65,536, which no batch goes beyond.
+        members: The number of members.
+        seed: The seed of their answers.
+        rows: The largest size of a batch. Members are made in blocks of 65,536, and a batch is in one block.
     """
     return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(members, seed, rows))
 
@@ -54,7 +54,7 @@ def profiles(batch: pa.RecordBatch) -> Iterator[dict[int, Any]]:
 def _batches(members: int, seed: int, rows: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, members, BLOCK):
         block = _block(seed, start)
-        if members - start < BLOCK:  # what is left out is not to be kept, and freed, with a small panel
+        if members - start < BLOCK:  # a small panel must not keep the memory of the rows that are cut off
             block = block.take(np.arange(members - start))
         for first in range(0, block.num_rows, rows):
             yield block.slice(first, rows)
@@ -75,9 +75,9 @@ def _block(seed: int, start: int) -> pa.RecordBatch:
 
 
 def _answers(random: np.random.Generator, first: int, number: int) -> pa.Array:
-    """Return answers to a common question, by one draw of 16 bits each: whether there is one, and which.
+    """Return answers to a common question. One draw of 16 bits decides whether there is one, and which.
 
-    Below the nulls is what the arithmetic left there.
+    The values under nulls have no meaning.
     """
     drawn = random.integers(2**64, size=BLOCK // 4, dtype=np.uint64).view(np.uint16)
     limit = round(ANSWERED * 2**16)
@@ -90,7 +90,7 @@ def _answers(random: np.random.Generator, first: int, number: int) -> pa.Array:
 
 
 def _texts(prefix: bytes, numbers: np.ndarray, digits: int) -> pa.Array:
-    """Return numbers as texts of so many digits, after a prefix."""
+    """Return numbers as texts with a prefix and a fixed number of digits."""
     size = len(prefix) + digits
     letters = np.empty((BLOCK, size), dtype=np.uint8)
     letters[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)

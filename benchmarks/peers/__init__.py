@@ -1,1 +1,1 @@
-"""Clients of the service to measure side by side, behind one small interface: see `common`."""
+"""Clients of the service that are compared, behind one small interface: see `common`."""

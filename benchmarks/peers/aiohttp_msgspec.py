@@ -1,7 +1,7 @@
-"""A client as an engineer writes one who wants speed: aiohttp, msgspec Structs, a semaphore and gather.
+"""A client written by hand for speed: aiohttp, msgspec Structs, a semaphore and gather.
 
-It does the same work on the good path, by hand: cuts into 100 IDs, asks in parallel, reads every answer into
-models and matches it to the IDs asked. What goes wrong is raised.
+If nothing fails, it does the same work: it cuts chunks of 100 IDs, sends them in parallel, decodes every
+response into models and matches the items to the IDs of the request. Errors are raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Invite(msgspec.Struct, frozen=True):
 
 
 class BulkItem(msgspec.Struct, frozen=True):
-    """The answer for one quota ID of a bulk invite."""
+    """The result for one quota ID of a bulk invite."""
 
     quota_id: int = msgspec.field(name="QuotaID")
     invite: Invite | None = msgspec.field(name="Invite")
@@ -45,7 +45,7 @@ class BulkItem(msgspec.Struct, frozen=True):
 
 
 class BulkAnswer(msgspec.Struct, frozen=True):
-    """The answer of a bulk invite."""
+    """The response to a bulk invite."""
 
     invites: list[BulkItem] = msgspec.field(name="Invites")
 
@@ -155,7 +155,7 @@ class AiohttpClient:
         await self._session.close()
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
-        """Ask for all quota IDs and return how many were invited."""
+        """Request invites for all quota IDs and return the number of invites."""
         chunks = [quota_ids[start : start + CHUNK] for start in range(0, len(quota_ids), CHUNK)]
         answers = await asyncio.gather(*(self._ask(member_code, chunk) for chunk in chunks))
         return sum(item.invite is not None for answer in answers for item in answer.values())
@@ -182,5 +182,5 @@ class AiohttpClient:
             return self.decode_quotas(await response.read())
 
     def decode_quotas(self, body: bytes) -> Any:
-        """Read an inventory."""
+        """Get and decode an inventory."""
         return quotas.decode(body)

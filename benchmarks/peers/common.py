@@ -1,4 +1,4 @@
-"""What the scoreboard asks of a client, whoever wrote it."""
+"""The interface of a client that the scoreboard measures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a service is, and what lets a client in."""
+    """The address of a service, with the panel and the key."""
 
     url: str
     panel_guid: str
@@ -23,7 +23,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client says of one quota ID of one member, in words the ledger's check knows."""
+    """What a client reports about one quota ID of one member, in the terms of `Ledger.check`."""
 
     member_code: str
     quota_id: int
@@ -32,23 +32,23 @@ class Outcome:
 
     @property
     def invite(self) -> Outcome | None:
-        """The invite, as the check reads it: something that has a `url`."""
+        """The invite, for the check: an object with a `url`."""
         return self if self.url is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a client is set up. What is None or untouched is the client's own default.
+    """The settings of a client. None means the client's own default.
 
     Attributes:
-        concurrency: Requests at once.
-        read: Seconds without a byte after which an answer is given up; None for the client's own.
-        patience: Seconds an attempt may take in all, for a client that has such a limit.
+        concurrency: The number of requests at the same time.
+        read: The read timeout in seconds; None for the client's own.
+        patience: The longest time of an attempt in seconds, for a client with such a limit.
         backoff: The scale of the waits between attempts; None for the client's own.
-        transport: Something of httpx that carries requests instead of sockets.
-        proxy: The address of an HTTP proxy on the way to the service.
-        authority: A certificate to trust, as PEM; None for the usual ones.
-        journal: A file that outlives the process, for a client that keeps one.
+        transport: An httpx transport that is used instead of sockets.
+        proxy: The address of an HTTP proxy.
+        authority: The certificate of an authority to trust, as PEM; None for the usual authorities.
+        journal: The path of a journal, for a client that has journals.
     """
 
     concurrency: int = 8
@@ -62,7 +62,7 @@ class Options:
 
 
 class Peer(Protocol):
-    """A client under measurement, an async context manager."""
+    """A client that is measured: an async context manager."""
 
     def __init__(self, address: Address, options: Options) -> None: ...
 
@@ -73,7 +73,7 @@ class Peer(Protocol):
     ) -> None: ...
 
     async def invite_all(self, requests: Iterable[tuple[str, Sequence[int]]]) -> list[Outcome]:
-        """Ask invites for members, each to its quota IDs, and return all outcomes."""
+        """Request invites of members, each to its own quota IDs, and return all outcomes."""
         ...
 
     async def invite(self, member_code: str, quota_id: int) -> Any:

@@ -1,7 +1,7 @@
-"""A client made by a generator: openapi-python-client, fed with the OpenAPI document of the simulator.
+"""A generated client: openapi-python-client with the OpenAPI document of the simulator.
 
-Generated code is not kept here: it is made anew, in a temporary folder, by the version that is installed. What
-surrounds it is what its users write by hand: a semaphore, chunks of 100 IDs, gather. What goes wrong is raised.
+The generated code is not stored here. The installed version generates it in a temporary folder. Around it is
+what its users write by hand: a semaphore, chunks of 100 IDs, gather. Errors are raised.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def generate(folder: Path) -> None:
     """Write the package `generated_sampling_client` into a folder.
 
     Raises:
-        RuntimeError: The generator is missing, or could not make something of the whole document.
+        RuntimeError: The generator is missing, or could not process the whole document.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / f"{PACKAGE}.json"
-    # The hooks would only format the code, and pull in a formatter.
+    # The hooks would only format the code, and need a formatter.
     config.write_text(json.dumps({"package_name_override": PACKAGE, "post_hooks": []}))
     with as_file(DOCUMENT) as document:
         places = [f"--path={document}", f"--config={config}", f"--output-path={folder / PACKAGE}"]
@@ -55,7 +55,7 @@ def generate(folder: Path) -> None:
 
 @cache
 def generated() -> ModuleType:
-    """Return the generated package, made on first use and kept for as long as the process lives."""
+    """Return the generated package. It is made on first use and kept until the process ends."""
     folder = TemporaryDirectory(prefix=f"{PACKAGE}-")
     atexit.register(folder.cleanup)
     generate(Path(folder.name))
@@ -86,7 +86,7 @@ class GeneratedClient:
             auth_header_name="API_AUTH_KEY",
             timeout=httpx.Timeout(60),
             raise_on_unexpected_status=True,
-            # httpx would open 100 connections at most and keep 20 of them.
+            # By default httpx opens at most 100 connections and keeps 20 of them.
             httpx_args={"limits": httpx.Limits(max_connections=width, max_keepalive_connections=width)},
         )
 
@@ -99,7 +99,7 @@ class GeneratedClient:
         await self._client.__aexit__(*exc_info)
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
-        """Ask for all quota IDs and return how many were invited."""
+        """Request invites for all quota IDs and return the number of invites."""
         chunks = [quota_ids[start : start + CHUNK] for start in range(0, len(quota_ids), CHUNK)]
         answers = await asyncio.gather(*(self._ask(member_code, chunk) for chunk in chunks))
         invite = self._models.Invite
@@ -120,5 +120,5 @@ class GeneratedClient:
         return items
 
     def decode_quotas(self, body: bytes) -> object:
-        """Read an inventory."""
+        """Get and decode an inventory."""
         return self._models.Quotas.from_dict(json.loads(body))

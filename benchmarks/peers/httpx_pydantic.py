@@ -1,7 +1,8 @@
-"""A client as most engineers write one in an afternoon: httpx, pydantic models, a semaphore and gather.
+"""A client as most engineers write it in an afternoon: httpx, pydantic models, a semaphore and gather.
 
-It does the same work on the good path: cuts into 100 IDs, asks in parallel, reads every answer into models and
-matches it to the IDs asked. The pool is as wide as the semaphore. What goes wrong is raised.
+If nothing fails, it does the same work: it cuts chunks of 100 IDs, sends them in parallel, decodes every
+response into models and matches the items to the IDs of the request. The pool has as many connections as the
+semaphore has places. Errors are raised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SAMPLES = "/IPExternalSamplingService/ExternalSample"
 
 
 class Model(BaseModel):
-    """Reads fields by their names on the wire."""
+    """A model whose fields have the names of the contract."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,7 +42,7 @@ class Invite(Model):
 
 
 class BulkItem(Model):
-    """The answer for one quota ID of a bulk invite."""
+    """The result for one quota ID of a bulk invite."""
 
     quota_id: int = Field(alias="QuotaID")
     invite: Invite | None = Field(alias="Invite")
@@ -50,7 +51,7 @@ class BulkItem(Model):
 
 
 class BulkAnswer(Model):
-    """The answer of a bulk invite."""
+    """The response to a bulk invite."""
 
     invites: list[BulkItem] = Field(alias="Invites")
 
@@ -143,8 +144,8 @@ class HttpxClient:
             base_url=url,
             headers={"API_AUTH_KEY": api_key},
             timeout=60,
-            # Its pool works the harder the more connections lie idle in it. Of 64, a dozen are enough for a
-            # service that answers at once, and with those a request costs a quarter.
+            # The more connections are idle in the pool, the more work it does. A dozen of 64 are enough for a
+            # service that responds at once, and then a request costs a quarter.
             limits=httpx.Limits(max_connections=width, max_keepalive_connections=width, keepalive_expiry=1),
         )
 
@@ -156,7 +157,7 @@ class HttpxClient:
         await self._client.aclose()
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
-        """Ask for all quota IDs and return how many were invited."""
+        """Request invites for all quota IDs and return the number of invites."""
         chunks = [quota_ids[start : start + CHUNK] for start in range(0, len(quota_ids), CHUNK)]
         answers = await asyncio.gather(*(self._ask(member_code, chunk) for chunk in chunks))
         return sum(item.invite is not None for answer in answers for item in answer.values())
@@ -180,5 +181,5 @@ class HttpxClient:
         return self.decode_quotas(response.content)
 
     def decode_quotas(self, body: bytes) -> Any:
-        """Read an inventory."""
+        """Get and decode an inventory."""
         return Quotas.model_validate_json(body)

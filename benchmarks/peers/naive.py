@@ -1,7 +1,7 @@
-"""A client of the service as good engineers write one in an afternoon: httpx, tenacity, pydantic, gather.
+"""A client as good engineers write it in an afternoon: httpx, tenacity, pydantic, gather.
 
-It is meant as a fair opponent: results are matched by quota ID and not by position, a failed chunk leaves the
-others alone, reads and writes have timeouts, concurrency is bounded, and retries back off with jitter.
+The comparison is meant to be fair: the client matches results by quota ID and not by position, a failed chunk
+does not affect the others, reads and writes have timeouts, concurrency is bounded, retries wait with jitter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLES = "/IPExternalSamplingService/ExternalSample"
 
 
 class Model(BaseModel):
-    """Reads fields by their names on the wire."""
+    """A model whose fields have the names of the contract."""
 
     model_config = ConfigDict(populate_by_name=True, extra="ignore")
 
@@ -40,7 +40,7 @@ class Invite(Model):
 
 
 class BulkItem(Model):
-    """The answer for one quota ID of a bulk invite."""
+    """The result for one quota ID of a bulk invite."""
 
     quota_id: int = Field(alias="QuotaID")
     invite: Invite | None = Field(alias="Invite")
@@ -49,7 +49,7 @@ class BulkItem(Model):
 
 
 class BulkAnswer(Model):
-    """The answer of a bulk invite."""
+    """The response to a bulk invite."""
 
     invites: list[BulkItem] = Field(alias="Invites")
 
@@ -69,7 +69,7 @@ class Survey(Model):
 
 
 class Quotas(Model):
-    """The answer of Get Quotas."""
+    """The response to Get Quotas."""
 
     surveys: list[Survey] = Field(alias="Surveys")
 
@@ -92,7 +92,7 @@ SETTINGS = TypeAdapter(list[Setting])
 
 
 def worth_retrying(exc: BaseException) -> bool:
-    """Return whether an error looks as if it might pass."""
+    """Return whether an error may be temporary."""
     if isinstance(exc, httpx.HTTPStatusError):
         return exc.response.status_code == 429 or exc.response.status_code >= 500
     return isinstance(exc, httpx.TransportError)
@@ -127,7 +127,7 @@ class NaiveClient:
 
     @property
     def permits(self) -> int:
-        """How many requests could start at once now."""
+        """The number of requests that could start now."""
         return self._semaphore._value  # noqa: SLF001  it has no other way to tell
 
     async def _request(self, method: str, path: str, **arguments: Any) -> bytes:
@@ -150,7 +150,7 @@ class NaiveClient:
         return BulkAnswer.model_validate_json(body)
 
     async def bulk_invite(self, member_code: str, quota_ids: Sequence[int]) -> list[Outcome]:
-        """Ask invites of one member; a chunk that fails makes its IDs `failed`."""
+        """Request invites of one member. If a chunk fails, its IDs are `failed`."""
         chunks = [quota_ids[start : start + CHUNK] for start in range(0, len(quota_ids), CHUNK)]
         answers = await asyncio.gather(
             *(self._invite_chunk(member_code, chunk) for chunk in chunks), return_exceptions=True
@@ -173,7 +173,7 @@ class NaiveClient:
         return Outcome(member_code, quota_id, "rejected")
 
     async def invite_all(self, requests: Iterable[tuple[str, Sequence[int]]]) -> list[Outcome]:
-        """Ask invites of many members at once."""
+        """Request invites of many members concurrently."""
         results = await asyncio.gather(*(self.bulk_invite(member, ids) for member, ids in requests))
         return [outcome for result in results for outcome in result]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OurClient:
-    """A `SamplingClient` as it comes, but for what the options ask."""
+    """A `SamplingClient` with its defaults, except for the options."""
 
     def __init__(self, address: Address, options: Options) -> None:
         arguments: dict[str, Any] = {}
@@ -24,7 +24,7 @@ class OurClient:
             arguments["timeouts"] = Timeouts(read=options.read, wall=options.patience)
         if options.backoff is not None:
             arguments["retry"] = RetryPolicy(base=options.backoff, throttled_base=options.backoff)
-            # What asks for short waits is about single faults, without end: they would be waited out.
+            # Sections with short waits make single faults without end, and are not about outages.
             arguments["outage"] = OutagePolicy(patience=0.0, failures=1_000_000)
         if options.transport is not None:
             arguments["transport"] = options.transport

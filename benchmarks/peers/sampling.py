@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SamplingAsync:
-    """A `SamplingClient` as it comes, but for its width, and the engine under it where one is given."""
+    """A `SamplingClient` with its defaults, except for its width and, if given, its engine."""
 
     name = "sampling_async"
 
@@ -37,7 +37,7 @@ class SamplingAsync:
         await self.client.aclose()
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
-        """Ask for all quota IDs and return how many were invited."""
+        """Request invites for all quota IDs and return the number of invites."""
         result = await self.client.bulk_invite(member_code, quota_ids)
         return sum(outcome.invite is not None for outcome in result)
 
@@ -46,5 +46,5 @@ class SamplingAsync:
         return await self.client.get_quotas()
 
     def decode_quotas(self, body: bytes) -> Any:
-        """Read an inventory."""
+        """Get and decode an inventory."""
         return from_json(Quotas, body)

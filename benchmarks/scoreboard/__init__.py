@@ -1,1 +1,1 @@
-"""The scoreboard: what the client promises, measured, with a naive client beside it. See `__main__`."""
+"""The scoreboard: measures the promises of the client, and a naive client for comparison. See `__main__`."""

@@ -1,10 +1,10 @@
-"""Measure what the client promises and write it down, beside a naive client that went through the same.
+"""Measure the promises of the client, and a naive client under the same conditions. Write a page about it.
 
     python benchmarks/scoreboard [--short | --long] [--only NAME ...] [--output DIR] [--seed N]
 
-Writes `scoreboard.md` and `scoreboard.json`, or `scoreboard-short.*`. Each section runs in a process of its
-own, so that none disturbs or takes down another. The exit code is 1 if a goal was missed. Needs the dependency
-group `scoreboard`.
+Writes `scoreboard.md` and `scoreboard.json`, or `scoreboard-short.*`. Each section runs in its own
+process, so that no section disturbs or crashes another. The exit code is 1 if a goal was missed. Needs the
+dependency group `scoreboard`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
-sys.path[0] = str(HERE.parent)  # this folder's modules are a package there, like those of the clients
+sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
 from scoreboard.board import Run, document, header, markdown  # noqa: E402
 from scoreboard.sections import SECTIONS, measured  # noqa: E402

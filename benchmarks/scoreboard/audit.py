@@ -1,4 +1,4 @@
-"""A client's outcomes held against the simulator's ledger; runs where the simulator is."""
+"""Compare a client's outcomes with the simulator's ledger. This runs in the process of the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Audit:
-    """What the ledger says of a client."""
+    """The result of comparing a client's outcomes with the ledger."""
 
     asked: int = 0
     lost: int = 0
@@ -37,7 +37,7 @@ class Audit:
 
 
 def audit(simulator: Simulator, asked: set[str], quota_ids: Sequence[int], outcomes: list[Outcome]) -> Audit:
-    """Hold the outcomes of some members against the ledger; each was asked once for each ID."""
+    """Compare the outcomes of some members with the ledger. Each ID was requested once for each member."""
     told = Counter((outcome.member_code, outcome.quota_id) for outcome in outcomes)
     wanted = [(member, quota_id) for member in asked for quota_id in quota_ids]
     carried_out = Counter(
@@ -66,5 +66,5 @@ def _lies(simulator: Simulator, asked: set[str], outcomes: Iterable[Outcome]) ->
         for each in outcomes
     ]
     verdict = simulator.ledger.check(claims)
-    # Of other members nothing is said here, so their invites are not this check's business.
+    # The outcomes are about these members only, so the invites of others are left out.
     return len(verdict.lies) + sum(entry.member_code in asked for entry in verdict.unexplained)

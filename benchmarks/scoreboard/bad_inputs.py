@@ -1,4 +1,4 @@
-"""Right documents mutated at random, and random arguments: only the package's own errors may come out."""
+"""Valid documents with random mutations, and random arguments: only the package's own errors may be raised."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Call = Callable[[], Coroutine[Any, Any, Any]]
 
 NAIVE_TYPED: Final = (httpx.HTTPError, ValidationError)
-"""What a user of the naive client knows to catch."""
+"""The errors that a user of the naive client would catch."""
 
 JUNK: Final = (
     None,
@@ -142,7 +142,7 @@ RECORDS: Final = (Quotas, Invite, PartnerSettings, RecontactMembers)
 
 
 def rows(run: Run) -> list[Row]:
-    """Feed all of it to both clients."""
+    """Give all inputs to both clients."""
     examples = run.of(20_000, 500_000)
     documents = asyncio.run(_right_documents(run.seed))
     crashes: Counter[str] = Counter()
@@ -166,9 +166,7 @@ def rows(run: Run) -> list[Row]:
             answers,
             note=f"{records:,} to the codec, {answers:,} answers to calls, {arguments:,} arguments",
         ),
-        exactly(
-            "crashes other than the client's own errors", 0, crashes.total(), naive_crashes.total(), note=note
-        ),
+        exactly("errors that are not the client's own", 0, crashes.total(), naive_crashes.total(), note=note),
     ]
 
 
@@ -177,12 +175,12 @@ def _told(crashes: Counter[str]) -> str:
 
 
 def _source(seed: int, kind: str, number: int) -> Random:
-    """Return the randomness of one example, so that it can be made again alone."""
+    """Return the random generator of one example, so that the example can be repeated alone."""
     return Random(f"{seed}/{kind}/{number}")
 
 
 async def _right_documents(seed: int) -> dict[str, bytes]:
-    """Return one right answer of each endpoint."""
+    """Return one valid response of each endpoint."""
     simulator = Simulator(seed, surveys=2, members=20, gzip=False)
     member, quota_id = next(iter(simulator.members)), simulator.inventory.surveys[0].quotas[0].quota_id
     panel = f"/IPExternalSamplingService/ExternalSample/{simulator.panel_guid}"
@@ -211,7 +209,7 @@ async def _right_documents(seed: int) -> dict[str, bytes]:
 
 
 def mutated(body: bytes, random: Random) -> bytes:
-    """Return a document with something wrong in its values, or in its bytes."""
+    """Return a document with an error in its values or in its bytes."""
     if random.random() < 0.6:
         document = json.loads(body)
         for _ in range(random.choice((1, 1, 1, 2, 5))):
@@ -240,7 +238,7 @@ def mutated(body: bytes, random: Random) -> bytes:
 
 
 def _with_junk(document: Any, random: Random) -> Any:
-    """Return a document in which one value is replaced, left out, doubled or renamed."""
+    """Return a document in which one value is replaced, removed, doubled or renamed."""
     if isinstance(document, dict) and document and random.random() < 0.9:
         key = random.choice(sorted(document))
         changed = dict(document)
@@ -267,7 +265,7 @@ def _with_junk(document: Any, random: Random) -> Any:
 
 
 class Garbling(httpx.AsyncBaseTransport):
-    """Answers with whatever comes next."""
+    """A transport that returns the next prepared response."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -275,7 +273,7 @@ class Garbling(httpx.AsyncBaseTransport):
         self.headers: list[tuple[bytes, bytes]] = []
 
     def prepare(self, documents: Mapping[str, bytes], name: str, random: Random) -> None:
-        """Make the next answer: mostly of the right kind, sometimes of another."""
+        """Make the next response: mostly of the right kind, sometimes of another."""
         source = name if random.random() < 0.85 else random.choice(sorted(documents))
         self.body = mutated(documents[source], random) if random.random() < 0.95 else documents[source]
         self.status = random.choice(STATUSES) if random.random() < 0.3 else 200
@@ -292,7 +290,7 @@ class Garbling(httpx.AsyncBaseTransport):
         return httpx.Response(self.status, headers=self.headers, stream=body, request=request)
 
 
-# --- What is fed
+# --- The inputs
 
 
 def _read_records(documents: Mapping[str, bytes], examples: int, seed: int, crashes: Counter[str]) -> None:
@@ -363,7 +361,7 @@ async def _ask_badly(examples: int, seed: int, crashes: Counter[str]) -> None:
 
 
 def _bad_call(client: SamplingClient, random: Random) -> Call:
-    """Return a call with arguments that are mostly nonsense."""
+    """Return a call with mostly invalid arguments."""
     first, second, third = (_argument(random) for _ in range(3))
 
     async def outcomes_of(stream: OutcomeStream) -> int:
@@ -375,7 +373,7 @@ def _bad_call(client: SamplingClient, random: Random) -> Call:
         return SamplingClient(**{"base_url": NOWHERE.url, **right, **arguments})
 
     async def make() -> object:
-        # Made in here, so that what is raised on the way to a coroutine is seen too.
+        # Called in here, so that an error before the coroutine exists is caught too.
         made = random.choice(
             (
                 lambda: client.bulk_invite(first, second),
@@ -439,7 +437,7 @@ async def _tried(call: Call, typed: tuple[type[Exception], ...], what: str, cras
 
 
 def _note(crashes: Counter[str], exc: Exception, what: str) -> None:
-    """Count a crash by its kind; the first example of each is named."""
+    """Count a crash by its kind. The first example of each kind is noted."""
     kind = type(exc).__name__
     known = next((each for each in crashes if each.startswith(kind)), None)
     crashes[known or f"{kind} at {what}"] += 1

@@ -1,4 +1,4 @@
-"""What a section of the scoreboard hands back, and how all of it becomes a page."""
+"""The results of a section of the scoreboard, and the page that is made of all results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ INTRODUCTION = (
 
 @dataclass(frozen=True)
 class Run:
-    """How much is measured, and from which seed."""
+    """The settings of a run: how much is measured, and the seed."""
 
     version: Literal["short", "long"]
     seed: int
 
     def of(self, short: T, long: T) -> T:
-        """Return what belongs to this version of the run."""
+        """Return the value for this version of the run."""
         return short if self.version == "short" else long
 
 
@@ -45,12 +45,12 @@ class Row:
 
     Attributes:
         name: What was measured.
-        goal: What it should be, in words; empty for a figure that is published without one.
-        ours: What it is for our client; None where it could not be measured.
+        goal: The goal in words; empty for a figure without a goal.
+        ours: The value of our client; None if it could not be measured.
         met: Whether the goal is met; None without a goal.
-        naive: What it is for the naive client; None where it does not apply.
-        unit: What the numbers are in.
-        note: What one must know to read the figure.
+        naive: The value of the naive client; None if it does not apply.
+        unit: The unit of the numbers.
+        note: An explanation that is needed to understand the figure.
     """
 
     name: str
@@ -70,14 +70,14 @@ def exactly(name: str, wanted: int, ours: int, naive: Value = None, *, note: str
 def at_least(
     name: str, wanted: float, ours: float, naive: Value = None, *, unit: str = "", note: str = ""
 ) -> Row:
-    """Return a row whose goal is a number or more: how much was tried, or how much better something is."""
+    """Return a row whose goal is at least a number: how much was tried, or how much better something is."""
     return Row(name, f"at least {shown(wanted, unit)}", ours, ours >= wanted, naive, unit, note)
 
 
 def at_most(
     name: str, wanted: float, ours: float, naive: Value = None, *, unit: str = "", note: str = ""
 ) -> Row:
-    """Return a row whose goal is a number or less."""
+    """Return a row whose goal is at most a number."""
     return Row(name, f"at most {shown(wanted, unit)}", ours, ours <= wanted, naive, unit, note)
 
 
@@ -87,13 +87,13 @@ def published(name: str, ours: Value, naive: Value = None, *, unit: str = "", no
 
 
 def missing(name: str, goal: str, why: str) -> Row:
-    """Return a row for what could not be measured, which is a goal missed."""
+    """Return a row for a figure that could not be measured. It counts as a missed goal."""
     return Row(name, goal, None, met=False, note=why)
 
 
 @dataclass
 class Section:
-    """The rows of one section, and what it took."""
+    """The rows of one section, and its duration."""
 
     name: str
     title: str
@@ -103,18 +103,18 @@ class Section:
 
 
 def shown(value: Value, unit: str = "") -> str:
-    """Return a value as a reader wants it."""
+    """Return a value as text for readers."""
     if value is None:
         return "not available"
     if isinstance(value, float):
-        text = f"{round(value, 2) + 0.0:,.2f}" if abs(value) < 100 else f"{value:,.0f}"  # no minus before 0
+        text = f"{round(value, 2) + 0.0:,.2f}" if abs(value) < 100 else f"{value:,.0f}"  # avoids "-0"
     else:
         text = f"{value:,}" if isinstance(value, int) else value
     return f"{text} {unit}".strip()
 
 
 def header(run: Run, seconds: float, root: Path, libraries: tuple[str, ...] = LIBRARIES) -> dict[str, Any]:
-    """Return where, when and with what the run was made, without saying whose machine it was."""
+    """Return the date, the platform and the versions of the run, without the name of the machine."""
     return {
         "commit": _commit(root),
         "version": run.version,
@@ -135,7 +135,7 @@ def _version(name: str) -> str:
 
 
 def _commit(root: Path) -> str:
-    """Return the commit the run was made of; the run's own results do not count as changes."""
+    """Return the commit that was measured. The result files do not count as changes."""
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
     if commit is None:
         return "unknown"
@@ -185,5 +185,5 @@ def _line(row: Row) -> str:
 
 
 def document(head: dict[str, Any], sections: list[Section]) -> str:
-    """Return the same for programs."""
+    """Return the results as JSON."""
     return json.dumps({"run": head, "sections": [asdict(section) for section in sections]}, indent=2) + "\n"

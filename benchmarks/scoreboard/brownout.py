@@ -1,4 +1,4 @@
-"""A service that falls from four workers to one, in virtual time: how many answers come too late to be read."""
+"""A service that drops from four workers to one, in virtual time: how many responses come too late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FALLING: Final = ((0.0, 4), (60.0, 1))
 
 
 def rows(_run: Run) -> list[Row]:
-    """Measure both clients, with the timeouts they come with."""
+    """Measure both clients with their default timeouts."""
     fallen, fallen_seconds, fallen_work = virtual.run(_measure(OurClient, FALLING))
     naive, naive_seconds, naive_work = virtual.run(_measure(NaiveClient, FALLING))
     steady, steady_seconds, _ = virtual.run(_measure(OurClient, STEADY))
@@ -32,14 +32,14 @@ def rows(_run: Run) -> list[Row]:
     return [
         at_most("`unknown` in the brown-out", 5.0, fallen, naive, unit="%", note=f"{note}; naive: `failed`"),
         at_most("`unknown` with four workers all the time", 0.0, steady, calm, unit="%"),
-        published("requests the service had to work on in the brown-out", fallen_work, naive_work),
+        published("requests that the service worked on in the brown-out", fallen_work, naive_work),
         published("brown-out, in all", fallen_seconds, naive_seconds, unit="s", note="virtual time"),
         published("four workers, in all", steady_seconds, calm_seconds, unit="s", note="virtual time"),
     ]
 
 
 async def _measure(peer: type[Peer], workers: Sequence[tuple[float, int]]) -> tuple[float, float, int]:
-    """Return the percentage of IDs without a clear outcome, the seconds it took and the requests made."""
+    """Return the percentage of IDs without a clear outcome, the duration, and the number of requests."""
     service, known = tool("virtual_time").ModelService(workers), tool("doubles")
     address = Address("http://localhost", known.PANEL, known.KEY)
     async with peer(address, Options(transport=service)) as client:

@@ -1,6 +1,6 @@
-"""Calls under deadlines too short for them, for a minute, and then calls with time enough.
+"""Calls with deadlines that are too short, for a minute, and then calls with enough time.
 
-Once more through a proxy in another process: as a tunnel (CONNECT), and asked to fetch (absolute form).
+All of it is repeated through a proxy in another process: with a tunnel (CONNECT), and with the absolute form.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 CALLERS: Final = 12
 CONCURRENCY: Final = 4
-LONGEST: Final = 0.02  # seconds; a call takes some 5 ms
-LONGEST_THROUGH_PROXY: Final = 0.04  # where a new connection takes a tunnel and a handshake
+LONGEST: Final = 0.02  # seconds; a call takes about 5 ms
+LONGEST_THROUGH_PROXY: Final = 0.04  # with a proxy, where a new connection needs a tunnel and a handshake
 HEALTHY_CALLS: Final = 20
 FAILURES: Final = (SamplingError, httpx.HTTPError, ValidationError, TimeoutError)
 
 
 def rows(run: Run) -> list[Row]:
-    """Churn with both clients."""
+    """Measure both clients."""
     seconds = run.of(5, 60)
     alone = Options(concurrency=CONCURRENCY, read=5.0, backoff=0.0)
     with service(build, run.seed) as remote:
@@ -58,7 +58,7 @@ def rows(run: Run) -> list[Row]:
         exactly(f"of {HEALTHY_CALLS} calls afterwards, worked", HEALTHY_CALLS, us["healthy"], them["healthy"]),
         exactly("file descriptors grown", 0, us["descriptors"], them["descriptors"], note="after closing"),
         exactly("tasks grown", 0, us["tasks"], them["tasks"]),
-        Row("permits that did not come back", "0", us["permits"], us["permits"] == 0, them["permits"]),
+        Row("permits that were not released", "0", us["permits"], us["permits"] == 0, them["permits"]),
         *_rows_through_proxy(seconds, run.seed, "CONNECT"),
         *_rows_through_proxy(seconds, run.seed, "absolute form"),
     ]
@@ -80,7 +80,7 @@ def _rows_through_proxy(seconds: float, seed: int, how: str) -> list[Row]:
 
 @contextmanager
 def _proxy(service_at: Address) -> Iterator[tuple[Options, str]]:
-    """Run a proxy, and a front that speaks TLS; gives the options of a client and the https address."""
+    """Run a proxy and a TLS server in front of the service. Yield a client's options and the https address."""
     program = ROOT / "tests" / "forward_proxy.py"
     with subprocess.Popen(
         [sys.executable, program, service_at.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -92,7 +92,7 @@ def _proxy(service_at: Address) -> Iterator[tuple[Options, str]]:
 
 
 def build(seed: int) -> Simulator:
-    """Make a simulator that takes a moment."""
+    """Make a simulator with a short latency."""
     return Simulator(
         seed,
         inventory=open_inventory(10),

@@ -1,4 +1,4 @@
-"""Interrupted at every moment: all tasks cancelled at every tick, a handler that raises at every line."""
+"""Interruptions at every moment: all tasks are cancelled at every tick, or a handler raises at every line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 EVERY: Final = 20
-"""Of the moments to strike at, the short version takes one in so many."""
+"""The short version tries one moment in this many."""
 
 
 def rows(run: Run) -> list[Row]:
-    """Run the sweeps of the tests, over all that they leave out."""
+    """Run the sweeps of the tests, including the moments that the tests leave out."""
     modes = tool("test_modes_shutdown")
     ticks, found = _cancelled(modes)
     struck, untrue = _struck(modes, run.of(EVERY, 1))
@@ -31,9 +31,9 @@ def rows(run: Run) -> list[Row]:
         "that each line of the package is passed: IDs in no account, lies, requests sent twice, hangs"
     )
     return [
-        published("ticks at which all tasks were cancelled", ticks),
+        published("ticks tried, each with all tasks cancelled", ticks),
         exactly("of these, with something wrong", 0, len(found), note="; ".join(found)[:300] or what),
-        published("moments at which a handler raised", struck),
+        published("moments tried, each with a handler that raised", struck),
         exactly("of these, with something wrong", 0, len(untrue), note="; ".join(untrue)[:300] or lines),
     ]
 
@@ -46,8 +46,8 @@ def _cancelled(modes: ModuleType) -> tuple[int, list[str]]:
 
 
 def _struck(modes: ModuleType, every: int) -> tuple[int, list[str]]:
-    """Return how many moments were tried, and what was wrong after some."""
-    warnings.simplefilter("ignore")  # of what was struck in between
+    """Return the number of moments tried, and the problems found."""
+    warnings.simplefilter("ignore")  # the garbage of interrupted calls
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
     tried, found = 0, list[str]()

@@ -1,7 +1,7 @@
-"""Two processes on one journal, with every kind of second look; and every kind of damage to its files.
+"""Two processes with one journal, after the file was opened in different ways; and damage to its files.
 
-A process runs a panel with a journal, and somebody looks at the file: by a copy, a second fan-out, `open`,
-SQLite, a backup, a fork. Then another process is started with the same panel and the same journal.
+A process runs a panel with a journal. Meanwhile the file is opened in another way: by a copy, a second fan-out,
+`open`, SQLite, a backup, a fork. Then another process is started with the same panel and the same journal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Look: TypeAlias = Callable[[Path], Any]
 
 
 def rows(run: Run) -> list[Row]:
-    """Look at running journals, then damage some."""
+    """Open running journals in different ways, then damage some journals."""
     rounds = run.of(2, 20)
     with tempfile.TemporaryDirectory() as folder:
         tries = [
@@ -49,13 +49,15 @@ def rows(run: Run) -> list[Row]:
     unnoticed = ", ".join(name for name, is_noticed in kinds.items() if not is_noticed)
     note = f"{rounds} rounds of {', '.join(sorted(LOOKS))}; {MEMBERS} members and {QUOTAS} IDs each"
     return [
-        at_least("second looks at a running journal", rounds * len(LOOKS), len(tries), note=note),
+        at_least(
+            "attempts to open a running journal in another way", rounds * len(LOOKS), len(tries), note=note
+        ),
         exactly("other processes let in", 0, sum(was_let_in for was_let_in, _, _ in tries)),
         exactly("pairs asked twice", 0, sum(twice for _, twice, _ in tries)),
         exactly("files malformed in the end", 0, sum(malformed for _, _, malformed in tries)),
         exactly("kinds of damage noticed", len(kinds), sum(kinds.values()), note=unnoticed or ", ".join(kinds)),
         exactly(
-            "flipped bytes by which a journal came to say something else",
+            "flipped bytes that changed an outcome of a journal",
             0,
             wrong,
             note=f"of {flips} in any of its files, {noticed} were refused, and the others do no harm",
@@ -63,7 +65,7 @@ def rows(run: Run) -> list[Row]:
     ]
 
 
-# --- Second looks
+# --- Other ways to open the file
 
 
 def _copy(path: Path) -> None:
@@ -94,7 +96,7 @@ LOOKS: Final[dict[str, Look | None]] = {
     "a second fan-out": _fan_out,
     "SQLite": _sqlite,
     "a fork": _fork,
-    "a backup": None,  # by the journal that is used
+    "a backup": None,  # through the journal in use
 }
 
 
@@ -103,7 +105,11 @@ def _panel() -> list[InviteRequest]:
 
 
 def _tried(path: Path, look: str) -> tuple[bool, int, bool]:
-    """Run a panel, look, and start it again elsewhere; return who was let in, pairs asked twice, malformed."""
+    """Run a panel, open its journal meanwhile, and start a second process.
+
+    Returns:
+        Whether the second process was admitted, how many pairs were sent twice, whether the file is malformed.
+    """
     asked: Pairs = Counter()
     was_let_in = asyncio.run(_first(path, look, asked))
     asked.update(asyncio.run(_asked(path))[1])
@@ -113,7 +119,7 @@ def _tried(path: Path, look: str) -> tuple[bool, int, bool]:
 
 
 async def _first(path: Path, look: str, asked: Pairs) -> bool:
-    """Run a panel to its half, look, let another process try, and run it to its end."""
+    """Run half of a panel, open its journal, let another process try, and run the rest."""
     journal = Journal(path)
     async with (
         doubles.client(_counting(asked), max_concurrency=4) as client,
@@ -144,7 +150,7 @@ def _counting(asked: Pairs) -> Callable[[httpx.Request], Awaitable[httpx.Respons
 
 
 async def _asked(path: Path) -> tuple[bool, Pairs]:
-    """Run the panel; return whether the journal let this in, and what was asked."""
+    """Run the panel. Return whether the journal admitted this run, and the pairs that were sent."""
     asked: Pairs = Counter()
     try:
         await _outcomes(_counting(asked), path, _panel())
@@ -156,7 +162,7 @@ async def _asked(path: Path) -> tuple[bool, Pairs]:
 async def _outcomes(
     service: Any, path: Path, panel: list[InviteRequest], then: Callable[[], Any] = tuple
 ) -> dict[Any, Any]:
-    """Run a panel to its end, and do something before the journal is let go of."""
+    """Run a panel to its end, and call a function before the journal is released."""
     async with (
         doubles.client(service) as client,
         client.fan_out(panel, journal=path, chunk_size=CHUNK) as stream,
@@ -201,11 +207,11 @@ _WAYS: Final = {"cut": _cut, "flipped": _flip, "emptied": _empty, "deleted": Pat
 _FILES: Final = {"": "the file", "-wal": "its last rows", "-lock": "the file beside it"}
 DAMAGE: Final = {
     f"{name} {way}": (end, act) for end, name in _FILES.items() for way, act in _WAYS.items()
-}  # each to a journal as a SIGKILL leaves it
+}  # each is done to a journal after a SIGKILL
 
 
 def _killed(path: Path) -> dict[Any, Any]:
-    """Leave a journal as a killed process does; return what it knows."""
+    """Make a journal like that of a killed process. Return its outcomes."""
 
     def keep() -> None:
         for end in _FILES:
@@ -217,8 +223,8 @@ def _killed(path: Path) -> dict[Any, Any]:
 
 
 def _told(path: Path) -> dict[Any, Any] | None:
-    """Return what a run is told by a journal; None if it is refused."""
-    service = doubles.Service(httpx.Response(403))  # what it does not know ends not_sent
+    """Return the outcomes that a run gets from a journal; None if the journal is refused."""
+    service = doubles.Service(httpx.Response(403))  # IDs that are not in the journal end as not_sent
     try:
         return asyncio.run(_outcomes(service, path, _panel()[:6]))
     except JournalError:
@@ -244,7 +250,7 @@ def _is_noticed(path: Path, damage: tuple[str, Callable[[Path], Any]]) -> bool:
 
 
 def _damaged(path: Path, flips: int, seed: int) -> tuple[int, int, int]:
-    """Flip bytes, one at a time; return how often, how often that was refused, and how often it told a lie."""
+    """Flip bytes, one at a time. Return how many, how many of them were refused, and how many led to a lie."""
     known, random, noticed, wrong = _killed(path), Random(seed), 0, 0
     again = path.with_name("flipped")
     for _ in range(flips):

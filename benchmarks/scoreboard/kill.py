@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of a run with a journal, and the same input started again until it ends."""
+"""SIGKILL at random moments of a run with a journal. The run is repeated with the same input until it ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNDISTURBED: Final = 60.0
 
 @dataclass
 class Story:
-    """What many killed runs came to."""
+    """The results of many killed runs."""
 
     kills: int = 0
     runs: int = 0
@@ -42,28 +42,28 @@ class Story:
 
 
 def rows(run: Run) -> list[Row]:
-    """Kill both clients."""
+    """Measure both clients."""
     if not hasattr(sampling_async, "Journal"):
         return [missing("kills of a journalled run", "0 lost, doubled, lies", "not available: no journal")]
     kills = run.of(15, 200)
     us = _story(OurClient, kills, run.seed)
-    them = _story(NaiveClient, kills // run.of(1, 5), run.seed)  # ours is what the long run is for
+    them = _story(NaiveClient, kills // run.of(1, 5), run.seed)  # the long run is about our client
     note = (
         f"{us.runs} runs of {MEMBERS} members and {QUOTAS} IDs, each killed up to {KILLS_A_RUN} times and "
         "started again; the naive client starts from the beginning, since it knows no better"
     )
     return [
         at_least("SIGKILLs in a running process", kills, us.kills, them.kills, note=note),
-        exactly("runs that could not be taken up again", 0, us.failed, them.failed),
-        exactly("lost: no outcome in the end", 0, us.total.lost, them.total.lost),
-        exactly("doubled: a member and quota carried out twice", 0, us.total.doubled, them.total.doubled),
+        exactly("runs that could not be resumed", 0, us.failed, them.failed),
+        exactly("lost: no outcome at the end", 0, us.total.lost, them.total.lost),
+        exactly("doubled: a member and quota processed twice", 0, us.total.doubled, them.total.doubled),
         exactly("lies", 0, us.total.lies, them.total.lies),
-        published("`unknown` in the end: in flight at a kill", us.total.told(), them.total.told()),
+        published("`unknown` at the end: in flight at a kill", us.total.told(), them.total.told()),
     ]
 
 
 def build(seed: int, members: int) -> Simulator:
-    """Make a simulator that takes its time, so that there is always something in flight."""
+    """Make a slow simulator, so that there are always requests in flight."""
     return Simulator(
         seed,
         inventory=open_inventory(QUOTAS, refused_every=4),
@@ -82,7 +82,7 @@ def _story(peer: type[Peer], kills: int, seed: int) -> Story:
             first += MEMBERS
             story.runs += 1
             place = Path(folder) / str(story.runs)
-            if not duration:  # the first run is left alone, to see how long one takes
+            if not duration:  # the first run is not killed: its duration is measured
                 duration = -time.perf_counter()
                 _run(peer, remote, members, place, UNDISTURBED)
                 duration += time.perf_counter()
@@ -101,9 +101,9 @@ def _story(peer: type[Peer], kills: int, seed: int) -> Story:
 
 
 def _run(peer: type[Peer], remote: Remote, members: list[str], place: Path, patience: float) -> str:
-    """Run a client in a process and kill it when patience ends; return `ended`, `failed` or `killed`."""
+    """Run a client in a process, and kill it after some seconds. Return `ended`, `failed` or `killed`."""
     place.with_suffix(".outcomes").unlink(missing_ok=True)
-    # Forked, so that no import delays the moment that is meant.
+    # Forked, so that imports do not delay the chosen moment.
     process: BaseProcess = multiprocessing.get_context("fork").Process(
         target=_child, args=(peer, remote.address, members, place)
     )

@@ -1,4 +1,4 @@
-"""What is left behind after many calls over real sockets, with faults and cancellations among them."""
+"""Leaks after many calls over real sockets, some with faults or cancellations."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CANCELLED_SHARE: Final = 0.05
 
 @dataclass
 class Remains:
-    """What a client left behind.
+    """What a client leaked.
 
     Attributes:
         calls: Calls made after the warm-up.
         cancelled: How many of them were cancelled.
         failed: How many of them raised.
-        descriptors: Files and sockets more than before the client was made, after it was closed.
-        tasks: Tasks more than before.
-        slope: MiB of Python objects more for 100,000 calls, in that half of them in which it is less.
-        permits: Permits that did not come back; None if the client does not tell.
-        healthy: How a call without a fault ended afterwards.
+        descriptors: Additional open files and sockets after the client was closed.
+        tasks: Additional tasks after the client was closed.
+        slope: Growth of Python objects in MiB per 100,000 calls, in the half with the smaller growth.
+        permits: Permits that were not released; None if the client does not report them.
+        healthy: The result of a call without a fault afterwards.
     """
 
     calls: int = 0
@@ -60,7 +60,7 @@ def rows(run: Run) -> list[Row]:
     """Measure both clients."""
     calls = run.of(5_000, 100_000)
     remains = []
-    for peer, share in ((OurClient, 1), (NaiveClient, run.of(1, 5))):  # ours is what the long run is for
+    for peer, share in ((OurClient, 1), (NaiveClient, run.of(1, 5))):  # the long run is about our client
         with service(build, run.seed) as remote:
             remains.append(asyncio.run(_measure(remote, peer, calls // share, run.seed)))
     us, them = remains
@@ -74,13 +74,13 @@ def rows(run: Run) -> list[Row]:
         exactly("file descriptors grown", 0, us.descriptors, them.descriptors, note="after closing"),
         exactly("tasks grown", 0, us.tasks, them.tasks),
         at_most("memory slope", 1.0, us.slope, them.slope, unit="MiB", note=slope_note),
-        Row("permits that did not come back", "0", us.permits, us.permits == 0, them.permits),
+        Row("permits that were not released", "0", us.permits, us.permits == 0, them.permits),
         Row("a healthy call afterwards", "works", us.healthy, us.healthy == "works", them.healthy),
     ]
 
 
 def build(seed: int) -> Simulator:
-    """Make a simulator that strikes one request in twenty."""
+    """Make a simulator with a fault in one request of twenty."""
     faults = [
         Fault.cut(when="before"),
         Fault.cut(when="after", reset=True),
@@ -101,19 +101,19 @@ def build(seed: int) -> Simulator:
 
 
 def clear_faults(simulator: Simulator) -> None:
-    """Let the service be healthy."""
+    """Remove the faults."""
     simulator.faults.clear()
 
 
 async def _measure(remote: Remote, peer: type[Peer], calls: int, seed: int) -> Remains:
     descriptors, tasks = _descriptors(), len(asyncio.all_tasks())
     remains = Remains()
-    tracemalloc.start()  # from the first, so that what merely replaces something older does not count as grown
+    tracemalloc.start()  # compared with the first one, so that objects which replace older ones do not count
     client = peer(remote.address, Options(CONCURRENCY, read=0.25, patience=0.5, backoff=0.005))
     async with client:
         await _run(client, max(1_000, calls // 20), Random(seed), Remains())
         traced = [_traced()]
-        for half in (1, 2):  # a leak goes on in both; what fills up, or is chance, does not
+        for half in (1, 2):  # a leak grows in both halves; a cache that fills, or chance, does not
             await _run(client, calls // 2, Random(seed + half), remains)
             traced.append(_traced())
         slope = min(traced[1] - traced[0], traced[2] - traced[1])
@@ -126,7 +126,7 @@ async def _measure(remote: Remote, peer: type[Peer], calls: int, seed: int) -> R
         except Exception as exc:  # noqa: BLE001  whatever it is, it is the figure
             remains.healthy = type(exc).__name__
     del client
-    await asyncio.sleep(0.1)  # transports that were closed go at the loop's next turns
+    await asyncio.sleep(0.1)  # closed transports are freed in the next turns of the loop
     remains.descriptors = _descriptors() - descriptors
     remains.tasks = len(asyncio.all_tasks()) - tasks
     return remains

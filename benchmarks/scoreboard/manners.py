@@ -1,4 +1,4 @@
-"""Attempts a call when a share of them fails, in virtual time: an outage must not be met with more load."""
+"""Attempts per call if a share of them fails, in virtual time: a client must not add load in an outage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOALS: Final = {0.01: 1.02, 0.10: 1.12, 0.30: 1.25, 1.00: 1.05}
 
 
 class Failing(httpx.AsyncBaseTransport):
-    """Answers Get Settings, or 503 with a chance."""
+    """A transport that answers Get Settings, or 503 with some probability."""
 
     def __init__(self, chance: float, random: Callable[[], float]) -> None:
         self._chance = chance
@@ -48,7 +48,7 @@ def rows(run: Run) -> list[Row]:
 
 
 async def _measure(peer: type[Peer], chance: float, calls: int, seed: int) -> tuple[float, float]:
-    """Return attempts a call, and the share of calls that succeeded."""
+    """Return the attempts per call, and the share of successful calls."""
     service, good = Failing(chance, Random(seed).random), 0
     async with peer(NOWHERE, Options(transport=service)) as client:
         for _ in range(calls):

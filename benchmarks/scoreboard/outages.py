@@ -1,4 +1,4 @@
-"""A service that goes away for three seconds, and a gateway that lets twenty requests a second through."""
+"""A service that is away for three seconds, and a gateway that allows twenty requests per second."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DIRECT: Final = RetryPolicy(unprocessed={408, 425, 429, 503})
 
 @dataclass
 class Trial:
-    """What became of a fan-out.
+    """The result of a fan-out.
 
     Attributes:
         statuses: How many quota IDs had each status.
-        lies: Claims that the ledger denies.
-        seconds: How long it took.
-        noticed: Seconds from the service's return to the first answer.
+        lies: Outcomes that contradict the ledger.
+        seconds: Its duration.
+        noticed: Seconds from the return of the service to the first response.
     """
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Trial:
 
 
 def rows(run: Run) -> list[Row]:
-    """Measure with and without nginx, where that is installed."""
+    """Measure without nginx, and with it if it is installed."""
     found = _outage_rows("connection refused and cut", _outage(run.of(0, 4_000), nginx=False))
     if tool("real_proxies").installed("nginx") is None:
         return [*found, published("behind nginx", "not measured: nginx (a Debian package) is not installed")]
@@ -51,7 +51,7 @@ def rows(run: Run) -> list[Row]:
     requests = run.of(200, 600)
     for status, policy, title in (
         (429, None, "429"),
-        (503, DIRECT, "503 that counts as a refusal"),
+        (503, DIRECT, "503 counted as a refusal"),
         (503, None, "503 that proves nothing"),
     ):
         trial = _limited(requests, status, policy)
@@ -59,11 +59,11 @@ def rows(run: Run) -> list[Row]:
         answered = trial.statuses["invited"] + trial.statuses["rejected"]
         found.append(at_least(f"{name}: of the allowed rate", 0.9, answered / 2 / trial.seconds / RATE))
         if policy is None and status == 503:
-            # 3 % of them, and in the short version those of the beginning, before the rate is known.
+            # 3 % of them; in the short version also those at the start, before the rate is known.
             most, share = run.of(8.0, 3.0), 100 * trial.statuses["unknown"] / trial.statuses.total()
             found.append(at_most("the same: `unknown`", most, share, unit="%"))
         else:
-            found.append(exactly("the same: IDs without an answer", 0, 2 * requests - answered))
+            found.append(exactly("the same: IDs without a response", 0, 2 * requests - answered))
         found.append(exactly("the same: lies", 0, trial.lies))
     return found
 
@@ -80,7 +80,7 @@ def _outage_rows(how: str, trial: Trial) -> list[Row]:
 
 
 def _outage(members: int, *, nginx: bool) -> Trial:
-    """Ask until the service is back and has answered for a while, and so many members in any case."""
+    """Fan out members until the service has responded again for a while, and at least this many."""
     with tool("backend").Backend(0.002) as backend, _in_front(backend.url, nginx=nginx) as url:
         trial = Trial()
 

@@ -1,4 +1,4 @@
-"""Recontact rows read through faults, breaks and resumptions over real sockets, and compared with the list."""
+"""Read recontact lists over real sockets, with faults, breaks and resumptions, and compare the rows."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 LISTS: Final = 10
 RESUMPTIONS: Final = 2_000
-"""After so many a list counts as one that never ends."""
+"""A reader that gets more codes than this counts as endless."""
 
 _EXPECTED: Final = (SamplingError, httpx.HTTPError, ValidationError, IndexError)
-"""What users of the two would catch before resuming; IndexError is the naive pager's on an empty page."""
+"""The errors that users would catch before resuming. The naive pager raises IndexError for an empty page."""
 
 
 @dataclass
 class Count:
-    """What became of the rows of some lists."""
+    """The result of reading some lists."""
 
     served: int = 0
     lost: int = 0
@@ -58,12 +58,12 @@ def rows(run: Run) -> list[Row]:
         exactly("lost", 0, us.lost, them.lost),
         exactly("doubled", 0, us.doubled, them.doubled),
         exactly("rows of no list", 0, us.foreign, them.foreign),
-        published("breaks and errors resumed from the last row", us.resumed, them.resumed),
+        published("breaks and errors, resumed after the last row", us.resumed, them.resumed),
     ]
 
 
 def build(seed: int, size: int) -> Simulator:
-    """Make a simulator with recontact lists, every sixth page of which is struck by a fault."""
+    """Make a simulator with recontact lists and a fault in every sixth page."""
     faults = [
         Fault.cut(when="before"),
         Fault.cut(when="after"),
@@ -93,20 +93,20 @@ def build(seed: int, size: int) -> Simulator:
 
 
 def codes_of(number: int, size: int) -> list[str]:
-    """Return the codes of a list: plain ones, and some that must be encoded in a URL."""
+    """Return the codes of a list. Some of them must be encoded in a URL."""
     odd = ("{:07}", "{:07} b", "{:07}+&=", "{:07}%2F", "{:07}é")
     return [f"{number}-" + odd[place % 5 if place % 50 < 5 else 0].format(place) for place in range(size)]
 
 
 class RepeatedCursor:
-    """A service that now and then begins a page with the row it was told is the last one received."""
+    """A service that sometimes begins a page with the code that the client received last."""
 
     def __init__(self, app: ASGIApp, seed: int) -> None:
         self._app = app
         self._random = Random(seed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, with the cursor's row in front in one of five."""
+        """Answer a request. One page in five begins with the cursor's code."""
         asked = parse_qs(scope.get("query_string", b"").decode(), encoding="utf-8")
         cursor = asked.get("lastMemberCodeReceived")
         start: list[Message] = []
@@ -152,7 +152,7 @@ async def _read_all(remote: Remote, peer: type[Peer], seed: int, size: int) -> C
 
 
 async def _read(client: Peer, quota_id: int, size: int, random: Random, count: Count) -> list[str]:
-    """Read a list to its end, broken off at random and after errors, and taken up again after the last row."""
+    """Read a list to its end. Reading stops at random and after errors, and resumes after the last code."""
     read: list[str] = []
     for _ in range(RESUMPTIONS):
         patience = random.randint(1, size)

@@ -1,7 +1,7 @@
-"""Bugs planted into a copy of the package, one at a time, and the tests that should turn red.
+"""Plant bugs into a copy of the package, one at a time, and check that a test fails for each of them.
 
-They are data, in `planted/bugs.toml`: the name of a function, a text that occurs in it once, what takes its
-place, and the arguments of pytest that name a few tests.
+The bugs are in `planted/bugs.toml`: the name of a function, a text that occurs in it once, the text that
+replaces it, and arguments of pytest that select a few tests.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BUGS: Final = Path(__file__).parent / "planted" / "bugs.toml"
 WANTED: Final = 20
 AT_ONCE: Final = 2
 SECONDS: Final = 90.0
-"""A run of some tests that takes longer hangs, which is a way of being red."""
+"""If the tests take longer than this, they hang, which counts as a failure."""
 
 FAILED: Final = 1
-"""pytest's exit code for tests that failed; others say that they could not be run."""
+"""pytest's exit code for failed tests. Other codes mean that the tests could not run."""
 
 Verdict = Literal["caught", "hung", "survived", "text not found", "tests did not run"]
 
@@ -46,11 +46,11 @@ class Bug:
     """A bug to plant.
 
     Attributes:
-        name: What is wrong with the package then.
-        where: A class, function or constant of the package, as `RetryPolicy.allows`, wherever it is; with the
-            file before it where several have the name; or a file alone, for what stands in none of them.
-        old: What stands there, once.
-        new: What stands there instead.
+        name: What is wrong with the package that has the bug.
+        where: A class, function or constant of the package, such as `RetryPolicy.allows`, in any file. If
+            several have the name, the file stands before it. A file alone is for code outside of them.
+        old: The text that is replaced. It must occur there exactly once.
+        new: The text with the bug.
         tests: Arguments of pytest.
     """
 
@@ -62,7 +62,7 @@ class Bug:
 
 
 def rows(run: Run) -> list[Row]:
-    """Plant all of them; the short version each third one, which of them the seed says."""
+    """Plant all bugs. The short version plants every third one, and the seed selects which."""
     listed = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bug"]
     listed = run.of(listed[run.seed % 3 :: 3], listed)
     bugs = [Bug(**{**each, "tests": tuple(each["tests"])}) for each in listed]
@@ -75,16 +75,16 @@ def rows(run: Run) -> list[Row]:
             verdicts = dict(zip(bugs, pool.map(lambda bug: _planted(bug, copies), bugs), strict=True))
     caught = [bug for bug, verdict in verdicts.items() if verdict in {"caught", "hung"}]
     others = [f"{bug.name}: {verdict}" for bug, verdict in verdicts.items() if bug not in caught]
-    note = "; ".join(others) or "each turned a test red that is green without it"
+    note = "; ".join(others) or "for each bug a test failed that passes without it"
     return [
         at_least("bugs planted, one at a time", WANTED, len(bugs)),
-        exactly("bugs that the tests notice", len(bugs), len(caught), note=note),
-        Row("the same tests without a bug", "green", unplanted, unplanted == "green"),
+        exactly("bugs that the tests find", len(bugs), len(caught), note=note),
+        Row("the same tests without bugs", "green", unplanted, unplanted == "green"),
     ]
 
 
 def _copy(place: Path) -> Path:
-    """Copy the package, and make sure that the copy is what the tests will import."""
+    """Copy the package, and check that the tests will import the copy."""
     shutil.copytree(
         Path(sampling_async.__file__).parent,
         place / "sampling_async",
@@ -97,7 +97,7 @@ def _copy(place: Path) -> Path:
 
 
 def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # A safe path keeps the project's folder, which has the package too, from coming first.
+    # With a safe path, the project's folder, which has the package too, does not come first.
     environment = {
         **os.environ,
         "PYTHONPATH": str(place),
@@ -120,7 +120,7 @@ def _pytest(place: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 def _green(bugs: list[Bug], copies: SimpleQueue[Path]) -> str:
-    """Run every named test on the untouched copy; return `green` or what failed."""
+    """Run all selected tests on a copy without bugs. Return `green` or what failed."""
     sets = {bug.tests for bug in bugs}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = pool.map(lambda tests: _without_bug(tests, copies), sorted(sets))
@@ -159,11 +159,11 @@ def _planted(bug: Bug, copies: SimpleQueue[Path]) -> Verdict:
 
 
 def without_comments(code: str) -> str:
-    """Return code, or a part of it, as it is without comments: a bug is to be found whatever is said there."""
+    """Return code, or a part of it, without comments: a bug must be found even if a comment has changed."""
     lines = code.splitlines(keepends=True)
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
-    except (tokenize.TokenError, IndentationError):  # of a part that does not stand alone
+    except (tokenize.TokenError, IndentationError):  # a part of code that cannot be parsed alone
         return re.sub(r"(?m)^[ \t]*#.*\n|[ \t]+# .*$", "", code)
     for token in reversed(tokens):
         if token.type == tokenize.COMMENT:
@@ -174,7 +174,7 @@ def without_comments(code: str) -> str:
 
 
 def _found(package: Path, where: str) -> tuple[Path, str, int, int]:
-    """Return the file that holds what is named, its text, and from where to where that stands in it."""
+    """Return the file of a definition, the file's text, and the start and end of the definition in it."""
     file, _, name = where.rpartition(" ") if " " in where or not where.endswith(".py") else (where, "", "")
     places: list[tuple[Path, str, int, int]] = []
     for module in [package / file] if file else sorted(package.rglob("*.py")):
@@ -192,7 +192,7 @@ def _found(package: Path, where: str) -> tuple[Path, str, int, int]:
 
 
 def _definitions(body: list[ast.stmt], name: list[str]) -> Iterator[ast.stmt]:
-    """Find what is defined by a name, or by those of a class and what is in it."""
+    """Find the definitions of a name, or of a name inside a class."""
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name == name[0]:

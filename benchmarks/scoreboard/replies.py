@@ -1,4 +1,4 @@
-"""Answers of the service made by hand, for transports without a simulator behind them."""
+"""Responses of the service, made by hand for transports without a simulator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 NOWHERE = Address(
     "http://localhost", "1f0c3a52-7d16-4b9e-9d3f-6a1c2b3d4e5f", "9e107d9d-372b-4b68-a8b8-5d3c1a2f4e6d"
 )
-"""An address for clients whose transport asks nobody."""
+"""An address for clients whose transport uses no network."""
 
 SETTINGS = b'[{"Name":"Qualified URL","Description":"","Value":"https://panel.example/?m=[pid]"}]'
 
 
 def invite(quota_id: int) -> dict[str, object]:
-    """Return an invite as the service writes it."""
+    """Return an invite in the form of the contract."""
     url = f"https://entry.example/survey?quota={quota_id}"
     return {
         "SurveyID": 1,
@@ -44,7 +44,7 @@ def bulk(quota_ids: Iterable[int]) -> bytes:
 
 
 def asked_ids(request: httpx.Request, body: bytes) -> list[int]:
-    """Return the quota IDs of a bulk invite; none for other requests."""
+    """Return the quota IDs of a bulk invite, or none for other requests."""
     return json.loads(body)["QuotaIDs"] if request.method == "POST" else []
 
 

@@ -1,4 +1,4 @@
-"""How early a client comes back after being told when, in virtual time: its other calls count as well."""
+"""Whether a client keeps to Retry-After, in virtual time. Its other calls count too."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EPOCH: Final = datetime(2027, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Throttling(httpx.AsyncBaseTransport):
-    """Tells one request to come back later, as a number of seconds or a date by a clock of its own.
+    """A service that answers one request with Retry-After, as seconds or as a date of its own clock.
 
     Attributes:
-        random: Decides what is told, and when.
-        allowed: The virtual time from which on requests may come again, once told.
-        margins: Seconds between that and each request that was sent after it.
+        random: Draws the value of Retry-After, and its moment.
+        allowed: The virtual time from which requests are allowed again, after Retry-After was sent.
+        margins: The seconds from `allowed` to each later request.
     """
 
     random: Random
@@ -40,11 +40,11 @@ class Throttling(httpx.AsyncBaseTransport):
 
     def __post_init__(self) -> None:
         self._countdown = self.random.randint(1, 6)
-        # Service and client never agree on the time: here by up to a day.
+        # The clocks of service and client differ: here by up to a day.
         self._clock = EPOCH + timedelta(seconds=self.random.uniform(-86_400, 86_400))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer; the told request's answer comes at once, others take a while."""
+        """Answer a request. The response with Retry-After comes at once, others later."""
         now = anyio.current_time()
         if self.allowed is not None:
             self.margins.append(now - self.allowed)
@@ -74,9 +74,9 @@ def rows(run: Run) -> list[Row]:
     note = "seconds and HTTP dates, clocks up to a day apart, 12 calls of one endpoint at once, all held"
     return [
         at_least("trials", trials, len(ours), len(naive), note=note),
-        Row("earliest request less the time allowed", goal, min(ours), min(ours) >= 0, min(naive), "s"),
+        Row("earliest request minus the allowed time", goal, min(ours), min(ours) >= 0, min(naive), "s"),
         Row("trials with a request too early", "0", early, early == 0, naive_early),
-        published("latest first request less the time allowed", max(ours), max(naive), unit="s"),
+        published("latest first request minus the allowed time", max(ours), max(naive), unit="s"),
     ]
 
 
@@ -85,7 +85,7 @@ def _http(moment: datetime) -> str:
 
 
 def _margins(peer: type[Peer], trials: int, seed: int) -> list[float]:
-    """Return, for each trial, by how much the first request after the answer kept its distance."""
+    """Return for each trial the smallest margin of a request after Retry-After."""
     return [virtual.run(_trial(peer, Random(f"{seed}/{number}"))) for number in range(trials)]
 
 
@@ -99,4 +99,4 @@ async def _trial(peer: type[Peer], random: Random) -> float:
 
     async with peer(NOWHERE, Options(concurrency=4, transport=service)) as client:
         await asyncio.gather(*(call(client) for _ in range(12)))
-    return round(min(service.margins), 6)  # below that, sums of floats differ
+    return round(min(service.margins), 6)  # smaller differences are rounding errors

@@ -1,4 +1,4 @@
-"""A key and a member code that occur nowhere else, looked for in all that failing calls leave behind."""
+"""Search for the key and a member code, both unique texts, in everything that failing calls leave behind."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ MEMBER: Final = "canary member/7b1e"
 CANARY: Final = Path(__file__).parents[2] / "tests" / "agent_canary.py"
 AGENTS: Final = ("sentry", "opentelemetry", "newrelic", "ddtrace")
 CHANNELS: Final = ("log", "printed", "str", "repr", "attributes", "traceback", "pickle")
-"""Where neither may be; `attributes` and `pickle` of errors."""
+"""The places where neither may occur. `attributes` and `pickle` are those of errors."""
 
 
 @dataclass
 class Findings:
-    """What was found, by channel.
+    """The findings, by channel.
 
     Attributes:
-        texts: How many texts were searched.
+        texts: The number of texts searched.
         key: Hits of the key.
         member: Hits of the member code.
         elsewhere: Requests to another origin that carried the key.
-        failures: How many calls failed, as they all should.
+        failures: The number of failed calls. All calls should fail.
     """
 
     texts: int = 0
@@ -64,13 +64,13 @@ class Findings:
     failures: int = 0
 
     def search(self, channel: str, text: str) -> None:
-        """Look for both in a text, in every form they may take there."""
+        """Search a text for both, in all encodings that may occur."""
         self.texts += 1
         self.key[channel] += _key_forms.search(text) is not None
         self.member[channel] += _member_forms.search(text) is not None
 
     def told(self) -> str:
-        """Return where something was found."""
+        """Return the channels with findings."""
         found = [f"{name} in {channel}: {hits}" for name, channel, hits in self._hits() if hits]
         return ", ".join(found) or "nothing"
 
@@ -86,14 +86,14 @@ _member_forms: Final = re.compile(
 
 
 class Echoing(httpx.AsyncBaseTransport):
-    """A service that repeats in every answer the key and the address it was asked with, and so the member."""
+    """A service that repeats in every response the request's key and URL, which has the member code."""
 
     def __init__(self, status: int, *, content_type: str = "application/json") -> None:
         self._status = status
         self._content_type = content_type
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer with what was asked."""
+        """Answer with the request's key and URL."""
         member = MEMBER if _member_forms.search(str(request.url)) else "nobody"
         shown = f"key {request.headers.get('API_AUTH_KEY')} for {member} at {request.url}"
         body = json.dumps(
@@ -108,7 +108,7 @@ class Echoing(httpx.AsyncBaseTransport):
 
 
 class Raising(httpx.AsyncBaseTransport):
-    """A transport whose errors name all they know."""
+    """A transport whose errors quote the whole request."""
 
     def __init__(self, error: type[Exception]) -> None:
         self._error = error
@@ -119,7 +119,7 @@ class Raising(httpx.AsyncBaseTransport):
 
 
 def rows(run: Run) -> list[Row]:
-    """Make the failing calls with both clients and search what they left."""
+    """Make failing calls with both clients, and search what they leave behind."""
     us = _search(OurClient, Path(sampling_async.__file__).parent, run.seed)
     them = _search(NaiveClient, Path(naive_module.__file__), run.seed)
     channels = ", ".join(CHANNELS)
@@ -133,19 +133,19 @@ def rows(run: Run) -> list[Row]:
             sum(them.member[channel] for channel in CHANNELS),
             note=channels,
         ),
-        exactly("requests that took the key to another origin", 0, us.elsewhere, them.elsewhere),
+        exactly("requests that sent the key to another origin", 0, us.elsewhere, them.elsewhere),
         published(
             "member code in locals of the client's own frames",
             us.member["locals"],
             them.member["locals"],
-            note="an argument the caller gave; plain tracebacks do not show locals",
+            note="an argument of the caller; plain tracebacks do not show locals",
         ),
         *(row for agent in AGENTS for row in _watched(agent)),
     ]
 
 
 def _watched(agent: str) -> list[Row]:
-    """Let an agent of application monitoring watch us, and httpx as it is commonly used."""
+    """Run our client, and a plain httpx client, under an agent of application monitoring."""
     name, found = f"hits in what {agent} would transmit", "key, member code, panel, URL"
     try:
         us = [_transmitted(agent, caller) for caller in ("engine", "transport", "loaded first")]
@@ -210,14 +210,14 @@ async def _fail_in_all_ways(peer: type[Peer], package: Path, findings: Findings,
 
 
 def _refusing() -> str:
-    """Return an address where nobody listens."""
+    """Return an address on which no server listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 async def _over_sockets(peer: type[Peer], package: Path, findings: Findings, seed: int) -> None:
-    """Fail against a real server, which does not know the key, and which does but breaks off."""
+    """Fail against a real server: one that refuses the key, and one that breaks off its responses."""
     faults = [
         Fault.cut(when="before"),
         Fault.cut(when="middle"),
@@ -259,7 +259,7 @@ async def _elsewhere(peer: type[Peer], findings: Findings) -> None:
 async def _calls(
     peer: type[Peer], address: Address, options: Options, package: Path, findings: Findings
 ) -> None:
-    """Make every kind of call, all of which should fail, and search what comes out."""
+    """Make every kind of call and search what comes out. All calls should fail."""
     async with peer(address, options) as client:
         calls: list[Call] = [
             client.settings,
@@ -276,7 +276,7 @@ async def _calls(
             await client.invite_all([(MEMBER, [FIRST_QUOTA, FIRST_QUOTA + 1])])
         findings.search("repr", repr(client) + repr(vars(client)) if peer is NaiveClient else repr(client))
     if isinstance(client, OurClient):
-        await _failed(client.settings, package, findings)  # closed by now
+        await _failed(client.settings, package, findings)  # the client is closed here
 
 
 async def _our_outcomes(client: SamplingClient, package: Path, findings: Findings) -> None:
@@ -295,7 +295,7 @@ async def _our_outcomes(client: SamplingClient, package: Path, findings: Finding
 
 
 def _bad_arguments(package: Path, findings: Findings) -> None:
-    """Give the key and the member code where they do not fit."""
+    """Give the key and the member code as wrong arguments."""
     attempts: list[Callable[[], object]] = [
         lambda: SamplingClient(NOWHERE.url, panel_guid=NOWHERE.panel_guid, api_key=KEY + "0"),
         lambda: SamplingClient(NOWHERE.url, panel_guid="x", api_key=KEY),
@@ -336,7 +336,7 @@ def _search_error(exc: BaseException, package: Path, findings: Findings) -> None
 
 
 def _locals(exc: BaseException | None, package: Path) -> str:
-    """Return the locals of the client's own frames, of an error and all it came from, as reports show them."""
+    """Return the local variables in the client's frames of an error and its causes, as in error reports."""
     texts: list[str] = []
     while exc is not None:
         for frame, _ in traceback.walk_tb(exc.__traceback__):

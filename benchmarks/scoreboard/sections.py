@@ -1,4 +1,4 @@
-"""The sections, and how one is run: in a process of its own, so that none disturbs or takes down another."""
+"""The sections. Each runs in its own process, so that no section disturbs or crashes another."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ SECTIONS: Final = {
     "pager": "Pager: every recontact row once",
     "sweeps": "Sweeps: cut at every byte, cancelled at every tick",
     "interruption": "Interruption: all tasks cancelled at every tick, a handler that raises at every line",
-    "manners": "Manners: load put on a failing service",
+    "manners": "Manners: the load on a failing service",
     "brownout": "Brown-out: a service that slows down",
-    "outages": "Outages and limits: a service that is away, a gateway that lets some through",
+    "outages": "Outages and limits: a service that is away, a gateway with a request limit",
     "retry_after": "Retry-After: never early",
-    "churn": "Churn: calls cut off in every phase, then calls with time enough",
+    "churn": "Churn: calls cut off in every phase, then calls with enough time",
     "leaks": "Clean-up after faults and cancellations",
-    "kill": "Kill: the process dies in the middle of a journalled run",
+    "kill": "Kill: the process is killed during a run with a journal",
     "stalls": "Stalls: inputs that never fill a request, or hold a million IDs",
-    "journal_lock": "Two processes on one journal, with every kind of second look",
-    "bad_inputs": "Bad inputs: nothing but typed errors",
+    "journal_lock": "Two processes with one journal, which is also opened in other ways",
+    "bad_inputs": "Bad inputs: only typed errors",
     "secrecy": "Secrecy: the key and member codes stay where they belong",
-    "planted_bugs": "Planted bugs: what the tests notice",
+    "planted_bugs": "Planted bugs: which bugs the tests find",
 }
 LIMITS: Final = {"short": 1200.0, "long": 1800.0}
 """Seconds after which a section counts as hung."""
 
 
 def measured(name: str, run: Run) -> Section:
-    """Measure one section in a fresh process, and say on the way how it goes."""
+    """Measure one section in a fresh process, and print its progress."""
     command = f"python benchmarks/scoreboard --{run.version} --only {name} --seed {run.seed}"
     section = Section(name, SECTIONS[name], command)
     print(f"{section.title} ...", flush=True)
@@ -81,7 +81,7 @@ def _measure(pipe: Connection, name: str, run: Run) -> None:
 
 
 def _told(exc: Exception) -> str:
-    """Return a traceback without the folders of this machine."""
+    """Return a traceback without the paths of this machine."""
     frames = traceback.extract_tb(exc.__traceback__)
     places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return f"  {places}: {type(exc).__name__}: {exc}"

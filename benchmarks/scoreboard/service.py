@@ -1,4 +1,4 @@
-"""The simulator in a process of its own: it costs the measured process nothing, and survives its death."""
+"""The simulator in its own process: it costs the measured process nothing, and survives when that is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Remote:
         self.address = address
 
     def ask(self, function: Callable[Concatenate[Simulator, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of a module with the simulator, over there, and return what it returns."""
+        """Call a function of a module with the simulator, in the other process, and return its result."""
         self._pipe.send((function, args, kwargs))
         is_good, answer = self._pipe.recv()
         if not is_good:
@@ -43,10 +43,10 @@ class Remote:
 
 @contextmanager
 def service(build: Callable[P, Simulator], *args: P.args, **kwargs: P.kwargs) -> Iterator[Remote]:
-    """Run a simulator in a process of its own.
+    """Run a simulator in its own process.
 
     Args:
-        build: A function of a module, which makes the simulator over there.
+        build: A function of a module. It makes the simulator in the other process.
         args: Its arguments.
         kwargs: Its arguments.
     """
@@ -67,7 +67,7 @@ def service(build: Callable[P, Simulator], *args: P.args, **kwargs: P.kwargs) ->
 def _serve(
     pipe: Connection, build: Callable[..., Simulator], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Serve until the other end of the pipe is gone."""
+    """Serve until the other end of the pipe is closed."""
     simulator = build(*args, **kwargs)
     with simulator.serve() as url:
         pipe.send(Address(url, simulator.panel_guid, simulator.api_key))
@@ -85,13 +85,13 @@ def _serve(
 def open_inventory(quotas: int, *, refused_every: int = 0, recontacts: int = 0) -> Quotas:
     """Return an inventory of surveys with one quota each, open to every member.
 
-    The generated inventories refuse most members, as real ones do; here invites are wanted, since only an
-    invite can be lost or made twice.
+    Generated inventories refuse most members, like real ones. Here invites are needed, because only an invite
+    can be lost or made twice.
 
     Args:
-        quotas: How many.
-        refused_every: Each so many-th quota is for a device nobody has; 0 for none.
-        recontacts: How many of them are of recontact surveys, the first ones.
+        quotas: The number of quotas.
+        refused_every: With n, every nth quota is for a device that no member has; 0 for none.
+        recontacts: The number of quotas of recontact surveys. They are the first ones.
     """
     surveys = []
     for number in range(quotas):
@@ -125,5 +125,5 @@ def open_inventory(quotas: int, *, refused_every: int = 0, recontacts: int = 0) 
 
 
 def open_members(count: int) -> list[SimulatedMember]:
-    """Return members that all fit the open inventory."""
+    """Return members who all match the open inventory."""
     return [SimulatedMember(f"m{number:06}") for number in range(1, count + 1)]

@@ -1,6 +1,6 @@
-"""How long inputs of any kind keep the event loop to themselves, and how soon a fan-out over them is left.
+"""How long inputs of any kind block the event loop, and how soon a fan-out over them can be left.
 
-What the process held before is hidden from the garbage collector (`gc.freeze`): its pauses over that are the
+Objects that existed before are hidden from the garbage collector (`gc.freeze`): its pauses for them are the
 host's own.
 """
 
@@ -64,21 +64,21 @@ def rows(run: Run) -> list[Row]:
 
 
 def _row(run: Run, name: str, most: float, milliseconds: float) -> Row:
-    """Return a goal in the long version only: the short one runs on machines that others disturb."""
+    """Return a row with a goal in the long version only: the short one runs on busy machines."""
     if run.version == "short":
         return published(name, milliseconds, unit="ms")
     return at_most(name, most, milliseconds, unit="ms")
 
 
 def _least(operation: Callable[[SamplingClient], Awaitable[object]]) -> tuple[float, float | None]:
-    """Return the least of some rounds: what else the machine does makes a stall longer, never shorter."""
+    """Return the minimum of some rounds: other work of the machine only makes stalls longer."""
     rounds = [asyncio.run(_measured(operation)) for _ in range(ROUNDS)]
     stops = [stop for _, stop in rounds if stop is not None]
     return min(stall for stall, _ in rounds), min(stops, default=None)
 
 
 def _resumed(quota_ids: list[int]) -> tuple[float, None]:
-    """Return the longest stall while what a run before has asked is recalled."""
+    """Return the longest stall while the outcomes of an earlier run are recalled."""
     request = InviteRequest("m1", quota_ids)
     with TemporaryDirectory() as folder:
 
@@ -98,7 +98,7 @@ async def _streamed(outcomes: Any) -> None:
 async def _measured(
     operation: Callable[[SamplingClient], Awaitable[object]], *, seconds: float = 2.5
 ) -> tuple[float, float | None]:
-    """Return the longest stall, and how long it took to stop what had not ended by itself; milliseconds."""
+    """Return the longest stall, and the time to leave a fan-out that did not end by itself, in milliseconds."""
     known = tool("doubles")
 
     async def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Answers cut at every byte and calls cancelled at every tick: the test suite's sweeps, with counts."""
+"""Responses cut at every byte, and calls cancelled at every tick: the sweeps of the tests, with counts."""
 
 from __future__ import annotations
 
@@ -38,20 +38,24 @@ def rows(run: Run) -> list[Row]:
     places = "; ".join(name for name in counts if " at byte " in name)
     each = "byte" if stride == 1 else f"{stride}th byte"
     note = f"each {each} of 5 endpoints, 4 framings, ended and reset"
-    wrong_note = places[:200] or "naive: other data, a lie, or a POST carried out twice"
+    wrong_note = places[:200] or "naive: other data, a lie, or a POST processed twice"
     cancel_note = first or "one connection, then one healthy call; naive: how many healthy calls failed"
     return [
         at_least("cuts", run.of(600, 6_000), counts["cuts"], cuts, note=note),
         exactly(
-            "cuts taken for an answer, or after which it lied", 0, counts["wrong"], wrong_cuts, note=wrong_note
+            "cuts that were taken for a complete response, or followed by a lie",
+            0,
+            counts["wrong"],
+            wrong_cuts,
+            note=wrong_note,
         ),
-        published("ticks at which a call was cancelled", ticks, naive_ticks),
+        published("ticks tried, each with a cancelled call", ticks, naive_ticks),
         exactly("operations not cancelled cleanly at some tick", 0, wrong, naive_wrong, note=cancel_note),
     ]
 
 
 def _our_cancels(sweeps: Any, run: Run) -> tuple[int, int, str]:
-    """Return the ticks tried, how many sweeps found something wrong, and what the first one found."""
+    """Return the number of ticks, the number of sweeps that found a problem, and the first problem."""
     ticks, found = 0, []
     kinds = (False, True) if run.version == "long" else (True,)
     for (name, operation), warm in product(sweeps.OPERATIONS.items(), kinds):
@@ -62,11 +66,11 @@ def _our_cancels(sweeps: Any, run: Run) -> tuple[int, int, str]:
     return ticks, len(found), "; ".join(found)
 
 
-# --- The naive client through the same
+# --- The same for the naive client
 
 
 async def _cut_sweep(stride: int) -> tuple[int, int]:
-    """Return how many cuts there were, and after how many the naive client was wrong."""
+    """Return the number of cuts, and after how many of them the naive client was wrong."""
     server_tool, known = tool("fault_server"), tool("doubles")
     cuts = wrong = 0
     with server_tool.FaultServer() as server:
@@ -94,8 +98,8 @@ async def _is_wrong(server: Any, client: NaiveClient, name: str, operation: Oper
     try:
         got = await operation(client)
     except FAILURES:
-        return False  # an error claims nothing
-    # Our client too repeats Generate Invite, a GET; only a POST sent again counts.
+        return False  # an error makes no claim
+    # Our client also repeats Generate Invite, a GET. Only a POST that is sent again counts.
     return got != meant or (name == "bulk_invite" and max(server.ledger.invites.values()) > 1)
 
 
@@ -117,7 +121,7 @@ async def _first_page(client: NaiveClient) -> list[str]:
 
 
 async def _cancel_sweep() -> tuple[int, int]:
-    """Return the ticks tried, and after how many the next call failed though the service was well."""
+    """Return the number of ticks, and after how many the next call failed although the service worked."""
     server_tool, known = tool("fault_server"), tool("doubles")
     then = [*server_tool.PROCESSED, server_tool.wait(0.0001), server_tool.answer()]
     ticks = wrong = 0

@@ -1,4 +1,4 @@
-"""The test suite's own tools, which the scoreboard runs in volume: a service's model and sweeps."""
+"""Tools of the tests that the scoreboard uses on a larger scale: a model of the service, and sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def tool(name: str) -> ModuleType:
-    """Import a module of the tests' kits, which import one another by their plain names."""
+    """Import a module of the tests. These modules import one another by their plain names."""
     for folder in (ROOT / "tests", ROOT / "tests" / "faults", ROOT / "tests" / "proxies"):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

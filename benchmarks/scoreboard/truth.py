@@ -1,4 +1,4 @@
-"""Quota IDs pushed through every fault of the simulator over real sockets, and held against its ledger."""
+"""Send quota IDs through every fault of the simulator over real sockets, and compare with its ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBER_IDS: Final = 300
 MEMBERS_A_FAULT: Final = 5
 READ_SECONDS: Final = 1.0
 SILENCE: Final = 1.6
-"""Longer than the clients wait, with room for a machine that is slow to wake them."""
+"""Longer than the timeouts of the clients, with a margin for a slow machine."""
 
 FAULTS: Final = {
     "cut before it acted": Fault.cut(when="before"),
@@ -63,12 +63,12 @@ UNAMBIGUOUS: Final = (
     "labelled as plain text",
     "drip",
 )
-"""Faults after which an honest client knows of every quota ID how it stands."""
+"""Faults after which a correct client knows the outcome of every quota ID."""
 
 
 @dataclass
 class Account:
-    """The audits of one client, in all and by fault."""
+    """The audits of one client, in total and by fault."""
 
     total: Audit = field(default_factory=Audit)
     by_fault: dict[str, Audit] = field(default_factory=dict)
@@ -90,16 +90,16 @@ def rows(run: Run) -> list[Row]:
     return [
         at_least("quota IDs pushed through faults", run.of(60_000, 1_000_000), us.asked, them.asked, note=note),
         exactly("lost: no outcome", 0, us.lost, them.lost),
-        exactly("doubled: two outcomes, or carried out twice", 0, us.doubled, them.doubled),
+        exactly("doubled: two outcomes, or processed twice", 0, us.doubled, them.doubled),
         exactly(
-            "lies: denied, and the ledger has an invite nobody told of; or claimed, and it has none",
+            "lies: an invite in the ledger was denied, or an invite was claimed that is not in the ledger",
             0,
             us.lies,
             them.lies,
-            note="the naive client's `failed` is read as a denial: it has no other word",
+            note="the naive client's `failed` counts as a denial: it has no other status",
         ),
         exactly(
-            "`unknown` after faults that leave no doubt",
+            "`unknown` after faults whose effect is certain",
             0,
             clear,
             clear_naive,
@@ -113,14 +113,14 @@ def rows(run: Run) -> list[Row]:
 
 
 def build(seed: int) -> Simulator:
-    """Make a simulator whose quotas are open, all but every fourth."""
+    """Make a simulator in which every fourth quota is not open to the members."""
     members = len(FAULTS) * MEMBERS_A_FAULT + 200
     inventory = open_inventory(QUOTAS, refused_every=4)
     return Simulator(seed, inventory=inventory, members=open_members(members), keep_requests=100_000)
 
 
 def set_faults(simulator: Simulator, faults: list[Fault]) -> None:
-    """Replace the plan of faults."""
+    """Replace the planned faults."""
     simulator.faults.clear()
     simulator.faults.add(*faults)
 
@@ -133,7 +133,7 @@ async def _push(remote: Remote, peer: type[Peer], account: Account) -> None:
         audited = await _run(remote, peer, [next(members) for _ in range(MEMBERS_A_FAULT)])
         account.total.add(audited)
         account.by_fault.setdefault(name, Audit()).add(audited)
-    # One fault for every second request, each in its turn.
+    # Every second request has a fault, each kind in turn.
     turn = 2 * len(FAULTS)
     rotation = [
         fault.on("bulk_invite", every=turn, after=2 * place) for place, fault in enumerate(FAULTS.values())

@@ -1,4 +1,4 @@
-"""Virtual time, with the loop of the fault tests: hours in a second."""
+"""Virtual time, with the event loop of the fault tests: hours pass in a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time, which starts at 0."""
+    """Run a coroutine to its end in virtual time. The time starts at 0."""
 
     async def once() -> T:
         return await main

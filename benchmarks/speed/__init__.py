@@ -1,1 +1,1 @@
-"""The speed harness: what a request, an inventory and a stream cost, beside other clients in the same run."""
+"""The speed harness: the cost of a request, an inventory and a stream, compared with other clients."""

@@ -1,10 +1,10 @@
-"""Measure how fast the client is, beside others in the same run, and write it down with plots.
+"""Measure the speed of the client and of others in the same run, and write a page with plots.
 
     python benchmarks/speed [--quick] [--only NAME ...] [--output DIR]
 
-Writes `speed.md`, `speed.json` and plots; `speed-quick.*` when quick, and `speed-part.*` where `--only` leaves
-sections out, so that a part never replaces the whole. The exit code is 1 if a goal was missed. Needs the
-dependency group `bench`.
+Writes `speed.md`, `speed.json` and plots. The files are `speed-quick.*` with `--quick`, and `speed-part.*` if
+`--only` leaves sections out, so that a part never replaces the whole. The exit code is 1 if a goal was missed.
+Needs the dependency group `bench`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
-sys.path[0] = str(HERE.parent)  # this folder's modules are a package there, like those of the clients
+sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
 from scoreboard.board import Run, header  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""The seconds that each request took, as the client's own log tells them."""
+"""The duration of each request, taken from the client's log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Attempts(logging.Handler):
 
 @contextmanager
 def attempts() -> Iterator[list[float]]:
-    """Collect the seconds of the attempts made in the block; what that costs is not to be measured."""
+    """Collect the durations of the attempts in the block. This costs CPU time, so do not measure that."""
     logger, collected = logging.getLogger("sampling_async"), _Attempts()
     logger.addHandler(collected)
     logger.setLevel(logging.DEBUG)

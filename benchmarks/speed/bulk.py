@@ -1,4 +1,4 @@
-"""What a request of a bulk invite costs the client's process, from quota IDs to models and outcomes."""
+"""The CPU cost of a bulk request in the client's process, from quota IDs to models and outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measure(run: Run) -> Measured:
 
 
 def samples_of(names: Iterable[str], address: Address, requests: int, rounds: int) -> dict[str, list[Sample]]:
-    """Let clients, or engines under ours, make the same bulks in turn, each in a process of its own."""
+    """Let clients, or engines under ours, make the same bulks in turn, each in its own process."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(contender(name, address)) for name in names}
         takers = {name: partial(each.call, "bulk", requests, WIDTH) for name, each in processes.items()}

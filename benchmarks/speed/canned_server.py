@@ -1,8 +1,8 @@
-"""A service that costs next to nothing: it answers from memory, so that what is measured is the client.
+"""A service that costs very little CPU: it answers from memory, so that the client is what is measured.
 
-It reads just enough of HTTP/1.1 to know where a request ends, and answers all five endpoints as the contract
-says: every even quota ID is invited, every odd one is not live. It holds no state, keeps no ledger and refuses
-nobody; for behaviour there is the simulator.
+It parses just enough of HTTP/1.1 to find the end of a request, and answers all five endpoints by the contract:
+even quota IDs are invited, odd ones are not live. It has no state and no ledger, and refuses nothing. To test
+behaviour, use the simulator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOT_LIVE: Final = '{"QuotaID":%d,"Invite":null,"ResultCode":9,"Result":"QUOTA_N
 
 
 class Address(NamedTuple):
-    """Where a service is, what lets a client in, and a member that it knows."""
+    """The address of a service, with the panel, the key and a known member."""
 
     url: str
     panel_guid: str = "11111111-2222-4333-8444-555555555555"
@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
 
 def bulk_answer(body: bytes) -> bytes:
-    """Return the answer of Bulk Invite to a request's body."""
+    """Return the response of Bulk Invite to a request's body."""
     quota_ids = json.loads(body)["QuotaIDs"]
     items = (_NOT_LIVE % id_ if id_ % 2 else _INVITED % (id_, id_, id_) for id_ in quota_ids)
     return f'{{"Invites":[{",".join(items)}]}}'.encode()
@@ -57,12 +57,12 @@ def bulk_answer(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Canned:
-    """What the service answers.
+    """The content of the service.
 
     Attributes:
         inventory: The body of Get Quotas.
-        codes: How many member codes the recontact list holds.
-        latency: What calls cost in time, by the simulator's rules; None for as fast as can be.
+        codes: The number of member codes in the recontact list.
+        latency: The duration of calls, by the simulator's rules; None for as fast as possible.
     """
 
     inventory: bytes = b'{"CountryID":1,"CacheExpires":"2026-01-15T09:30:12Z","Surveys":[]}'
@@ -74,8 +74,8 @@ class _Connection(asyncio.Protocol):
     """One connection.
 
     Args:
-        answers: What to answer.
-        wait: Where given, says how many seconds a call takes from now on, by the quota IDs in it.
+        answers: The responses.
+        wait: Returns how many seconds a call takes from now, for a number of quota IDs; None for no delay.
     """
 
     def __init__(self, answers: _Answers, wait: Callable[[int], float] | None) -> None:
@@ -84,12 +84,12 @@ class _Connection(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: Any) -> None:
-        """Take the connection."""
+        """Keep the new connection."""
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Answer each request that is whole."""
+        """Answer each complete request."""
         self._received += data
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
             head = self._received[: end + 2]
@@ -112,7 +112,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Answers:
-    """The bodies of the answers."""
+    """The bodies of the responses."""
 
     def __init__(self, canned: Canned) -> None:
         self._inventory = canned.inventory
@@ -120,7 +120,7 @@ class _Answers:
         self._bulks: OrderedDict[bytes, bytes] = OrderedDict()
 
     def to(self, target: str, body: bytes) -> bytes:
-        """Return the answer to a request."""
+        """Return the response to a request."""
         if target.endswith("/Invites"):
             answer = self._bulks.get(body)
             if answer is None:
@@ -158,7 +158,7 @@ async def _serve(pipe: Connection, canned: Canned) -> None:
     server = await loop.create_server(lambda: _Connection(answers, wait), "127.0.0.1", 0, backlog=1024)
     pipe.send(server.sockets[0].getsockname()[1])
     closed = asyncio.Event()
-    loop.add_reader(pipe.fileno(), closed.set)  # readable when the other end is gone
+    loop.add_reader(pipe.fileno(), closed.set)  # readable when the other end is closed
     await closed.wait()
 
 
@@ -168,7 +168,7 @@ def _run(pipe: Connection, canned: Canned) -> None:
 
 @contextmanager
 def canned_service(canned: Canned | None = None) -> Iterator[Address]:
-    """Run the service in a process of its own and give its address."""
+    """Run the service in its own process and yield its address."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(theirs, canned or Canned()), daemon=True)

@@ -1,4 +1,4 @@
-"""The clients side by side, each alone in a process of its own."""
+"""The clients that are compared, each in its own process."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PEERS: Final = {
     HTTPX: "httpx_pydantic:HttpxClient",
     GENERATED: "generated:GeneratedClient",
 }
-"""Where each is found; a process imports the one that it measures, and no other."""
+"""The module of each client. A process imports only the one that it measures."""
 
 ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
 UVLOOP: Final = "its own, under uvloop"
 _CHUNK: Final = 100
 _SETTLING: Final = {HTTPX: 1.5, ENGINES[0]: 1.5}
-"""Seconds of load until a pool has got rid of the connections that it does not need."""
+"""Seconds of load until a pool has closed the connections that it does not need."""
 
 
 class Peer(Protocol):
-    """A client under measurement, an async context manager."""
+    """A client that is measured: an async context manager."""
 
     name: str
 
@@ -52,11 +52,11 @@ class Peer(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
     async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
-        """Ask for all quota IDs and return how many were invited."""
+        """Request invites for all quota IDs and return the number of invites."""
         ...
 
     def decode_quotas(self, body: bytes) -> Any:
-        """Read an inventory."""
+        """Get and decode an inventory."""
         ...
 
 
@@ -68,10 +68,10 @@ def peer(name: str) -> type[Peer]:
 
 
 class Contender:
-    """A client in this process, with an event loop, open at every width it has been asked for.
+    """A client in this process, with an event loop. One instance is open for each width that was measured.
 
     Args:
-        name: The client; or an engine, and then it is ours over that engine.
+        name: The client, or an engine: then it is our client with that engine.
         address: The service.
     """
 
@@ -84,13 +84,13 @@ class Contender:
         self._open: dict[int, Peer] = {}
 
     def bulk(self, requests: int, width: int) -> Sample:
-        """Time a bulk; a few requests before it open the connections that have grown old."""
+        """Time a bulk. A few requests before it replace connections that are too old."""
         return self._runner.run(self._bulk(requests, width))
 
     async def _bulk(self, requests: int, width: int) -> Sample:
         if width not in self._open:
             self._open[width] = await self._opened(width).__aenter__()
-            await self._ask(2 * width, width)  # until a client that feels its way has found its width
+            await self._ask(2 * width, width)  # until a client with an adaptive limit has reached its width
         settled = time.monotonic() + _SETTLING.get(self._name, 0.0)
         await self._ask(width, width)
         while time.monotonic() < settled:
@@ -105,7 +105,7 @@ class Contender:
         return opened
 
     def close(self) -> None:
-        """Close all that is open."""
+        """Close all clients."""
         for each in self._open.values():
             self._runner.run(_closed(each))
         self._runner.close()
@@ -117,14 +117,14 @@ class Contender:
             raise ValueError(f"{self._name}: {invited} of {ids} quota IDs were invited")
 
     def percentiles(self, requests: int, width: int) -> dict[str, float]:
-        """Return percentiles of a request's milliseconds, of ours, in a bulk like those that were timed."""
+        """Return percentiles of the milliseconds of our requests, in a bulk like those that were timed."""
         self._runner.run(self._ask(width, width))
         with attempts() as seconds:
             self._runner.run(self._ask(requests, width))
         return percentiles(seconds)
 
     def decode(self, body: Path) -> Sample:
-        """Time how an inventory is read, not how it is thrown away."""
+        """Time the decoding of an inventory, without its release."""
         content = body.read_bytes()
         watch = Watch()
         _read = self._reader.decode_quotas(content)
@@ -137,7 +137,7 @@ class Contender:
 
 @contextmanager
 def contender(name: str, address: Address) -> Iterator[Remote]:
-    """Start a `Contender` in a process of its own."""
+    """Start a `Contender` in its own process."""
     with remote(Contender, name, address) as process:
         try:
             yield process
@@ -150,7 +150,7 @@ async def _closed(found: Peer) -> None:
 
 
 def _engine(name: str, connections: int) -> Any:
-    """Return a transport for httpx, or None for our own engine; each is imported where it is used."""
+    """Return a transport for httpx, or None for our own engine. Each is imported only when it is used."""
     import httpx  # noqa: PLC0415
 
     limits = httpx.Limits(

@@ -1,11 +1,10 @@
-"""Keep the speed that was reached: two ratios of CPU time, in one run, with room for any machine.
+"""Guard the speed that was reached: two ratios of CPU time in one run, with a margin for any machine.
 
     python benchmarks/speed/guard.py
 
-No figure of this says how fast the client is; `python benchmarks/speed` does. The limits are twice what is
-measured there, and what disturbs one client in a round disturbs the others too: a busy machine does not turn
-this red, a change that doubles the cost of a request does. Exit code 1 if a limit is passed in all of three
-tries.
+This does not tell how fast the client is; `python benchmarks/speed` does. The limits are twice the values
+measured there. A busy machine slows all clients of a round down, so it does not pass a limit; a change that
+doubles the cost of a request does. The exit code is 1 if a limit is passed in all of three tries.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # this folder's modules are a package there
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # there, the modules of this folder are a package
 
 from speed.bulk import samples_of  # noqa: E402
 from speed.canned_server import canned_service  # noqa: E402
@@ -29,7 +28,7 @@ LEAST_OF_HTTPX: Final = 2.7
 
 
 def main() -> int:
-    """Measure until the limits are kept, three times at most; return the exit code."""
+    """Measure until the limits are kept, at most three times. Return the exit code."""
     with canned_service() as address:
         for _ in range(TRIES):
             taken = samples_of((OURS, AIOHTTP, HTTPX), address, REQUESTS, ROUNDS)

@@ -1,4 +1,4 @@
-"""Inventories of a wanted size, in the order of the wire: surveys first."""
+"""Inventories of a given size, in the field order of the service: surveys first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZES: Final = (12, 60)
-"""Megabytes: what a real panel's inventory is, and five times as much."""
+"""Megabytes: the size of a real panel's inventory, and five times that."""
 
 _SEEDED_SURVEYS: Final = 600
 _IDS: Final = frozenset({"SurveyID", "WaveID", "QuotaID", "LayerID", "SubQuotaID"})
@@ -21,10 +21,10 @@ _SHIFT: Final = 1_000_000
 
 
 def inventory(megabytes: float) -> bytes:
-    """Return a body of Get Quotas of this size, the same each time.
+    """Return a body of Get Quotas of this size. It is the same each time.
 
-    Some hundred surveys come from the simulator's generator and are repeated under other IDs, since it would
-    take minutes to generate so many.
+    The simulator generates some hundred surveys, which are repeated with other IDs: to generate all of them
+    would take minutes.
     """
     made = msgspec.json.decode(to_json(generate_inventory(1, surveys=_SEEDED_SURVEYS)))
     size, surveys = 0, []
@@ -49,10 +49,10 @@ def _repeated(surveys: list[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _shift(value: Any) -> None:
-    """Give everything another ID, in place."""
+    """Change all IDs, in place."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            if name in _IDS and inner:  # a wave 0 means any
+            if name in _IDS and inner:  # wave 0 means any wave
                 value[name] = inner + _SHIFT
             else:
                 _shift(inner)

@@ -1,4 +1,4 @@
-"""What it costs to read an inventory into models."""
+"""The cost of decoding an inventory into models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def measure(run: Run) -> Measured:
-    """Let each client read the same bodies, a client to a process."""
+    """Let each client decode the same bodies, each in its own process."""
     measured = Measured([], [], {})
     for megabytes, rounds in ((SIZES[0], run.of(2, 9)), *([(SIZES[1], 3)] if run.version == "long" else [])):
         samples = measured.samples[f"{megabytes} MB"] = _samples(megabytes, rounds)

@@ -1,4 +1,4 @@
-"""How long requests take by the quota IDs in them, at a service that takes its time for each."""
+"""The duration of requests by their number of quota IDs, at a service with a latency for each ID."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SERVICE: Final = Latency(a=0.005, b=0.0001)
 
 
 class Asker(OurClient):
-    """Asks in chunks of different sizes."""
+    """Sends chunks of different sizes."""
 
     def seconds(self, size: int, requests: int) -> list[float]:
-        """Return what each of so many requests took."""
+        """Return the duration of each of this many requests."""
         return self.runner.run(self._seconds(size, requests))
 
     async def _seconds(self, size: int, requests: int) -> list[float]:
@@ -44,7 +44,7 @@ class Asker(OurClient):
 
 
 def measure(run: Run) -> Measured:
-    """Ask in chunks of each size, in turns."""
+    """Send chunks of each size, in turns."""
     requests = run.of(100, 400)
     with canned_service(Canned(latency=SERVICE)) as address, remote(Asker, address, WIDTH) as process:
         takers = {size: partial(process.call, "seconds", size, requests) for size in SIZES}

@@ -1,6 +1,6 @@
-"""Where the CPU of a bulk request goes: the same requests, made through more and more of the client.
+"""Where the CPU time of a bulk request goes: the same requests, through more and more layers of the client.
 
-This looks inside, which no user should: it says what a missed goal is made of.
+This uses private parts of the client, to show which layers cause a missed goal.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 64
 REQUESTS: Final = 100
-AIOHTTP: Final = "aiohttp + msgspec, all of it"
+AIOHTTP: Final = "aiohttp + msgspec, everything"
 
 
 class Layers(OurClient):
-    """Our client, asked layer by layer."""
+    """Our client, called layer by layer."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address, WIDTH)
@@ -57,7 +57,7 @@ class Layers(OurClient):
         self.runner.close()
 
     def takers(self) -> dict[str, Callable[[], Sample]]:
-        """Return what takes a sample of each layer and all below it."""
+        """Return for each layer a function that measures it together with all layers below."""
         client = self.client
 
         async def request(call: Call[Any]) -> None:
@@ -83,12 +83,12 @@ class Layers(OurClient):
             "the request as bytes": request,
             "+ sockets, llhttp and httpx": exchange,
             "+ limits, closing, translated errors": attempt,
-            "+ items, read, checked and matched": items,
+            "+ items, decoded, checked and matched": items,
             "+ retries, permits, the adaptive limit": calls,
         }
         takers = {name: partial(self._sample, partial(self._side_by_side, run)) for name, run in layers.items()}
         takers["+ the fan-out"] = partial(self._sample, self._bulk)
-        takers["+ each outcome, made and looked at: all of it"] = partial(self._sample, self._looked_at)
+        takers["+ each outcome, created and read: everything"] = partial(self._sample, self._looked_at)
         takers[AIOHTTP] = partial(self._sample, partial(self._peer.bulk, self.member_code, self._ids))
         return takers
 

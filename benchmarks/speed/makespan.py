@@ -1,4 +1,4 @@
-"""How near the end of a fan-out comes to the earliest that the service allows."""
+"""How close the end of a fan-out is to the earliest end that the service allows."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ WORKERS: Final = (4, 8)
 SLOTS: Final = 8
 SERVICE: Final = Latency(a=0.04, b=0.0006)
 IN_PROPORTION: Final = Latency(b=0.005)
-"""As the contract says of Bulk Invite: the more quota IDs, the longer, and nothing else."""
+"""The latency of the contract for Bulk Invite: the more quota IDs, the longer, without other effects."""
 
 _GOALS: Final[tuple[Goal, ...]] = ("throughput", "first")
 
 
 class Bulks(OurClient):
-    """Asks bulks of 100 quota IDs with different goals."""
+    """Sends bulks of 100 quota IDs with different goals."""
 
     def warm_up(self) -> None:
-        """Let the client learn how long requests of different sizes take."""
+        """Let the client learn the duration of requests of different sizes."""
         for size in (10, 25, 50, 100):
             self.runner.run(self._seconds(10 * size, "throughput", size))
 
     def seconds(self, goal: Goal) -> float:
-        """Return what a bulk took until its last answer."""
+        """Return the time of a bulk until its last response."""
         return self.runner.run(self._seconds(100, goal, 100))
 
     async def _seconds(self, ids: int, goal: Goal, size: int) -> float:

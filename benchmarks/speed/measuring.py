@@ -1,4 +1,4 @@
-"""How a figure is taken: samples of CPU and wall time, in interleaved rounds, told as quartiles."""
+"""How figures are measured: samples of CPU and wall time, in interleaved rounds, shown as quartiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = TypeVar("Key")
 
 @dataclass
 class Table:
-    """Figures side by side."""
+    """A table of figures."""
 
     title: str
     columns: tuple[str, ...]
@@ -31,13 +31,13 @@ class Table:
 
 @dataclass
 class Measured:
-    """What a section hands back.
+    """The results of a section.
 
     Attributes:
         goals: The figures that have a goal.
         tables: All figures.
-        samples: Every round as it was taken, for programs and for the plots.
-        notes: What one must know to read them.
+        samples: All rounds as measured, for programs and plots.
+        notes: Explanations that are needed to understand the figures.
     """
 
     goals: list[Row]
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Sample:
-    """What some work took: CPU seconds of this process with all its threads, and wall seconds."""
+    """The cost of some work: CPU seconds of this process with all its threads, and wall seconds."""
 
     cpu: float
     wall: float
@@ -56,12 +56,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Paired:
-    """A sample, and what it is by the one after it, of the same client at the same work as always.
+    """A sample, and its ratio to the next one, which is always the same client with the same work.
 
     Attributes:
-        cpu: Microseconds a request.
-        relative: CPU time a request by that of the one after it.
-        ids: Quota IDs a second.
+        cpu: Microseconds per request.
+        relative: CPU time per request, divided by that of the next sample.
+        ids: Quota IDs per second.
     """
 
     cpu: float
@@ -70,27 +70,27 @@ class Paired:
 
     @classmethod
     def of(cls, sample: Sample, requests: int, after: Sample, requests_after: int) -> Paired:
-        """Return a pair of samples of so many requests each, of 100 quota IDs."""
+        """Return a pair of samples with this many requests each, of 100 quota IDs."""
         cpu = sample.cpu / requests
         return cls(cpu * 1e6, cpu / (after.cpu / requests_after), 100 * requests / sample.wall)
 
 
 class Watch:
-    """Takes a sample from when it is made; the garbage of what was before does not count."""
+    """Takes a sample that begins when this is made, after a garbage collection."""
 
     def __init__(self) -> None:
         gc.collect()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def sample(self) -> Sample:
-        """Return what it took until now."""
+        """Return the sample until now."""
         return Sample(time.process_time() - self._cpu, time.perf_counter() - self._wall)
 
 
 def interleaved(takers: Mapping[Key, Callable[[], T]], rounds: int) -> dict[Key, list[T]]:
-    """Take one sample of each in every round, each time beginning with another one.
+    """Take one sample of each in every round. Each round begins with another one.
 
-    A machine that grows slower or faster on the way then does so for all of them alike.
+    So a machine that becomes slower or faster meanwhile does so for all of them.
     """
     names = list(takers)
     taken: dict[Key, list[T]] = {name: [] for name in names}
@@ -122,30 +122,30 @@ class Spread:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Return how many times theirs ours is, round by round: what disturbs a round disturbs both."""
+    """Return the ratio of ours to theirs for each round, because a disturbance of a round affects both."""
     return Spread.of(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
 def flatness(costs: Iterable[Iterable[float]]) -> float:
-    """Return the dearest by the cheapest, where each is the median of its rounds."""
+    """Return the ratio of the highest to the lowest median of the rounds."""
     medians = [statistics.median(each) for each in costs]
     return max(medians) / min(medians)
 
 
 def microseconds(samples: Iterable[Sample], units: int) -> list[float]:
-    """Return the CPU microseconds of each sample, for each of so many units of work."""
+    """Return the CPU microseconds of each sample, per unit of work."""
     return [sample.cpu / units * 1e6 for sample in samples]
 
 
 def resident_mib() -> float:
-    """Return the memory that is resident now."""
+    """Return the current resident memory."""
     return _status("VmRSS")
 
 
 def peak_mib() -> float:
-    """Return the most memory that has been resident since this process was started.
+    """Return the peak of resident memory since this process was started.
 
-    Not ru_maxrss: a spawned process begins with that of its parent.
+    ru_maxrss is not used: a spawned process begins with that of its parent.
     """
     return _status("VmHWM")
 

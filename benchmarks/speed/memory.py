@@ -1,4 +1,4 @@
-"""How memory grows while millions of quota IDs, or of recontact codes, go through the client."""
+"""How memory grows while millions of quota IDs, or of member codes, pass through the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 64
 CONSTANT: Final = 1.0
-"""MiB: less than a tenth of a byte for each of ten million."""
+"""MiB. For ten million items this is less than a tenth of a byte each."""
 
 STREAMS: Final = ("stream_bulk_invite", "recontact_members", "stream_recontact_members")
 _SAMPLES: Final = 100
@@ -28,22 +28,22 @@ _SAMPLES: Final = 100
 
 @dataclass(frozen=True)
 class Growth:
-    """Resident MiB at each hundredth of the way, the most there ever was, and the seconds it took."""
+    """Resident MiB at each percent of a run, the peak, and the duration in seconds."""
 
     resident: tuple[float, ...]
     peak: float
     seconds: float
 
     def after(self, percent: int) -> float:
-        """Return by how much it grew after so much of the way."""
+        """Return the growth after this share of the run."""
         return max(self.resident[percent:]) - self.resident[percent - 1]
 
 
 class Consumer(OurClient):
-    """Takes what comes and drops it."""
+    """Reads a stream and keeps nothing."""
 
     def take(self, stream: str, count: int) -> Growth:
-        """Take so many quota IDs, or codes."""
+        """Read this many quota IDs or codes."""
         return self.runner.run(self._take(stream, count))
 
     async def _take(self, stream: str, count: int) -> Growth:
@@ -52,9 +52,7 @@ class Consumer(OurClient):
         if stream == "stream_recontact_members":
             async with self.client.stream_recontact_members(1) as codes:
                 return await _growth(codes, count)
-        ids = (
-            number for number in range(1, count + 1)
-        )  # each another one, and no collection that could be held
+        ids = (number for number in range(1, count + 1))  # each ID is different, and no collection holds them
         async with self.client.stream_bulk_invite(self.member_code, ids) as outcomes:
             return await _growth(outcomes, count)
 
@@ -72,7 +70,7 @@ async def _growth(stream: AsyncIterable[object], count: int) -> Growth:
 
 
 def measure(run: Run) -> Measured:
-    """Take each stream in a process of its own."""
+    """Read each stream in its own process."""
     count, warm = run.of((500_000, 20), (10_000_000, 5))
     growths: dict[str, Growth] = {}
     with canned_service(Canned(codes=count)) as address:

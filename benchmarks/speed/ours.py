@@ -1,4 +1,4 @@
-"""Our client in an event loop of this process, for what only it can do."""
+"""Our client in an event loop of this process, for sections about our client only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OurClient:
-    """A `SamplingClient`, open until the process ends; sections give it methods to call from afar."""
+    """A `SamplingClient` that is open until the process ends. Sections add methods that are called remotely."""
 
     def __init__(self, address: Address, width: int = 8) -> None:
         self.member_code = address.member_code

@@ -1,4 +1,4 @@
-"""The page: goals first, then every section, the plots, and how to read it all."""
+"""The page: goals first, then all sections, the plots, and how to read them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[Value]]) -> list[str]
 
 
 def document(head: dict[str, Any], sections: list[Section]) -> str:
-    """Return the same for programs, with every sample; a list of numbers is on one line."""
+    """Return the results as JSON, with all samples. A list of numbers is on one line."""
     text = json.dumps(
         {"run": head, "sections": [_plain(section) for section in sections]}, indent=1, ensure_ascii=False
     )
@@ -119,7 +119,7 @@ def document(head: dict[str, Any], sections: list[Section]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold, with numbers no longer than they mean something."""
+    """Return a value as JSON types, with numbers rounded to their precision."""
     if dataclasses.is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):

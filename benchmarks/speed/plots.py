@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from speed.sections import Section
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#555555"
-"""Told apart also by those who do not see all colours."""
+"""Colours that colour-blind readers can distinguish."""
 
 COLOURS: Final = {OURS: BLUE, AIOHTTP: ORANGE, HTTPX: GREEN, GENERATED: PURPLE, GET: BLUE, ITER: "#56B4E9"}
 MARKS: Final = {OURS: "o", AIOHTTP: "s", HTTPX: "^", GENERATED: "D"}
@@ -34,7 +34,7 @@ MARKS: Final = {OURS: "o", AIOHTTP: "s", HTTPX: "^", GENERATED: "D"}
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture, and what it says."""
+    """A plot, and its description."""
 
     title: str
     file: str
@@ -42,7 +42,7 @@ class Plot:
 
 
 def draw(sections: list[Section], folder: Path, stem: str) -> list[Plot]:
-    """Draw what the sections that were run have to show."""
+    """Draw the plots of the sections that were run."""
     drawn = []
     for section in sections:
         if section.name in _PLOTS and section.measured.samples:

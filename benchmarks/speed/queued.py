@@ -1,4 +1,4 @@
-"""What a request costs by the number of chunks that wait behind it: a stream of up to ten million quota IDs."""
+"""The cost of a request by the number of waiting chunks: a stream of up to ten million quota IDs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH: Final = 64
 SHORT: Final = (10, 100, 1_000)
 LONG: Final = (10_000, 100_000)
 SLICE: Final = 500
-"""Requests of a sample: so many of a long stream, or short streams until there are as many."""
+"""The number of requests in a sample: from a long stream, or from several short ones."""
 
 REFERENCE: Final = 125
 NOTE: Final = (
@@ -34,18 +34,18 @@ NOTE: Final = (
     "machine changes its speed from one second to the next, and a stream of ten million takes minutes."
 )
 _DIFFERENT: Final = 200_000
-"""Quota IDs that the service has answers at hand for; what it costs to make more is not ours."""
+"""Quota IDs for which the service has responses in memory: making them must not count as the client's time."""
 
 
 class Streamer(OurClient):
     """Streams quota IDs from a generator."""
 
     def slices(self, chunks: int) -> list[Paired]:
-        """Measure a stream of so many chunks; of short ones, as many as make a slice."""
+        """Measure a stream of this many chunks, or several short streams that make a slice together."""
         return self.runner.run(self._measured(chunks))
 
     async def _measured(self, chunks: int) -> list[Paired]:
-        await self._stream(4 * WIDTH)  # the first time, until the client has found its width
+        await self._stream(4 * WIDTH)  # the first time, until the client has reached its width
         slices = []
         async for sample in self._samples(chunks):
             watch = Watch()
@@ -80,12 +80,12 @@ class Streamer(OurClient):
 
 
 def _quota_ids(count: int) -> Iterator[int]:
-    """Yield so many; far apart they repeat themselves."""
+    """Yield this many quota IDs. They repeat after a long distance."""
     return (number % _DIFFERENT + 1 for number in range(count))
 
 
 def measure(run: Run) -> Measured:
-    """Measure streams of all lengths, the long ones in the full run only and between the short ones."""
+    """Measure streams of all lengths, the long ones in the full run only, interleaved with the short ones."""
     rounds = run.of(2, 5)
     with canned_service() as address, remote(Streamer, address, WIDTH) as process:
         short = {chunks: partial(process.call, "slices", chunks) for chunks in SHORT}
@@ -99,5 +99,5 @@ def measure(run: Run) -> Measured:
         spreads = [Spread.of(getattr(each, name) for each in taken) for name in ("cpu", "relative", "ids")]
         table.rows.append((chunks, 100 * chunks, *map(str, spreads)))
     flat = flatness([each.relative for each in taken] for taken in slices.values())
-    goal = f"CPU a request, {min(slices):,} to {max(slices):,} chunks queued: the dearest by the cheapest"
+    goal = f"CPU a request, {min(slices):,} to {max(slices):,} chunks queued: highest / lowest"
     return Measured(goals=[at_most(goal, 1.2, flat)], tables=[table], samples={"slices": slices}, notes=[NOTE])

@@ -1,4 +1,4 @@
-"""What reading ahead is worth, where whoever takes the codes is as slow as the service."""
+"""The gain of reading ahead, if the consumer of the codes is as slow as the service."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ AHEAD: Final = "stream_recontact_members"
 
 
 class Consumer(OurClient):
-    """Takes codes, and works on each page as long as the service took to make it."""
+    """Reads codes, and works on each page for as long as the service needs to make it."""
 
     def page_seconds(self) -> float:
-        """Return what reading a page takes; as long, from then on, is what is done with it."""
+        """Return the time to read a page. From then on, the work on each page takes that long."""
         self._work = self.runner.run(self._page_seconds())
         return self._work
 
@@ -43,7 +43,7 @@ class Consumer(OurClient):
         return statistics.median(after - before for before, after in pairwise(times))
 
     def pages_a_second(self, how: str, pages: int) -> float:
-        """Take the whole list, which has so many."""
+        """Read the whole list, which has this many codes."""
         return self.runner.run(self._pages_a_second(how, pages))
 
     async def _pages_a_second(self, how: str, pages: int) -> float:
@@ -67,7 +67,7 @@ class Consumer(OurClient):
 
 
 def measure(run: Run) -> Measured:
-    """Read the same list both ways."""
+    """Read the same list with and without reading ahead."""
     pages = run.of(30, 60)
     service = canned_service(Canned(codes=pages * CODES_A_PAGE, latency=SERVICE))
     with service as address, remote(Consumer, address) as consumer:

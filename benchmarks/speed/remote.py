@@ -1,4 +1,4 @@
-"""Work in fresh processes, so that no measurement meets the imports, the garbage or the peaks of another."""
+"""Work in fresh processes, so that no measurement is affected by the imports, garbage or peaks of another."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 class RemoteError(Exception):
-    """What was done in another process failed there, or never ended."""
+    """A call in another process failed there, or did not end."""
 
 
 class Remote:
-    """An object that lives in a process of its own."""
+    """An object in its own process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def call(self, method: str, *arguments: Any, limit: float | None = None) -> Any:
-        """Call a method of the object and wait for what it returns, so many seconds at most."""
+        """Call a method of the object and wait for its result, at most this many seconds."""
         try:
             self._pipe.send((method, arguments))
             if not self._pipe.poll(limit):
@@ -41,7 +41,7 @@ class Remote:
 
 @contextmanager
 def remote(make: Callable[..., object], *arguments: Any) -> Iterator[Remote]:
-    """Start a process and make an object in it; both end with the block."""
+    """Start a process and make an object in it. Both end with the block."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, make, arguments))
@@ -88,7 +88,7 @@ def _serve(pipe: Connection, make: Callable[..., object], arguments: tuple[Any, 
 
 
 def _told(exc: Exception) -> str:
-    """Return a traceback without the folders of this machine."""
+    """Return a traceback without the paths of this machine."""
     frames = traceback.extract_tb(exc.__traceback__)
     places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return f"{places}: {type(exc).__name__}: {exc}"

@@ -1,4 +1,4 @@
-"""The sections, and how one is run: in a fresh process, so that none leaves anything to another."""
+"""The sections. Each runs in a fresh process, so that no section affects another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from scoreboard.board import Run
 
 SECTIONS: Final = {
-    "bulk": "Bulk: what a request costs, beside other clients and over other engines",
+    "bulk": "Bulk: the cost of a request, compared with other clients and engines",
     "layers": "Layers: where the CPU of a bulk request goes",
-    "width": "Width: from one request at once to hundreds",
-    "queued": "Queued: from ten chunks to a hundred thousand",
-    "latency": "Latency: how long a request takes by the quota IDs in it",
+    "width": "Width: from one request at a time to hundreds",
+    "queued": "Queued: from ten waiting chunks to a hundred thousand",
+    "latency": "Latency: the duration of a request by its number of quota IDs",
     "inventory": "Inventory: bytes to models",
     "stalls": "Stalls: the event loop while an inventory is read",
-    "makespan": "Makespan: when the last answer is there",
+    "makespan": "Makespan: the time of the last response",
     "memory": "Memory: millions of quota IDs and of recontact codes",
     "recontact": "Recontact: reading ahead",
 }
@@ -33,7 +33,7 @@ LIMITS: Final = {"short": 240.0, "long": 900.0}
 
 @dataclass
 class Section:
-    """What one section measured, and what it took."""
+    """The results of one section, and its duration."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class Section:
 
 
 def run_section(name: str, run: Run) -> Section:
-    """Measure one section, and say on the way how it goes."""
+    """Measure one section, and print its progress."""
     command = f"python benchmarks/speed{' --quick' if run.version == 'short' else ''} --only {name}"
     print(f"{SECTIONS[name]} ...", flush=True)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How long the event loop stands still while an inventory is read over a socket, decoded and handed over."""
+"""How long the event loop is blocked while an inventory is received, decoded and handed over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TICK: Final = 0.001
 EDGES: Final = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Milliseconds that part the bins of the histogram."""
+"""The limits between the bins of the histogram, in milliseconds."""
 
 GET: Final = "get_quotas()"
 ITER: Final = "iter_surveys()"
@@ -47,12 +47,12 @@ _BESIDE: Final = 0.02
 
 @dataclass(frozen=True)
 class Reading:
-    """One inventory, read.
+    """The measurements of reading one inventory.
 
     Attributes:
         stalls: Milliseconds, the twenty longest first.
-        bins: How many stalls lie before each of the edges, and how many behind the last.
-        seconds: How long it took in all.
+        bins: The number of stalls below each limit, and the number above the last.
+        seconds: The total duration.
     """
 
     stalls: tuple[float, ...]
@@ -61,7 +61,7 @@ class Reading:
 
 
 class _Slow(logging.Handler):
-    """Collects what asyncio says of slow callbacks."""
+    """Collects asyncio's log records about slow callbacks."""
 
     longest = 0.0
 
@@ -71,7 +71,7 @@ class _Slow(logging.Handler):
 
 
 class Reader:
-    """Reads inventories in this process: by a call of our client, or by another client.
+    """Reads inventories in this process, with a call of our client or with another client.
 
     Args:
         what: `get_quotas` or `iter_surveys` of ours, or the name of another client.
@@ -83,7 +83,7 @@ class Reader:
         self._access = address[:3]
 
     def read(self) -> Reading:
-        """Read one, beside a task that wants to run every millisecond."""
+        """Read one inventory, next to a task that should run every millisecond."""
         gc.collect()
         return asyncio.run(self._watched())
 
@@ -91,17 +91,15 @@ class Reader:
         gaps: list[float] = []
         async with self._client() as client:
             if self._what in {GET, ITER}:
-                await (
-                    client.client.get_settings()
-                )  # a first call imports things, which is not about inventories
+                await client.client.get_settings()  # the first call imports modules, which must not count
             ticker = asyncio.create_task(_tick(gaps))
             await asyncio.sleep(_BESIDE)
             began = time.perf_counter()
             read = await self._surveys(client)
             seconds = time.perf_counter() - began
-            await asyncio.sleep(_BESIDE)  # what handing it over leaves to be done
+            await asyncio.sleep(_BESIDE)  # the work that is left after the handing over
             ticker.cancel()
-            del read  # not before
+            del read  # not earlier
         stalls = sorted((round(gap * 1000, 2) for gap in gaps), reverse=True)
         bins = [0] * (len(EDGES) + 1)
         for stall in stalls:
@@ -109,7 +107,7 @@ class Reader:
         return Reading(tuple(stalls[:20]), tuple(bins), seconds)
 
     def slowest_callback(self) -> float:
-        """Return the milliseconds of the longest callback while one is read, as asyncio's debug mode says."""
+        """Return the milliseconds of the longest callback during one inventory, from asyncio's debug mode."""
         slow = _Slow()
         logger = logging.getLogger("asyncio")
         logger.addHandler(slow)
@@ -124,7 +122,7 @@ class Reader:
             await self._surveys(client)
 
     def peak(self) -> float:
-        """Return by how many MiB memory rises while one is read, in a process that has done nothing else."""
+        """Return the growth of memory in MiB while an inventory is read, in a fresh process."""
         return asyncio.run(self._peak())
 
     async def _peak(self) -> float:
@@ -138,7 +136,7 @@ class Reader:
         return peer(name)(*self._access, 8)
 
     async def _surveys(self, client: Any) -> object:
-        """Return what was read, where the caller holds all of it."""
+        """Return the inventory, if the caller holds all of it."""
         if self._what != ITER:
             return await client.quotas()
         number = 0
@@ -148,10 +146,10 @@ class Reader:
 
 
 async def _tick(gaps: list[float]) -> None:
-    """Write down by how much each wait of a tick was overdrawn.
+    """Record the delay of each tick.
 
-    A gap in which this process did not work is the machine's, not the client's: the process was not given a
-    core. So a gap counts for no more than the CPU time that the process, with all its threads, took in it.
+    If this process did not work during a delay, the cause is the machine, which gave it no core. So a delay
+    counts at most as the CPU time of the process, with all its threads, in it.
     """
     while True:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -160,7 +158,7 @@ async def _tick(gaps: list[float]) -> None:
 
 
 def measure(run: Run) -> Measured:
-    """Read the large inventory by both calls of ours and by the other clients; then look at memory."""
+    """Read the large inventory with both calls of ours and with the other clients, then measure memory."""
     small, large = SIZES
     weighed = run.of((GET, ITER), READERS)
     with canned_service(Canned(inventory(large))) as address, ExitStack() as stack:

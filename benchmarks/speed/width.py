@@ -1,4 +1,4 @@
-"""What a request costs by the number of requests at once."""
+"""The cost of a request by the number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTE: Final = (
 
 
 def measure(run: Run) -> Measured:
-    """Measure ours and the fastest of the others at all widths; the rest at a few, in the full run only."""
+    """Measure our client and the fastest other one at all widths, and the rest at a few in the full run."""
     widths = run.of(FEW, WIDTHS)
     with canned_service() as address, ExitStack() as stack:
         clients = {name: stack.enter_context(contender(name, address)) for name in PEERS}
@@ -47,7 +47,7 @@ def measure(run: Run) -> Measured:
         name: flatness([pair.relative for pair in pairs[name, width]] for width in widths)
         for name in (OURS, AIOHTTP)
     }
-    goal = f"CPU a request, {widths[0]} to {widths[-1]} wide: the dearest by the cheapest"
+    goal = f"CPU a request, {widths[0]} to {widths[-1]} wide: highest / lowest"
     return Measured(
         goals=[at_most(goal, 1.2, flat[OURS], note=f"{AIOHTTP}: {flat[AIOHTTP]:.2f}")],
         tables=[
@@ -76,7 +76,7 @@ def _pair(client: Remote, width: int) -> Paired:
 
 
 def _requests(width: int) -> int:
-    """Return how many requests a sample has: few, so that a pair is over soon, but two for each slot."""
+    """Return the number of requests in a sample: few, so that a pair is short, but two for each slot."""
     return max(150, 2 * width)
 
 

@@ -187,10 +187,10 @@ def _examples(epilog: str | None) -> Iterator[str]:
 # --- Figures ------------------------------------------------------------------------------------------------
 
 GIST: Final = {
-    "Truth": ("quota IDs pushed through faults", "lost: no outcome", "doubled: two outcomes", "lies: denied"),
+    "Truth": ("quota IDs pushed through faults", "lost: no outcome", "doubled: two outcomes", "lies"),
     "Pager": ("rows served", "lost", "doubled"),
-    "Sweeps": ("cuts", "cuts taken for", "operations not cancelled cleanly"),
-    "Interruption": ("ticks at which", "moments at which", "of these, with something wrong"),
+    "Sweeps": ("cuts", "cuts that were taken for", "operations not cancelled cleanly"),
+    "Interruption": ("ticks tried", "moments tried", "of these, with something wrong"),
     "Manners": ("attempts a call, 1%", "attempts a call, 10%", "attempts a call, 30%", "attempts a call, 100%"),
     "Brown-out": ("`unknown` in the brown-out",),
     "Outages and limits": ("service away", "nginx lets", "the same"),
@@ -200,9 +200,9 @@ GIST: Final = {
     "Kill": ("SIGKILLs", "lost", "doubled", "lies"),
     "Stalls": ("longest stall",),
     "Two processes": ("other processes let in", "pairs asked twice", "kinds of damage noticed"),
-    "Bad inputs": ("bad inputs", "crashes"),
+    "Bad inputs": ("bad inputs", "errors that are not"),
     "Secrecy": ("hits of the key", "hits of a member code", "hits in what"),
-    "Planted bugs": ("bugs that the tests notice",),
+    "Planted bugs": ("bugs that the tests find",),
 }
 """Rows of the scoreboard, by section: how the title and the row begin."""
 

@@ -92,5 +92,7 @@ def readable(items: AnyIterable[T], name: str) -> AnyIterable[T]:
         InvalidRequestError: The input is neither iterable nor async iterable.
     """
     if not isinstance(items, Iterable | AsyncIterable):
-        raise InvalidRequestError(f"{name} is an iterable or async iterable, not {type(items).__name__}")
+        raise InvalidRequestError(
+            f"{name} must be an iterable or an async iterable, not {type(items).__name__}"
+        )
     return items

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Halving finds one bad ID among 100 with 14 requests: two for each of the sizes 50, 25, 13, 7, 4, 2 and 1.
 _MOST_PARTS: Final = 16
-_TRIED_IN_VAIN: Final = 4
+_TRIED_WITHOUT_SUCCESS: Final = 4
 """If more requests than this were sent and none was accepted, the refusal is not about one quota ID."""
 
 # Refusals with these codes are about the panel or the member. Splitting the chunk would not change them.
@@ -130,7 +130,7 @@ class Inviter:
     async def _ask(self, job: Job, permit: Permit) -> None:
         journal = self._journal
         if journal is None:
-            await self._find_out(job, permit)
+            await self._ask_in_parts(job, permit)
             job.answered = job.account()
             return
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
@@ -138,14 +138,14 @@ class Inviter:
         number = journal.note_sent(job.chunk)
         try:
             await journal.written()
-            await self._find_out(job, permit)
+            await self._ask_in_parts(job, permit)
         finally:
             # Also after a cancellation: the outcomes known by now are written with the next rows.
             journal.note_answered(number, job.account().answer.outcomes())
         await journal.written()
         job.answered = job.account()
 
-    async def _find_out(self, job: Job, permit: Permit) -> None:
+    async def _ask_in_parts(self, job: Job, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""
         # Example: of the IDs 1 to 4 the service refuses 3. The requests are (1 2 3 4), then (1 2), (3 4), then
         # (3), (4). Only 3 ends refused.
@@ -155,7 +155,7 @@ class Inviter:
         refused: SamplingError | None = None
         while parts:
             part = parts.popleft()
-            if refused is not None and not self._goes_on(refused, asked, accepted):
+            if refused is not None and not self._continues_splitting(refused, asked, accepted):
                 job.note(failed(part, refused))
                 continue
             asked += 1
@@ -168,7 +168,7 @@ class Inviter:
                 raise
             except SamplingError as exc:
                 self._stop(exc)
-                if self._may_be_of_one(part, exc, others_answered=self._answered > answered_before):
+                if self._may_be_about_one_id(part, exc, others_answered=self._answered > answered_before):
                     refused = exc
                     parts.extend(cut(part, (len(part.places) + 1) // 2))
                 else:
@@ -177,15 +177,15 @@ class Inviter:
             # All parts were refused too, so no single ID is the reason. Do not split further chunks.
             self._isolates = False
 
-    def _goes_on(self, refused: SamplingError, asked: int, accepted: int) -> bool:
+    def _continues_splitting(self, refused: SamplingError, asked: int, accepted: int) -> bool:
         """Return whether to send another part of a refused chunk."""
-        in_vain = asked > _TRIED_IN_VAIN and not accepted
+        in_vain = asked > _TRIED_WITHOUT_SUCCESS and not accepted
         if self._stopped_by is not None or asked > _MOST_PARTS or in_vain:
             return False
         # A 503 may still be about load, and more requests make that worse. So each part costs a retry token.
         return isinstance(refused, BadRequestError) or self._caller.budget.spend()
 
-    def _may_be_of_one(self, chunk: Chunk, error: SamplingError, *, others_answered: bool) -> bool:
+    def _may_be_about_one_id(self, chunk: Chunk, error: SamplingError, *, others_answered: bool) -> bool:
         """Return whether one ID of several may be the reason for a refusal that processed nothing.
 
         A 503 counts as overload, unless other requests were successful at the same time.
@@ -207,7 +207,7 @@ class Inviter:
         for error in answer.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started
-        return Answered(chunk, _resent(answer) if track.ambiguous else answer)
+        return Answered(chunk, _reply_to_resent(answer) if track.ambiguous else answer)
 
     def _stop(self, error: SamplingError) -> None:
         """Send no more chunks after an error that concerns all of them, such as a refused key or an outage.
@@ -222,18 +222,20 @@ class Inviter:
             self._stopped_by.attempts = 0
 
 
-_RESENT: Final = "sent again after an attempt that may have worked: an earlier invite may exist"
+_RESENT: Final = "this was sent again after an attempt that may have worked: an earlier invite may exist"
 
 
-def _resent(answer: BulkReply) -> BulkReply:
+def _reply_to_resent(answer: BulkReply) -> BulkReply:
     """Mark the outcomes of a response that followed an attempt which may have worked.
 
     A rejection proves nothing in this case: the service may reject the member because of the lost invite.
     """
-    return evolve(answer, answers={outcome.quota_id: _doubted(outcome) for outcome in answer.outcomes()})
+    return evolve(
+        answer, answers={outcome.quota_id: _marked_as_resent(outcome) for outcome in answer.outcomes()}
+    )
 
 
-def _doubted(outcome: InviteOutcome) -> InviteOutcome:
+def _marked_as_resent(outcome: InviteOutcome) -> InviteOutcome:
     outcome = evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, _RESENT))))
     if outcome.status != "rejected":
         return outcome

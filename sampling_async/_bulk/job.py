@@ -139,7 +139,7 @@ class _Alike(Mapping[int, Failure]):
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
     """Return the outcomes of a chunk whose request was cancelled or never begun."""
     error = SamplingError(
-        "interrupted: the fan-out ended before this was answered", endpoint="bulk_invite", delivery=delivery
+        "interrupted: the fan-out ended before the response came", endpoint="bulk_invite", delivery=delivery
     )
     return failed(chunk, error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from sampling_async._bulk.source import Goal, spread
-from sampling_async._contract.checks import number_above_0, whole_above_0
+from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 
@@ -43,9 +43,9 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
     Raises:
         InvalidRequestError: An option has an invalid value.
     """
-    size = whole_above_0(chunk_size, "chunk_size", MAX_QUOTA_IDS)
+    size = whole_number(chunk_size, "chunk_size", most=MAX_QUOTA_IDS)
     if goal not in {"throughput", "first", None}:
-        raise InvalidRequestError(f'goal is "throughput" or "first", not {goal!r}')
+        raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')
     is_first = goal == "first" or (goal is None and until < inf)
     return BulkOptions(size, _spreading(gate, size) if is_first else None, _share_of(weight), until)
 
@@ -68,6 +68,6 @@ def _share_of(weight: float) -> float:
     share = number_above_0(weight, "weight", "a share")
     if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
         raise InvalidRequestError(
-            f"weight is a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
+            f"weight must be a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
         )
     return share

@@ -267,7 +267,8 @@ class PanelSource:
         if not isinstance(request, InviteRequest):
             self._input.latest = Input.NOTHING
             raise InvalidRequestError(
-                f"fan_out takes InviteRequest(member_code, quota_ids), not {type(request).__name__}"
+                "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not "
+                f"{type(request).__name__}"
             )
         counted = await _counted(request.quota_ids)
         if self._journal is None:
@@ -305,7 +306,7 @@ class PanelSource:
         request = self._input.latest
         if isinstance(request, InviteRequest):
             whole = Chunk(request.member_code, Counter(request.quota_ids))
-            yield Job(whole, None if self._journal is None else _unread(whole))
+            yield Job(whole, None if self._journal is None else _not_looked_up(whole))
 
     async def aclose(self) -> None:
         """Close the input."""
@@ -357,7 +358,7 @@ class _Recalling:
             yield Job(self.part.again)
             yield Job(self.part.fresh)
         rest = Chunk(self._member_code, dict(islice(self._places(), self._read, None)))
-        yield Job(rest, _unread(rest))
+        yield Job(rest, _not_looked_up(rest))
 
 
 @frozen
@@ -398,10 +399,10 @@ class _Part:
         )
 
 
-def _unread(chunk: Chunk) -> Answered:
+def _not_looked_up(chunk: Chunk) -> Answered:
     """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
     error = SamplingError(
-        "interrupted before the journal was read: a run before may have asked for this",
+        "interrupted before the journal was read: an earlier run may have sent this",
         endpoint="bulk_invite",
         delivery="unknown",
     )

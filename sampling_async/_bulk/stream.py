@@ -151,7 +151,7 @@ class OutcomeStream:
         earlier run may have sent them.
         """
         if not self._jobs.left:
-            raise RuntimeError("left_over is known when the block has been left")
+            raise RuntimeError("left_over is known only after the `async with` block has ended")
         if self._left_over is None:
             # A dict, because one job may be in both: it was added to `open` and not yet handed over.
             jobs = dict.fromkeys(chain(self._jobs.open, self._source.left()))
@@ -165,7 +165,7 @@ class OutcomeStream:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("a stream is entered once; make another one")
+            raise RuntimeError("a stream can be entered only once; make a new one")
         self._entered = True
         try:
             await self._inviter.begin()

@@ -120,7 +120,7 @@ class Caller:
             # A fan-out waits during an outage. Before it repeats anything, it finds out whether one has begun.
             if permit.lane.patience:
                 with self._session.until_closed(permit.remaining):
-                    await self.outage.make_sure(lambda: not permit.kind.has_room)
+                    await self.outage.probe_if_stuck(lambda: not permit.kind.has_room)
             if self._goes_back(answer, permit, answered_at):
                 put_back += 1
                 if self.clock() - started > permit.lane.patience:
@@ -165,7 +165,10 @@ class Caller:
     def _refused_for_long(self, error: SamplingError, permit: Permit, started: float) -> SamplingError:
         if self.outage.answered_at >= started:
             return error
-        return OutageError(f"nothing was let in for {permit.lane.patience:.0f} s, at last: {error.args[0]}")
+        return OutageError(
+            f"the service processed no request for {permit.lane.patience:.0f} s; the last failure: "
+            f"{error.args[0]}"
+        )
 
     def _rest(self, error: SamplingError, put_back: int) -> float:
         """Return the pause before a chunk that went back `put_back` times joins its lane again."""
@@ -270,19 +273,19 @@ class Caller:
             self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
             async with self._threads:
                 return await in_thread(self._decoded, call, answer)
-        return TransportTimeoutError("the deadline passed while the answer was read", delivery="unknown")
+        return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
 
     def _not_let_in(self, permit: Permit) -> SamplingError:
         if self.outage.is_on and permit.remaining > 0:
             return OutageError(
-                f"the service has been away for {self.outage.away_for():.1f} s, the last failure: "
-                f"{self.outage.cause}; nothing is sent but Get Settings, until that is answered"
+                f"the service has been away for {self.outage.away_for():.1f} s; the last failure: "
+                f"{self.outage.cause}. Until it responds, only Get Settings is sent"
             )
-        late = TransportTimeoutError("the deadline passes before this could be sent")
+        late = TransportTimeoutError("the deadline is too short: it passes before this can be sent")
         late.retry_after = permit.held_for or None
         return late
 
-    async def ask_whether_away(self, call: Call[Any], seconds: float) -> float | None:
+    async def send_probe(self, call: Call[Any], seconds: float) -> float | None:
         """Make one attempt of a call that has no effect, without a permit.
 
         Returns:
@@ -310,7 +313,7 @@ class Caller:
             ended = str(answer.status)
             if answer.status != OK:
                 unprocessed = self.policy.unprocessed
-                answer = refusal(answer, private=self._private(call), unprocessed=unprocessed) or answer
+                answer = refusal(answer, private=self._secrets_of(call), unprocessed=unprocessed) or answer
         now = self.clock()
         self._learn(call, permit, answer, began, now)
         self._log(call, track, now - began, ended)
@@ -353,7 +356,7 @@ class Caller:
         # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
         # this endpoint failed, the outage would never end.
         if is_away and call.endpoint != "get_settings":
-            self.outage.failed(str(error.args[0]), began, alone_for=error.retry_after or 0.0)
+            self.outage.failed(str(error.args[0]), began, retry_after=error.retry_after or 0.0)
         elif is_away is False:
             self.outage.answered(now)
 
@@ -363,7 +366,7 @@ class Caller:
         except DecodeError as exc:
             exc.__context__ = None
             # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
-            return disguised_refusal(reply, private=self._private(call)) or exc.with_traceback(None)
+            return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
 
     def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Add the call's state so far to an error, and apply the hold that the service asks for."""
@@ -380,7 +383,7 @@ class Caller:
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()
 
-    def _private(self, call: Call[Any]) -> tuple[str, ...]:
+    def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
     def _log(self, call: Call[Any], track: Track, seconds: float, ended: str) -> None:

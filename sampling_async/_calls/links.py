@@ -47,7 +47,9 @@ class Links:
         keys = [*map(hash, filter(None, links))]
         owners = {*map(latest.get, keys), *(map(self._before.get, keys) if self._before else ())}
         if not owners <= fine:
-            raise DecodeError(path, "expected invites of this member, found a link given to another one")
+            raise DecodeError(
+                path, "expected an invite of this member, found a link that another member was given"
+            )
         latest.update(zip(keys, repeat(member_code)))
         # Two generations: a full one becomes the older one, and the older one before it is dropped as a whole.
         if len(latest) > self._most:

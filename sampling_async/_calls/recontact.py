@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, SupportsIndex
 
 from attrs import evolve
 
-from sampling_async._contract.checks import whole_above_0
+from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
 from sampling_async._contract.exchange import Track
 from sampling_async._pacing.read_ahead import ReadAhead
@@ -48,7 +48,7 @@ class PageReader:
         permit: Callable[[], Permit],
     ) -> None:
         if max_results is not None:
-            whole_above_0(max_results, "max_results")
+            whole_number(max_results, "max_results")
         self._caller = caller
         self._panel_guid = panel_guid
         self._quota_id = quota_id_of(quota_id)
@@ -151,9 +151,10 @@ class Cursor:
     def _step(self, codes: tuple[str, ...]) -> None:
         # A page that ends like any earlier page would make the reader go round in a circle.
         if not codes or codes[-1] in self._seen:
-            fault = "ends with a code that ended a page before" if codes else "is empty"
+            fault = "ends with the same code as an earlier page" if codes else "is empty"
             raise PagingError(
-                f"the page {fault}, yet more members are announced; resume later with after=error.cursor",
+                f"the page {fault}, but the service announces more members; resume later with "
+                "after=error.cursor",
                 cursor=self.after,
                 member_codes=codes,
             )

@@ -33,14 +33,16 @@ def _status_set(value: Iterable[int]) -> frozenset[int]:
         return frozenset(value)
     except TypeError:
         raise InvalidRequestError(
-            f"RetryPolicy.unprocessed is a set of HTTP statuses, not {type(value).__name__}"
+            f"RetryPolicy.unprocessed must be a set of HTTP statuses, not {type(value).__name__}"
         ) from None
 
 
 def _statuses(owner: object, attribute: Attribute[Any], value: frozenset[int]) -> None:
     if not all(type(status) is int and 400 <= status <= 599 for status in value):  # noqa: PLR2004
         name = f"{type(owner).__name__}.{attribute.name}"
-        raise InvalidRequestError(f"{name} holds HTTP statuses from 400 to 599, not {sorted(value, key=str)!r}")
+        raise InvalidRequestError(
+            f"{name} must hold HTTP statuses from 400 to 599, not {sorted(value, key=str)!r}"
+        )
 
 
 @frozen(kw_only=True)

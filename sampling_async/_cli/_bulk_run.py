@@ -36,13 +36,15 @@ _PATIENCE: Final = 1.0
 
 _AT_ONCE: Final = 1000
 _NOT_SENT: Final = SamplingError(
-    "interrupted: the run was ended before this was sent", endpoint="bulk_invite", delivery="not_sent"
+    "interrupted: the run ended before this was sent", endpoint="bulk_invite", delivery="not_sent"
 )
 _GIVEN_UP: Final = OutageError(
-    "given up: the service was away for longer than --patience", endpoint="bulk_invite", delivery="not_sent"
+    "the client gave up: the service was away for longer than --patience",
+    endpoint="bulk_invite",
+    delivery="not_sent",
 )
 _UNASKED: Final = SamplingError(
-    "interrupted before the journal was read: a run before may have asked for this",
+    "interrupted before the journal was read: an earlier run may have sent this",
     endpoint="bulk_invite",
     delivery="unknown",
 )
@@ -227,9 +229,7 @@ class BulkRun:
             typer.echo(f"sampling-async: the rest of the input was not read: {exc}", err=True)
         else:
             if not source.is_over:
-                typer.echo(
-                    "sampling-async: the input has not ended; what is still to come was not read", err=True
-                )
+                typer.echo("sampling-async: the input has not ended; the rest of it was not read", err=True)
 
 
 class _Account:

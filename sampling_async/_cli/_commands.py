@@ -15,7 +15,7 @@ from sampling_async import InvalidRequestError, Journal, SamplingClient, __versi
 from sampling_async._cli import _match, _notifications, _quota_ids, _simulation, _sources, release_signals
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
-from sampling_async._cli._connection import KEY_VARIABLE, Connection, ended_by_failure, fail
+from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import takes
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXIT_CODES: Final = """\
-[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never \
-an argument; where it is not set and a person is there, it is asked for unseen.
-
-[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or \
-the output's reader went away - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 and 4 \
-also where no quota ID was answered at all) - 130 interrupted (Ctrl-C) - 143 told to end (SIGTERM).
-
-[bold]Try it:[/bold] sampling-async demo
-"""
+_EXIT_CODES: Final = (
+    "[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never an "
+    "argument; on a terminal, the command asks for a missing key and does not show it.\n\n[bold]Exit "
+    "codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or the "
+    "reader of the output ended - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 "
+    "and 4 also if no quota ID was answered) - 130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    "[bold]Try it:[/bold] sampling-async demo\n"
+)
 
 app: Final = typer.Typer(
     cls=Group,
-    help="The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
-    "lines where piped.",
+    help=(
+        "The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
+        "lines in a pipe."
+    ),
     epilog=_EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -57,18 +57,21 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
 MemberCode = Annotated[
-    str, typer.Argument(help="The member, by your own code.", metavar="MEMBER_CODE", show_default=False)
+    str, typer.Argument(help="The member's code in your panel.", metavar="MEMBER_CODE", show_default=False)
 ]
 QuotaID = Annotated[
-    int, typer.Argument(help="A quota ID from `quotas`.", min=1, metavar="QUOTA_ID", show_default=False)
+    int, typer.Argument(help="A quota ID, as `quotas` shows it.", min=1, metavar="QUOTA_ID", show_default=False)
 ]
 JournalFile = Annotated[
     Path | None,
     typer.Option(
         "--journal",
-        help="Write down what is sent and answered; given again, go on where a run was ended.",
+        help=(
+            "A file that notes what is sent and answered. With the same file, a new run continues an "
+            "interrupted one."
+        ),
         metavar="PATH",
         show_default=False,
     ),
@@ -86,7 +89,10 @@ AimOption = Annotated[
     Aim | None,
     typer.Option(
         "--goal",
-        help="throughput, unless given: as few requests as can be. first: the last answer as early as can be.",
+        help=(
+            "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
+            "throughput."
+        ),
         metavar="throughput|first",
         show_default=False,
     ),
@@ -107,7 +113,10 @@ def sampling_async(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True, metavar="")
+        bool,
+        typer.Option(
+            "--version", help=("Show the version and exit."), callback=_version, is_eager=True, metavar=""
+        ),
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
@@ -118,29 +127,29 @@ def sampling_async(
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def quotas(
-    connection: Connection,
+    service: ServiceOptions,
     *,
     routables: Annotated[
         bool,
         typer.Option(
             "--routables/--no-routables",
-            help="Conditions on routable questions too.",
+            help="Include conditions on routable questions, or leave them out.",
             show_default=False,
             metavar="",
         ),
     ] = True,
     survey: Annotated[
         int | None,
-        typer.Option(help="This survey only, with its quotas.", min=1, metavar="ID", show_default=False),
+        typer.Option(help="Show only this survey, with its quotas.", min=1, metavar="ID", show_default=False),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One document, as the service has it.", metavar="")
+        bool, typer.Option("--json", help="Print one JSON document, in the form of the service.", metavar="")
     ] = False,
 ) -> None:
-    """Show the open inventory: surveys and their quotas. Piped, a survey is a line of JSON."""
-    inventory = connection.call(lambda client: client.get_quotas(include_routables=routables))
+    """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
+    inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
@@ -163,10 +172,10 @@ def _show_quotas(inventory: Quotas, surveys: Sequence[Survey], *, is_one: bool) 
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
-def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
+@takes(service=ServiceOptions)
+def settings(service: ServiceOptions, *, as_json: AsJSON = False) -> None:
     """Show the panel's settings; the reference data key is masked."""
-    found = connection.call(lambda client: client.get_settings())
+    found = service.call(lambda client: client.get_settings())
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all(map(show.masked, found)))
     else:
@@ -174,12 +183,12 @@ def settings(connection: Connection, *, as_json: AsJSON = False) -> None:
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def invite(
-    connection: Connection, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
+    service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
 ) -> None:
-    """Ask an invite of one member to one quota."""
-    made = connection.call(lambda client: client.generate_invite(member_code, quota_id))
+    """Request an invite of one member to one quota."""
+    made = service.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
     else:
@@ -187,9 +196,9 @@ def invite(
 
 
 @app.command("bulk-invite", cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def bulk_invite(
-    connection: Connection,
+    service: ServiceOptions,
     member_code: MemberCode,
     quota_ids: Annotated[
         list[str] | None,
@@ -199,8 +208,10 @@ def bulk_invite(
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Read the quota IDs from a file; - for stdin. It may be requests of `match --requests`: then"
-            " the member's lines count.",
+            help=(
+                "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
+                "--requests`, only the lines of this member count."
+            ),
             metavar="PATH",
             show_default=False,
         ),
@@ -209,12 +220,13 @@ def bulk_invite(
     goal: AimOption = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Ask invites of one member to any number of quotas; outcomes are shown as they finish.
+    """Request invites of one member to any number of quotas, and show each outcome as it is known.
 
-    Quota IDs are arguments, a file, or stdin, separated by blanks, commas or
-    newlines. Every ID gets one outcome, also when interrupted: the rest is
-    not_sent then. A second signal ends at once. A summary closes on stderr.
-    With a journal, all IDs are read before the first is sent.
+    Quota IDs come from arguments, a file, or stdin, separated by blanks,
+    commas or newlines. Every ID gets one outcome. After an interruption, the
+    rest is not_sent; a second signal ends the command at once. A summary
+    follows on stderr. With a journal, all IDs are read before the first is
+    sent.
     """
 
     def work(written: Journal | None) -> OneMember:
@@ -227,17 +239,21 @@ def bulk_invite(
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
     parsers: list[_quota_ids.QuotaIDs] = []
-    tally = _bulk(connection, work, journal, as_json=as_json)
+    tally = _bulk(service, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
-        fail(f"none of the {passed_over:,} requests is of this member; `fan-out` asks for all of them", USAGE)
+        fail(
+            f"none of the {passed_over:,} requests is for this member; `fan-out` sends the requests of all "
+            "members",
+            USAGE,
+        )
     if passed_over:
         typer.echo(
-            f"sampling-async: {passed_over:,} requests of other members were passed over; `fan-out` asks all",
+            f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all",
             err=True,
         )
     if not tally.total and not quota_ids:
-        fail("no quota IDs came in", USAGE)
+        fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
@@ -247,29 +263,30 @@ def _of_member(member_code: str, made: list[_quota_ids.QuotaIDs], name: str) -> 
 
 
 @app.command("fan-out", cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def fan_out(
-    connection: Connection,
+    service: ServiceOptions,
     requests: Annotated[
         Path | None,
         typer.Argument(
-            metavar="REQUESTS", help="A file of requests; - or nothing for stdin.", show_default=False
+            metavar="REQUESTS", help="A file of requests; - for stdin. Default: stdin.", show_default=False
         ),
     ] = None,
     *,
     file: Annotated[
-        Path | None, typer.Option(help="The same, as an option.", metavar="PATH", show_default=False)
+        Path | None,
+        typer.Option(help=("The file of requests, as an option."), metavar="PATH", show_default=False),
     ] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Ask invites of many members, each to its quotas; outcomes are shown as they finish.
+    """Request invites of many members, each to its own quotas, and show each outcome as it is known.
 
     Requests are lines of JSON with MemberCode and QuotaIDs, as `match
-    --requests` writes them. They are read as they are sent. Every ID gets one
-    outcome, also when interrupted: the rest is not_sent then. A second signal
-    ends at once. A summary closes on stderr.
+    --requests` writes them. They are read while they are sent. Every ID gets
+    one outcome. After an interruption, the rest is not_sent; a second signal
+    ends the command at once. A summary follows on stderr.
     """
 
     def work(written: Journal | None) -> ManyMembers:
@@ -278,14 +295,14 @@ def fan_out(
         source = _items(requests or file, RequestLines, is_dash=False, what="requests")
         return ManyMembers(source, written, _value(goal))
 
-    tally = _bulk(connection, work, journal, as_json=as_json, with_members=True)
+    tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:
-        fail("no requests came in", USAGE)
+        fail("the input has no requests", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
 def _bulk(
-    connection: Connection,
+    service: ServiceOptions,
     work: Callable[[Journal | None], Work],
     journal: Path | None,
     *,
@@ -301,9 +318,9 @@ def _bulk(
     asked = ended_by_failure(lambda: work(written))
     tally, ending = Tally(), Ending()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    connection.call(BulkRun(asked, written, shown, ending).run)
+    service.call(BulkRun(asked, written, shown, ending).run)
     if ending.came:
-        fail("interrupted" if ending.exit_code == INTERRUPTED else "told to end", ending.exit_code)
+        fail("interrupted" if ending.exit_code == INTERRUPTED else "terminated by SIGTERM", ending.exit_code)
     return tally
 
 
@@ -326,20 +343,20 @@ def _items(
         return Items(partial(_sources.file_source, file), parser(str(file)))
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
-        raise InvalidRequestError(f"give {what} {ways} or piped into stdin")
+        raise InvalidRequestError(f"give {what} {ways} or through a pipe")
     return Items(_sources.stdin_source, parser(_sources.STDIN))
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def recontact(
-    connection: Connection,
+    service: ServiceOptions,
     quota_id: QuotaID,
     *,
     max_results: Annotated[
         int | None,
         typer.Option(
-            help="Member codes a page. Default: the service's.", min=1, metavar="N", show_default=False
+            help="Member codes per page. Default: set by the service.", min=1, metavar="N", show_default=False
         ),
     ] = None,
     after: Annotated[
@@ -348,19 +365,19 @@ def recontact(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(help="Stop after so many member codes.", min=1, metavar="N", show_default=False),
+        typer.Option(help="Stop after this many member codes.", min=1, metavar="N", show_default=False),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON lines instead of plain text.", metavar="")
+        bool, typer.Option("--json", help="Print JSON lines instead of plain text.", metavar="")
     ] = False,
 ) -> None:
-    """List the members wanted back for a quota of a recontact survey, one a line."""
+    """List the members that a recontact survey wants back for a quota, one per line."""
 
     async def work(client: SamplingClient) -> None:
         async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:
             await _follow_codes(codes, limit, as_json=as_json)
 
-    connection.call(work)
+    service.call(work)
 
 
 async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: bool) -> None:
@@ -381,7 +398,7 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
-app.command(cls=Command)(takes(options=_match.MatchOptions, connection=Connection)(_match.match))
+app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(_match.match))
 app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
 app.command(cls=Command)(_simulation.demo)
 app.add_typer(_notifications.app, name="notifications")

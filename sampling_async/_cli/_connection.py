@@ -39,40 +39,42 @@ def _option(help_text: str, *names: str, **more: Any) -> Any:
 
 
 @frozen(kw_only=True)
-class Connection:
+class ServiceOptions:
     """The options of a command that say how to call the service."""
 
     base_url: Annotated[
         str | None,
-        _option("The service's address.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
+        _option("The address of the service.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
     ] = None
     panel: Annotated[
         str | None,
         _option("The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False),
     ] = None
-    max_concurrency: Annotated[int, _option("Requests in flight at once, at most.", min=1, metavar="N")] = 8
+    max_concurrency: Annotated[
+        int, _option("The maximum of requests at the same time.", min=1, metavar="N")
+    ] = 8
     timeout: Annotated[
         float | None,
         _option(
-            "Seconds to wait for an answer. Default: by endpoint.",
+            "Seconds to wait for a response. Default: depends on the endpoint.",
             min=0.001,
             metavar="SECONDS",
             show_default=False,
         ),
     ] = None
     attempts: Annotated[
-        int, _option("Attempts of a call in all, where repeating is safe.", min=1, metavar="N")
+        int, _option("The maximum of attempts of a call, where repeating is safe.", min=1, metavar="N")
     ] = 3
     patience: Annotated[
         float, _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS")
     ] = 600.0
     allow_http: Annotated[
-        bool, _option("Let the key travel in the clear (plain http).", "--allow-http", metavar="")
+        bool, _option("Allow plain http, which sends the key unencrypted.", "--allow-http", metavar="")
     ] = False
     proxy: Annotated[
         str | None,
         _option(
-            "An HTTP proxy, http://host:3128; with user and password in SAMPLING_PROXY only.",
+            "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY.",
             metavar="URL",
             show_default=False,
         ),
@@ -80,7 +82,7 @@ class Connection:
     ca_file: Annotated[
         str | None,
         _option(
-            "A PEM file of the authorities to trust, in place of all others.",
+            "A PEM file of the only certificate authorities to trust.",
             metavar="FILE",
             envvar="SAMPLING_CA_FILE",
             show_default=False,
@@ -122,14 +124,16 @@ class Connection:
             retry=RetryPolicy(max_attempts=self.attempts),
             outage=OutagePolicy(patience=self.patience),
             allow_http=self.allow_http,
-            proxy=self._way_out(),
+            proxy=self._proxy_address(),
             ssl_context=context_of_files(self.ca_file, self.client_cert),
         )
 
-    def _way_out(self) -> str | None:
+    def _proxy_address(self) -> str | None:
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
-            raise InvalidRequestError(f"--proxy shows in `ps`: put a user and password into {_PROXY_VARIABLE}")
+            raise InvalidRequestError(
+                f"other users can see --proxy in `ps`; give user and password in {_PROXY_VARIABLE}"
+            )
         return self.proxy or os.environ.get(_PROXY_VARIABLE) or None
 
     def _key(self) -> str:
@@ -139,7 +143,7 @@ class Connection:
             with suppress(EOFError):
                 key = getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
         if not key:
-            fail(f"the key is missing: set the environment variable {KEY_VARIABLE}", USAGE)
+            fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key
 
 
@@ -152,7 +156,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     try:
         return work()
     except SamplingError as exc:
-        fail(_with_way_out(exc), exit_code_of(exc))
+        fail(_message_of(exc), exit_code_of(exc))
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -207,7 +211,7 @@ def _given(value: str | None, option: str, variable: str) -> str:
     return value
 
 
-def _with_way_out(error: SamplingError) -> str:
+def _message_of(error: SamplingError) -> str:
     text = str(error).replace("allow_http=True", "--allow-http")
     if error.endpoint == "generate_invite" and error.delivery == "unknown":
         return f"{text} (an invite may exist: asking again may make a second one)"

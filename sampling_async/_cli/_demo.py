@@ -125,14 +125,14 @@ def run_demo(plan: Plan, watcher: Watcher | None = None) -> Findings:
         SamplingError: A call failed, and the demo cannot go on without it.
     """
     with simulator_process(plan) as simulator:
-        findings, outcomes = anyio.run(partial(_drive, simulator, watcher or Watcher()))
+        findings, outcomes = anyio.run(partial(_run_client, simulator, watcher or Watcher()))
         entries = simulator.ledger()
     findings.ledger_invites = len(entries)
     findings.verdict = _verdict(entries, outcomes)
     return findings
 
 
-async def _drive(simulator: SimulatorProcess, watcher: Watcher) -> tuple[Findings, list[InviteOutcome]]:
+async def _run_client(simulator: SimulatorProcess, watcher: Watcher) -> tuple[Findings, list[InviteOutcome]]:
     """Read the inventory, fan out every member to all quotas, and page through a recontact list."""
     outcomes: list[InviteOutcome] = []
     async with simulator.client() as client:
@@ -263,14 +263,14 @@ def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
         answer = ""
     # readline() returns an empty string only at the end of the stream: the child has ended.
     if not answer:
-        raise DemoError(f"the simulator's process ended: {_last_words(process)}")
+        raise DemoError(f"the simulator's process ended: {_last_line_of_stderr(process)}")
     return json.loads(answer)
 
 
-def _last_words(process: subprocess.Popen[str]) -> str:
+def _last_line_of_stderr(process: subprocess.Popen[str]) -> str:
     process.kill()
     lines = process.stderr.read().strip().splitlines() if process.stderr else []
-    return lines[-1] if lines else "it did not say why"
+    return lines[-1] if lines else "it gave no reason"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

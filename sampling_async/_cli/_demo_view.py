@@ -42,7 +42,7 @@ class DemoScreen:
         text = Text.assemble(
             ("sampling_async ", "bold"),
             f"against a simulated service in its own process, {faults} faults.\n",
-            ("Every member is asked about every open quota, 100 quota IDs a request.", "dim"),
+            ("Every member is asked about every open quota, 100 quota IDs per request.", "dim"),
         )
         self._console.print(Panel(text, border_style="cyan", expand=False))
 
@@ -142,14 +142,14 @@ def _ledger_panel(findings: Findings) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("Invites the client reports", f"{invited:,}")
+    table.add_row("Invites that the client reports", f"{invited:,}")
     table.add_row("Invites in the service's ledger", f"{findings.ledger_invites:,}")
     if verdict.unread or verdict.lost:
         table.add_row("  read by the client", f"{invited:,}")
-        table.add_row("  answer lost, reported unknown", f"{len(verdict.unread):,}")
-        table.add_row("Reported unknown, and none was made", f"{len(verdict.lost):,}")
+        table.add_row("  response lost, reported unknown", f"{len(verdict.unread):,}")
+        table.add_row("Reported unknown, no invite made", f"{len(verdict.lost):,}")
     if findings.agrees:
-        says, style = Text("They agree to the last quota ID.", "bold green"), "green"
+        says, style = Text("They agree on every quota ID.", "bold green"), "green"
     else:
         says, style = show.plain(f"They do NOT agree: {str(verdict).splitlines()[0]}", "bold red"), "red"
     return Panel(Group(table, says), title="Client and ledger", border_style=style, expand=False)

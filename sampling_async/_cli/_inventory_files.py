@@ -33,7 +33,7 @@ def read_inventory(file: Path) -> tuple[Survey, ...]:
     except OSError as exc:
         raise InvalidRequestError(f"{name}: {exc.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidRequestError(f"{name}: neither UTF-8 nor UTF-16; {_WAY_OUT}") from None
+        raise InvalidRequestError(f"{name} is neither UTF-8 nor UTF-16; {_WAY_OUT}") from None
     body = body.removeprefix(b"\xef\xbb\xbf")
     if not body.strip():
         raise InvalidRequestError(f"{name} is empty; {_WAY_OUT}")
@@ -43,7 +43,7 @@ def read_inventory(file: Path) -> tuple[Survey, ...]:
     try:
         return from_json(Quotas, body).surveys
     except DecodeError as exc:
-        raise InvalidRequestError(f"{name}: not an inventory: {exc}; {_WAY_OUT}") from None
+        raise InvalidRequestError(f"{name} is not an inventory: {exc}; {_WAY_OUT}") from None
 
 
 def _begins_with_a_survey(body: bytes) -> bool:
@@ -60,4 +60,4 @@ def _surveys(name: str, body: bytes) -> Iterator[Survey]:
             try:
                 yield from_json(Survey, line)
             except DecodeError as exc:
-                raise InvalidRequestError(f"{name}, line {number}: not a survey: {exc}; {_WAY_OUT}") from None
+                raise InvalidRequestError(f"{name}, line {number} is not a survey: {exc}; {_WAY_OUT}") from None

@@ -11,7 +11,7 @@ import typer
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._connection import Connection, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._tally import USAGE
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -29,19 +29,19 @@ class MatchOptions:
     inventory: Annotated[
         Path | None,
         typer.Option(
-            help="An inventory in a file that `quotas` wrote; - for stdin. Default: the service's, now.",
+            help="A file with an inventory, as `quotas` writes it; - for stdin. Default: ask the service.",
             metavar="FILE",
             show_default=False,
         ),
     ] = None
     top: Annotated[
         int | None,
-        typer.Option(help="The best N quotas of each member.", min=1, metavar="N", show_default=False),
+        typer.Option(help="Show the best N quotas of each member.", min=1, metavar="N", show_default=False),
     ] = None
     requests: Annotated[
         int | None,
         typer.Option(
-            help="The same as requests for `fan-out`: who matches none is left out.",
+            help="Like --top, but as requests for `fan-out`, without members that match no quota.",
             min=1,
             metavar="N",
             show_default=False,
@@ -49,12 +49,12 @@ class MatchOptions:
     ] = None
     sample: Annotated[
         int | None,
-        typer.Option(help="N members of each quota, at random.", min=1, metavar="N", show_default=False),
+        typer.Option(help="Draw N members of each quota at random.", min=1, metavar="N", show_default=False),
     ] = None
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Write to a file that ends in .parquet, .csv or .jsonl. Default: stdout.",
+            help="Write to this file: .parquet, .csv or .jsonl. Default: stdout.",
             metavar="FILE",
             show_default=False,
         ),
@@ -62,7 +62,7 @@ class MatchOptions:
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="What a column is called in the panel; may be given several times.",
+            help="The column of the panel that holds a question; can be given several times.",
             metavar="QUESTION=NAME",
             show_default=False,
         ),
@@ -70,21 +70,27 @@ class MatchOptions:
     bands: Annotated[
         Path | None,
         typer.Option(
-            help="What answer IDs of age stand for: a file of JSON, answer ID to first and last year."
-            " Default: the file beside the panel that ends in .bands.json, if there is one.",
+            help=(
+                "A JSON file of age bands: answer ID to first and last year. Default: the file "
+                "PANEL.bands.json beside the panel, if it exists."
+            ),
             metavar="FILE",
             show_default=False,
         ),
     ] = None
     at_least_one: Annotated[
         bool,
-        typer.Option("--at-least-one", help="A layer takes who fits several of its sub-quotas.", metavar=""),
+        typer.Option("--at-least-one", help="A member may fit several sub-quotas of a layer.", metavar=""),
     ] = False
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes. Default: all cores.", min=1, metavar="N", show_default=False),
+        typer.Option(
+            help=("The number of processes. Default: all cores."), min=1, metavar="N", show_default=False
+        ),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help=("Print JSON lines, on a terminal too."), metavar="")
+    ] = False
 
     @property
     def policy(self) -> MatchPolicy:
@@ -110,7 +116,7 @@ class MatchOptions:
         from sampling_async.matching import Counts, Sample, TopK  # noqa: PLC0415  numpy, pyarrow: an extra
 
         if sum(each is not None for each in (self.top, self.requests, self.sample)) > 1:
-            raise InvalidRequestError("--top, --requests and --sample: give one of them")
+            raise InvalidRequestError("give only one of --top, --requests and --sample")
         n = self.top or self.requests
         if n is not None:
             return TopK(n)
@@ -130,11 +136,11 @@ class MatchOptions:
             question, equals, name = (part.strip() for part in each.partition("="))
             if not equals or not name or not (question.isdecimal() or question in others):
                 raise InvalidRequestError(
-                    f"--column is QUESTION=NAME, as 1001538=age or member_code=id, not {each!r}"
+                    f"--column must be QUESTION=NAME, such as 1001538=age or member_code=id, not {each!r}"
                 )
             if name in renamed or question in renamed.values():
                 raise InvalidRequestError(
-                    f"--column {each}: the column or the question was given before, and each stands for one"
+                    f"--column {each}: the column or the question was given before; give each only once"
                 )
             renamed[name] = question
         return renamed
@@ -177,32 +183,36 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
         return {int(id_): (int(first), int(last)) for id_, (first, last) in read.items()}
     except (ValueError, TypeError, AttributeError):
         raise InvalidRequestError(
-            f'{file}: bands are JSON of answer ID to first and last year, {{"2006351": [18, 24]}}'
+            f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
+            '{"2006351": [18, 24]}'
         ) from None
 
 
 def match(
-    connection: Connection,
+    service: ServiceOptions,
     options: MatchOptions,
     members: Annotated[
         str,
         typer.Argument(
             metavar="PANEL",
-            help="A file that ends in .parquet, .csv, .jsonl or .ndjson, a member a row; or a DuckDB query, "
-            "SELECT ... Columns are named after the question IDs.",
+            help=(
+                "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+                "member. The names of its columns are question IDs."
+            ),
             show_default=False,
         ),
     ],
 ) -> None:
-    """Match a whole panel with the open quotas: how many members each has, or the best quotas of each.
+    """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
 
-    Without an option, one row a quota: members that match for certain and
-    possibly, completes still needed, and how many of these the certain ones
-    fall short of. Further columns of the panel: member_code, device_type,
-    exclude_surveys, participations. What is not answered is empty or null.
+    Without --top, --requests or --sample, the output has one row per quota:
+    the members that match certainly and possibly, the completes still needed,
+    and the shortfall (needed completes minus certain members). The panel may
+    also have the columns member_code, device_type, exclude_surveys and
+    participations. An unanswered question is empty or null.
     """
     try:
         from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
     except ModuleNotFoundError as exc:
         fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    ended_by_failure(lambda: MatchRun(connection, members, options).run())
+    ended_by_failure(lambda: MatchRun(service, members, options).run())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from sampling_async import Quotas, Survey
-    from sampling_async._cli._connection import Connection
+    from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match import MatchOptions
     from sampling_async._cli._panel_files import PanelFile
 
@@ -38,13 +38,13 @@ class MatchRun:
     """Matches a panel, and shows or writes the results.
 
     Args:
-        connection: How to call the service, if the inventory comes from there.
+        service: How to call the service, if the inventory comes from there.
         panel: A file, or a query.
         options: The options of the command.
     """
 
-    def __init__(self, connection: Connection, panel: str, options: MatchOptions) -> None:
-        self._connection = connection
+    def __init__(self, service: ServiceOptions, panel: str, options: MatchOptions) -> None:
+        self._service = service
         self._panel = panel
         self._options = options
 
@@ -77,7 +77,7 @@ class MatchRun:
 
     def _inventory(self) -> Quotas | tuple[Survey, ...]:
         if self._options.inventory is None:
-            return self._connection.call(lambda client: client.get_quotas())
+            return self._service.call(lambda client: client.get_quotas())
         return read_inventory(self._options.inventory)
 
     def _hand_out(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
@@ -100,14 +100,14 @@ class MatchRun:
         missing = [str(question_id) for question_id in questions if str(question_id) not in columns]
         if missing and len(missing) == len(questions):
             raise InvalidRequestError(
-                f"{self._name}: no column of the panel is a question that is asked, such as {missing[0]};"
-                f" it has {files.named(columns)}. Say which column is which:"
-                f" {_advice(columns, questions) or f'--column {missing[0]}=NAME'}"
+                f"{self._name}: the panel has no column for any question of the inventory, such as "
+                f"{missing[0]}; it has {files.named(columns)}. Name the columns: "
+                f"{_advice(columns, questions) or f'--column {missing[0]}=NAME'}"
             )
         if not isinstance(matcher.output, Counts) and MEMBER_CODE not in columns:
             raise InvalidRequestError(
-                f"{self._name}: there is no column {MEMBER_CODE!r}, which tells members apart; it has"
-                f" {files.named(columns)}: give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
+                f"{self._name}: the panel has no column {MEMBER_CODE!r}, which is needed to name members; it "
+                f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
             view.tell_missing(missing[:_FEW], len(missing), len(questions))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 40
 _QUOTAS: Final = 5
-_UNKNOWN_BAND: Final = "stands for no known band"
+_UNKNOWN_BAND: Final = "is in no known band"
 
 
 def show_counts(batches: Iterator[Any], followed: Followed) -> None:
@@ -35,8 +35,8 @@ def show_counts(batches: Iterator[Any], followed: Followed) -> None:
         len(rows),
         followed,
         f"{followed.members:,} members, {len(rows):,} quotas: {enough:,} can be filled with certain members,"
-        f" [bold]{len(rows) - enough:,}[/bold] fall short of {sum(row['shortfall'] for row in rows):,}"
-        " completes.",
+        f" [bold]{len(rows) - enough:,}[/bold] need {sum(row['shortfall'] for row in rows):,}"
+        " more completes.",
     )
 
 
@@ -63,7 +63,7 @@ def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) 
         f" {followed.members - certain - possible:,} none."
     )
     if as_requests:
-        told += "\nTo ask for these invites: pipe into sampling-async fan-out"
+        told += "\nTo request these invites: pipe into sampling-async fan-out"
     _show(table, count, followed, told)
 
 
@@ -78,7 +78,10 @@ def show_sample(batches: Iterator[Any], followed: Followed) -> None:
         quotas.update(batch.column("quota_id").to_pylist())
         count += len(batch)
     _show(
-        table, count, followed, f"{count:,} drawn of {followed.members:,} members, for {len(quotas):,} quotas."
+        table,
+        count,
+        followed,
+        f"{count:,} members drawn from {followed.members:,}, for {len(quotas):,} quotas.",
     )
 
 
@@ -88,7 +91,7 @@ def _show(table: Table, rows: int, followed: Followed, told: str) -> None:
     screen = show.screen()
     screen.print(table)
     if rows > SHOWN:
-        screen.print(f"[dim]and {rows - SHOWN:,} more: pipe, or give --output FILE[/dim]")
+        screen.print(f"[dim]and {rows - SHOWN:,} more; a pipe or --output FILE gets all[/dim]")
     screen.print(f"\n{told}")
 
 
@@ -96,10 +99,10 @@ def tell_oddities(index: QuotaIndex) -> None:
     """Report oddities of the inventory on stderr."""
     if index.diagnostics:
         first = index.diagnostics[0]
-        way_out = "; --bands FILE says what they stand for" if first.message.endswith(_UNKNOWN_BAND) else ""
-        _tell(
-            f"{len(index.diagnostics):,} oddities in the inventory count as possible; the first: quota"
-            f" {first.quota_id}, {first.message}{way_out}",
+        way_out = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
+        _print_note(
+            f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
+            f"quota {first.quota_id}, {first.message}{way_out}",
             "yellow",
         )
 
@@ -107,17 +110,17 @@ def tell_oddities(index: QuotaIndex) -> None:
 def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
     """Report on stderr the questions for which the panel has no column."""
     shown = ", ".join(first) + (", ..." if missing > len(first) else "")
-    _tell(
-        f"{missing:,} of {questions:,} questions have no column in the panel, so that nobody has answered them:"
-        f" {shown}",
+    _print_note(
+        f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
+        f"{shown}",
         "yellow",
     )
 
 
 def tell_written(members: int, output: Path) -> None:
     """Report on stderr where the results are."""
-    _tell(f"{members:,} members matched: {output}")
+    _print_note(f"{members:,} members matched: {output}")
 
 
-def _tell(text: str, style: str = "") -> None:
+def _print_note(text: str, style: str = "") -> None:
     show.errors().print(show.plain(text, style), soft_wrap=True)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import Connection, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
@@ -253,9 +253,9 @@ def replay(
 
 
 @app.command(cls=Command)
-@takes(connection=Connection)
+@takes(service=ServiceOptions)
 def settings(
-    connection: Connection,
+    service: ServiceOptions,
     *,
     store: StoreFile,
     public_url: PublicURL = None,
@@ -277,7 +277,7 @@ def settings(
     opened = SqliteStore(store)
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     urls = Inbox(opened, secrets=secrets).urls(public_url or "http://127.0.0.1:8090")
-    found = connection.call(_read_settings) if connection.base_url else None
+    found = service.call(_read_settings) if service.base_url else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
         rows = (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add groups of options to a command: `@takes(connection=Connection)` passes them as one `connection`.
+    """Add groups of options to a command: `@takes(service=ServiceOptions)` passes them as one `service`.
 
     Args:
         **groups: A frozen attrs class for each argument of the command. The fields of the class are the

@@ -98,7 +98,7 @@ def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> Pa
     if path.is_dir():
         raise InvalidRequestError(f"{panel} is a folder, not a file; a DuckDB query reads many files")
     if not path.is_file():
-        raise InvalidRequestError(f"{panel}: no such file")
+        raise InvalidRequestError(f"{panel}: the file does not exist")
     if not path.stat().st_size:
         raise InvalidRequestError(f"{panel} is empty")
     with read_errors(panel):
@@ -118,11 +118,13 @@ def _check_names(panel: object, names: Iterable[str], renamed: Mapping[str, str]
     for there, question in renamed.items():
         if there not in names:
             raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is no column {there!r}; there are {named(names)}"
+                f"{panel}: --column {question}={there}: there is no column {there!r}; the columns are "
+                f"{named(names)}"
             )
         if question in names and question != there and question not in renamed:
             raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is a column {question!r} too; leave out one"
+                f"{panel}: --column {question}={there}: there is also a column {question!r}; drop one of the "
+                "two"
             )
 
 
@@ -145,7 +147,7 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
-    return PanelFile(_told(batches, path), _standing_for(names, renamed), file.metadata.num_rows)
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), file.metadata.num_rows)
 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
@@ -164,7 +166,9 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
     )
     reader = csv.open_csv(path, parse_options=lines, convert_options=options)
     return PanelFile(
-        _told((_renamed(each, renamed) for each in reader), path), _standing_for(names, renamed), None
+        _with_read_errors((_renamed(each, renamed) for each in reader), path),
+        _renamed_names(names, renamed),
+        None,
     )
 
 
@@ -179,9 +183,9 @@ def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     if is_all:
         _check_names(path, keys, renamed)
     # In a long file, keys of `--column` may occur only after the first block, so they are taken as present.
-    there = _standing_for(keys if is_all else {**keys, **renamed}, renamed)
+    there = _renamed_names(keys if is_all else {**keys, **renamed}, renamed)
     batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
-    return PanelFile(_told(_checked(batches, path, keys, renamed), path), there, None)
+    return PanelFile(_with_read_errors(_checked(batches, path, keys, renamed), path), there, None)
 
 
 def _checked(
@@ -244,7 +248,7 @@ def _object_of(line: bytes, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise BadLineError(f"line {number}: each line of a panel is an object of JSON, and this is none")
+        raise BadLineError(f"line {number}: each line of a panel must be a JSON object, but this line is not")
     return row
 
 
@@ -283,10 +287,10 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     _check_names("the query", names, renamed)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
-    return PanelFile(_told(batches, "the query"), _standing_for(names, renamed), None)
+    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), None)
 
 
-def _told(batches: Iterable[Any], panel: object) -> Iterator[Any]:
+def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
     with read_errors(str(panel)):
         yield from batches
 
@@ -295,7 +299,7 @@ def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:
     return batch.rename_columns([renamed.get(name, name) for name in batch.schema.names]) if renamed else batch
 
 
-def _standing_for(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
+def _renamed_names(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(renamed.get(name, name) for name in names)
 
 
@@ -310,12 +314,12 @@ def check_output(output: Path, panel: str) -> None:
     """
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
-            f"--output ends in {', '.join(OUTPUTS)}, which says what it is to be; not {output}"
+            f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
     if output.is_dir():
         raise InvalidRequestError(f"--output {output} is a folder")
     if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--output {output}: there is no such folder")
+        raise InvalidRequestError(f"--output {output}: the folder does not exist")
     if output.exists() and not is_query(panel) and Path(panel).exists() and output.samefile(panel):
         raise InvalidRequestError(f"--output {output} is the panel itself")
 

@@ -28,12 +28,12 @@ def check_panel_file(output: Path) -> None:
     suffix = output.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidRequestError(
-            f"--members is a number, or a file that ends in {' or '.join(_SUFFIXES)}; not {output}"
+            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
         )
     if output.is_dir():
         raise InvalidRequestError(f"--members {output} is a folder")
     if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--members {output}: there is no such folder")
+        raise InvalidRequestError(f"--members {output}: the folder does not exist")
     if suffix == ".parquet":
         try:
             import_module("pyarrow")

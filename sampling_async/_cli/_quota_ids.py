@@ -123,5 +123,7 @@ def _quota_id(word: bytes) -> int:
     # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
     if not word.isdigit() or len(word) > _LONGEST_ID:
         shown = word[: _LONGEST_ID + 1].decode("ascii", "replace")
-        raise InvalidRequestError(f"not a quota ID: {shown!r}; whole numbers, from `sampling-async quotas`")
+        raise InvalidRequestError(
+            f"{shown!r} is not a quota ID: `sampling-async quotas` shows them, as whole numbers"
+        )
     return quota_id_of(int(word))

@@ -99,7 +99,9 @@ def emit_code(member_code: str) -> None:
         DecodeError: The code holds a line break, and would be read as two codes.
     """
     if len(member_code.splitlines()) > 1:
-        raise DecodeError("$.MemberCodes", "expected codes of one line each; read this list with --json")
+        raise DecodeError(
+            "$.MemberCodes", "expected member codes of one line each, found one with a line break; use --json"
+        )
     emit((plain(member_code).plain if sys.stdout.isatty() else member_code).encode())
 
 
@@ -147,7 +149,7 @@ def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, in
         table.add_row(*(row[at] for at in kept))
     left_out = [name for name, _ in columns if name not in names]
     if left_out:
-        table.caption = f"Not shown, for want of room: {', '.join(left_out)}"
+        table.caption = f"Not shown, because the terminal is narrow: {', '.join(left_out)}"
         table.caption_justify = "left"
     return table
 
@@ -309,15 +311,15 @@ def summary(tally: Tally) -> Iterable[Text]:
     for text, count in tally.failures.most_common():
         yield Text(f"  {count:>{width},}  ", style="red").append_text(plain(text, "red"))
     if tally.statuses["not_sent"]:
-        yield Text("  Not sent: safe to send again, once the cause is mended.")
+        yield Text("  Not sent: safe to send again, after the cause is removed.")
     if tally.statuses["unknown"]:
         yield Text("  Unknown: an invite may exist; sending again may make a second one.")
     if tally.replayed:
-        yield Text(f"  {tally.replayed:,} are from the journal, of a run before.")
+        yield Text(f"  {tally.replayed:,} are from the journal of an earlier run.")
     if tally.anomalies:
-        yield Text(f"  {tally.anomalies:,} answers were odd: see Anomaly.")
+        yield Text(f"  {tally.anomalies:,} items of responses were odd: see Anomaly.")
     if tally.unrequested:
-        yield Text(f"  {tally.unrequested:,} answers came under quota IDs nobody asked for.")
+        yield Text(f"  {tally.unrequested:,} items came for quota IDs that were not in the request.")
 
 
 def print_summary(tally: Tally) -> None:

@@ -68,7 +68,7 @@ def _hint(line: bytes) -> str:
     if line.startswith(b"PAR1"):
         return "; this is Parquet: `match --requests 20 --output FILE.jsonl` writes lines"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "; this is UTF-16, as PowerShell writes it: UTF-8 is needed"
+        return "; this is UTF-16, as PowerShell writes it, but must be UTF-8"
     return ""
 
 
@@ -79,13 +79,13 @@ def _request(line: bytes) -> InviteRequest:
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"not JSON; a request is {_EXAMPLE}{_hint(line)}") from None
     if not isinstance(fields, dict):
-        raise InvalidRequestError(f"a request is an object of JSON, {_EXAMPLE}")
+        raise InvalidRequestError(f"a request must be a JSON object, such as {_EXAMPLE}")
     member_code = fields.get("MemberCode", fields.get("member_code"))
     quota_ids = fields.get("QuotaIDs", fields.get("quota_ids"))
     if member_code is None or not isinstance(quota_ids, list):
         keys = ", ".join(json.dumps(str(key)[:40]) for key in list(fields)[:_SHOWN]) or "nothing"
         raise InvalidRequestError(
-            f'a request has "MemberCode" and a list "QuotaIDs", as `sampling-async match --requests 20` writes'
-            f" them; this line has {keys}"
+            'a request must have "MemberCode" and a list "QuotaIDs", as `sampling-async match --requests 20` '
+            f"writes them; this line has {keys}"
         )
     return InviteRequest(member_code, quota_ids)

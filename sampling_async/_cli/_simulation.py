@@ -27,15 +27,21 @@ _DIGITS = 8
 def simulate(
     notify: Notify,
     *,
-    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8080,
-    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
-    seed: Annotated[int, typer.Option(help="What everything follows from.", metavar="N")] = 0,
-    surveys: Annotated[int, typer.Option(help="Size of the inventory.", min=1, metavar="N")] = 20,
+    port: Annotated[
+        int, typer.Option(help=("The port; 0 for any free one."), min=0, max=65535, metavar="N")
+    ] = 8080,
+    host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    seed: Annotated[
+        int, typer.Option(help=("Seed of the random data. The same seed gives the same data."), metavar="N")
+    ] = 0,
+    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 20,
     members: Annotated[
         list[str] | None,
         typer.Option(
-            help="How many members the panel has, 200 unless given; or a file to write them to, which `match`"
-            " reads: .parquet or .jsonl. May be given twice, for both.",
+            help=(
+                "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
+                "`match`. Give it twice for both."
+            ),
             metavar="N|FILE",
             show_default=False,
         ),
@@ -43,23 +49,23 @@ def simulate(
     faults: Annotated[
         Path | None,
         typer.Option(
-            help='What goes wrong: a file of JSON, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].',
+            help='Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].',
             metavar="FILE",
             show_default=False,
         ),
     ] = None,
     latency_base: Annotated[
         float,
-        typer.Option(help="Seconds a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
+        typer.Option(help="Seconds that a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
     ] = 0.0,
     latency_per_id: Annotated[
         float,
-        typer.Option(help="Seconds each quota ID adds.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
+        typer.Option(help="Seconds that each quota ID adds.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
     ] = 0.0,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Calls worked on at once; the others queue. Default: any number.",
+            help="The maximum of calls at the same time; others wait. Default: no limit.",
             min=1,
             metavar="N",
             show_default=False,
@@ -67,9 +73,9 @@ def simulate(
         ),
     ] = None,
 ) -> None:
-    """Run a simulated service to develop against, until Ctrl-C.
+    """Run a simulated service for development, until Ctrl-C.
 
-    It prints its address, panel and key, ready to copy into another shell.
+    The command prints the address, panel and key, to copy into another shell.
     """
     need_simulator()
     from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
@@ -116,7 +122,8 @@ class _Panel:
             len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers
         ):
             raise InvalidRequestError(
-                f"--members is one number from 1 to {_MOST_MEMBERS:,}, and files; not {' '.join(numbers)[:40]}"
+                f"--members must be one number from 1 to {_MOST_MEMBERS:,}, or files, or both, not "
+                f"{' '.join(numbers)[:40]}"
             )
         for file in files:
             check_panel_file(file)
@@ -184,7 +191,7 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
         ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
         *(("", f"  {command}") for command in recontact),
         *(("", f"  sampling-async match {shlex.quote(str(file))}") for file in files),
-        ("dim", "Ctrl-C ends it."),
+        ("dim", "Press Ctrl-C to end it."),
     )
     screen = show.screen()
     for style, line in lines:
@@ -195,25 +202,23 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
 
 def demo(
     *,
-    members: Annotated[int, typer.Option(help="Members to fan out.", min=1, metavar="N")] = 200,
+    members: Annotated[int, typer.Option(help="The number of members.", min=1, metavar="N")] = 200,
     quota_ids: Annotated[
-        int, typer.Option(help="Quota IDs to ask for in all, about.", min=1, metavar="N")
+        int, typer.Option(help="The approximate number of quota IDs to request.", min=1, metavar="N")
     ] = 50_000,
-    seed: Annotated[int, typer.Option(help="What the simulated service follows from.", metavar="N")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated service.", metavar="N")] = 7,
     faults: Annotated[
         bool,
-        typer.Option(
-            "--faults", help="Let the service answer 503 and drop connections now and then.", metavar=""
-        ),
+        typer.Option("--faults", help="Let the service sometimes answer 503 or drop a connection.", metavar=""),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object, on a terminal too.", metavar="")
+        bool, typer.Option("--json", help="Print one JSON object, on a terminal too.", metavar="")
     ] = False,
 ) -> None:
-    """Show everything at work: a panel fanned out against a simulated service.
+    """Show the client at work: fan out a whole panel against a simulated service.
 
-    The service runs in a process of its own. At the end its ledger, every
-    invite it has made, is held against what the client has reported.
+    The service runs in its own process. At the end, its ledger of all invites
+    is compared with what the client reported.
     """
     need_simulator()
     from sampling_async._cli._demo import DemoError, Findings, Plan, run_demo  # noqa: PLC0415  need the extra
@@ -250,4 +255,4 @@ def need_simulator() -> None:
     """
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
-        fail(f'{" and ".join(missing)} missing: pip install "sampling-async[simulator]"', USAGE)
+        fail(f'this command needs {" and ".join(missing)}: pip install "sampling-async[simulator]"', USAGE)

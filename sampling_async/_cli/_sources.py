@@ -90,7 +90,7 @@ def check_file(path: Path) -> None:
         raise InvalidRequestError(f"{path} is a folder, not a file")
     # Not is_file(), which is false for a FIFO.
     if not path.exists():
-        raise InvalidRequestError(f"{path}: no such file")
+        raise InvalidRequestError(f"{path}: the file does not exist")
 
 
 class Items(Generic[T]):

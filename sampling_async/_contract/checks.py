@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sampling_async._contract.errors import InvalidRequestError
 
@@ -24,7 +24,7 @@ def number_above_0(value: object, name: str, what: str = "a number") -> float:
     number = _number(value)
     # `not number > 0` also refuses NaN, which `number <= 0` would accept.
     if number is None or not number > 0:
-        raise InvalidRequestError(f"{name} is {what} above 0, not {_shown(value)}")
+        raise InvalidRequestError(f"{name} must be {what} above 0, not {_shown(value)}")
     return number
 
 
@@ -41,26 +41,30 @@ def number_from_0(value: object, name: str, what: str = "a number") -> float:
     """
     number = _number(value)
     if number is None or not number >= 0:
-        raise InvalidRequestError(f"{name} is {what}, at least 0, not {_shown(value)}")
+        raise InvalidRequestError(f"{name} must be {what}, at least 0, not {_shown(value)}")
     return number
 
 
-def whole_above_0(value: object, name: str, most: int | None = None) -> int:
-    """Return a whole number from 1 to `most`, or of any size without `most`.
+def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number from `least` to `most`, or of any size without `most`.
 
     Raises:
         InvalidRequestError: The value is not a whole number, or out of these bounds.
     """
-    # `True` is an int in Python, but not a number that a user means.
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value < 1
-        or (most is not None and value > most)
-    ):
-        bounds = "above 0" if most is None else f"from 1 to {most}"
-        raise InvalidRequestError(f"{name} is a whole number {bounds}, not {_shown(value)}")
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {_shown(value)}")
     return value
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number. `True` is an int in Python, but not a number that is meant."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def whole_from_1(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Validate an attrs field: a whole number of at least 1."""
+    whole_number(value, attribute.name)
 
 
 def positive(owner: object, attribute: Attribute[Any], value: float | None) -> None:
@@ -83,4 +87,5 @@ def _number(value: object) -> float | None:
 
 def _shown(value: object) -> str:
     # A whole number that is no float may have thousands of digits: Python refuses to print more than 4,300.
-    return "one beyond all floats" if type(value) is int and _number(value) is None else repr(value)[:60]
+    too_large = type(value) is int and _number(value) is None
+    return "a number too large for a float" if too_large else repr(value)[:60]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sampling_async._journal.rows import Latest, Request
 
 _WAY_OUT: Final = (
-    "Restore a backup, or go on with what can be read of it: Journal(path, accept_damage=True). What was sent "
-    "and cannot be read would be sent again"
+    "Restore a backup, or keep what can be read: Journal(path, accept_damage=True). Then requests that can "
+    "no longer be read are sent again"
 )
 _REASONS: Final = {
     sqlite3.SQLITE_BUSY: "is in use by another run",
@@ -120,7 +120,7 @@ class JournalFile:
 
     def _wait_for_abandoned(self) -> None:
         """Wait for threads of this process that are about to close the same file."""
-        for other in _living():
+        for other in _open_files():
             if other._real == self._real and not other._is_wanted:  # noqa: SLF001  of the same class
                 with other._alone, suppress(sqlite3.Error, OSError):  # noqa: SLF001
                     other._let_go()  # noqa: SLF001
@@ -186,20 +186,20 @@ class JournalFile:
         beside = _beside(self._real, "-wal")
         if not size and header is not None and header.rows:
             state = "missing" if size is None else "empty"
-            raise Damage(f"the file is {state}, and {header.rows} rows had been written")
+            raise Damage(f"the file is {state}, but {header.rows} rows had been written")
         if not size and beside.exists() and beside.stat().st_size:
-            raise Damage(f"the file is missing or empty, and {beside.name}, which belongs to it, is there")
+            raise Damage(f"the file is missing or empty, but {beside.name}, which belongs to it, is there")
         if size is None:
             if self._owner is None:
-                raise JournalError("is not there", path=self.path)
+                raise JournalError("does not exist", path=self.path)
             _make(self._real)
         elif self._real.is_file() and self._real.stat().st_nlink > 1:
-            raise JournalError("has another name (a hard link); remove one of them", path=self.path)
+            raise JournalError("has a second name (a hard link); remove one of the names", path=self.path)
 
     def _begin(self, rows: Rows, header: Header | None) -> None:
         """Make a journal of an empty database."""
         if header is not None and header.rows:
-            raise Damage(f"nothing is in it, and {header.rows} rows had been written")
+            raise Damage(f"it has no rows, but {header.rows} rows had been written")
         if self._owner is None:
             raise JournalError("is empty", path=self.path)
         seed = os.urandom(DIGEST)
@@ -218,22 +218,24 @@ class JournalFile:
         had_rows = header is not None and bool(header.rows)
         if rows.is_foreign():
             if had_rows:
-                raise Damage("its mark is not as it was written")
-            raise JournalError("is a database of something else; give a path of its own", path=self.path)
+                raise Damage("the mark of a journal in the file was changed")
+            raise JournalError("is another program's database; give the journal another path", path=self.path)
         form = rows.form()
         if form != FORM:
             if had_rows:
-                raise Damage("the number of its form is not as it was written")
-            raise JournalError(f"was written in form {form}, and this version reads {FORM}", path=self.path)
+                raise Damage("the number of the file format was changed")
+            raise JournalError(
+                f"has file format {form}, but this version reads only format {FORM}", path=self.path
+            )
         self._refuse_others(rows)
         if header is None:
-            raise Damage(f"{self._lock.path.name}, the file beside it, is missing")
+            raise Damage(f"{self._lock.path.name}, which belongs to it, is missing")
         return header
 
     def _refuse_others(self, rows: Rows) -> None:
         if self._owner is not None and rows.owner() != self._owner:
             raise JournalError(
-                "was written for another service or panel; give each a journal of its own", path=self.path
+                "was written for another service or panel; use a separate journal for each", path=self.path
             )
 
     # --- Repair
@@ -361,12 +363,12 @@ class JournalFile:
 _files: Final[dict[int, ref[JournalFile]]] = {}
 
 
-def _living() -> list[JournalFile]:
+def _open_files() -> list[JournalFile]:
     return [file for file in (each() for each in list(_files.values())) if file is not None]
 
 
 def _forget_all() -> None:
-    for file in _living():
+    for file in _open_files():
         file.forget()
 
 
@@ -414,7 +416,7 @@ def _copy(rows: Rows, path: Path) -> None:
     try:
         with suppress(Damage):
             if lock.header() is None and path.exists():
-                raise JournalError("is there already, and is no journal of this form", path=path)
+                raise JournalError("exists already, and is not a journal of this format", path=path)
         # The copy is made under another name, so an earlier copy stays until the new one is complete.
         _remove(part)
         _make(part)

@@ -222,8 +222,8 @@ def _path_of(path: str | os.PathLike[str]) -> Path:
         if isinstance(given, str) and given and "\0" not in given and _can_be_encoded(given):
             return Path(given)
     raise InvalidRequestError(
-        "a journal's path is a str or PathLike of one, not empty and without NUL, not "
-        f"{type(path).__name__ if not isinstance(path, str) else 'this text'}"
+        "a journal's path must be a str or a path object, not empty and without NUL, not "
+        f"{(type(path).__name__ if not isinstance(path, str) else 'this text')}"
     )
 
 

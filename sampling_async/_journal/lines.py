@@ -74,7 +74,7 @@ def _read(member_code: str, lines: Iterable[bytes], path: Path, *, replayed: boo
     except (ValueError, TypeError):
         pass
     # Raised outside of the handler: inside, the decoding error would be its context, and it holds the line.
-    raise JournalError("has been damaged since it was opened: an answer cannot be read", path=path)
+    raise JournalError("has been damaged since it was opened: a response cannot be read", path=path)
 
 
 def _values_of(invite: Invite) -> list[Any]:
@@ -107,6 +107,10 @@ def _outcome(member_code: str, values: list[Any], replayed: bool) -> InviteOutco
 
 
 def _in_flight(member_code: str, quota_id: int, *, replayed: bool) -> InviteOutcome:
-    text = "sent by a run that ended before an answer was written down" if replayed else "sent, and under way"
+    text = (
+        ("sent by an earlier run, which ended before it noted a response")
+        if replayed
+        else "sent, and the response has not come yet"
+    )
     error = SamplingError(text, endpoint="bulk_invite", delivery="unknown")
     return InviteOutcome(member_code, quota_id, "unknown", error=error, replayed=replayed)

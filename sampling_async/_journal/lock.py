@@ -96,7 +96,7 @@ class JournalLock:
             header = Header(int(words[5]), bytes.fromhex(words[7].decode("ascii")))
             if line == _line(header):
                 return header
-        raise Damage(f"{self.path.name}, the file beside it, is not as it was written")
+        raise Damage(f"{self.path.name}, which belongs to it, was changed")
 
     def _line(self) -> bytes:
         os.lseek(self._file, 0, os.SEEK_SET)

@@ -125,9 +125,9 @@ class Rows:
         self.header = Header(0, b"")
         self.chunks = 0
         self._path = path
-        self._database = _connected(str(path))
+        self._database = _opened_database(str(path))
         # An empty name makes a temporary database: in memory, or in a nameless file if it grows too large.
-        self._index = _connected("")
+        self._index = _opened_database("")
         self._index.executescript(_INDEX)
         self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
 
@@ -167,7 +167,7 @@ class Rows:
                 self._database.execute(statement)
             self._database.execute("INSERT INTO owner VALUES (?, ?, ?)", (*owner, seed))
         self.header = Header(0, seed)
-        self._be_ready()
+        self._set_pragmas()
 
     def owner(self) -> tuple[str, str]:
         """Return the owner of the rows: the service's address and the panel."""
@@ -177,7 +177,7 @@ class Rows:
     def _owner(self) -> tuple[bytes, bytes, bytes]:
         found = self._database.execute("SELECT base_url, panel_guid, seed FROM owner").fetchone()
         if found is None or set(map(type, found)) != {bytes}:
-            raise Damage("whose it is cannot be read")
+            raise Damage("the service and panel it was written for cannot be read")
         owner: tuple[bytes, bytes, bytes] = found
         return owner
 
@@ -185,7 +185,7 @@ class Rows:
         found: tuple[Any, ...] = self._database.execute(statement).fetchone()
         return found
 
-    def _be_ready(self) -> None:
+    def _set_pragmas(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
 
@@ -202,9 +202,9 @@ class Rows:
             Damage: Rows were changed or are missing.
             JournalError: The rows are not wanted any more.
         """
-        self._be_ready()
+        self._set_pragmas()
         if self._one("PRAGMA quick_check(1)")[0] != b"ok":
-            raise Damage("SQLite finds its pages in disorder")
+            raise Damage("SQLite finds damaged pages in the file")
         self.header = at_header = Header(0, self._owner()[2])
         with _transaction(self._index):
             for note in self._verified():
@@ -213,11 +213,11 @@ class Rows:
                 if self.header.rows == header.rows:
                     at_header = self.header
                 if not is_wanted():
-                    raise JournalError("is not wanted any more", path=self._path)
+                    raise JournalError("is no longer needed: its user stopped waiting", path=self._path)
         if self.header.rows < header.rows:
-            raise Damage(f"of {header.rows} rows the last {header.rows - self.header.rows} are missing")
+            raise Damage(f"the last {header.rows - self.header.rows} of {header.rows} rows are missing")
         if at_header != header:
-            raise Damage("it is not the one that the file beside it was written for")
+            raise Damage("the rows and the lock file do not belong together")
 
     def _verified(self) -> Iterator[Note]:
         """Yield the rows, check each of them, and advance `header`.
@@ -231,7 +231,7 @@ class Rows:
                 raise Damage(f"row {row} is missing")
             digest = _chained(self.header.digest, found)
             if not digest or digest != found[5]:
-                raise Damage(f"row {row} is not as it was written")
+                raise Damage(f"row {row} was changed")
             self.header = Header(row, found[5])
             yield Note(*found[1:5])
 
@@ -363,7 +363,7 @@ class Rows:
             target.close()
 
 
-def _connected(path: str) -> sqlite3.Connection:
+def _opened_database(path: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     # Damaged text may not be UTF-8. Decoding it would raise an error of SQLite that quotes it.
     database.text_factory = bytes

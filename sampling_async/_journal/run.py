@@ -15,6 +15,7 @@ import anyio.lowlevel
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._json.codec import plain_json
+from sampling_async._pacing.change import Change
 from sampling_async._pacing.threads import in_thread
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class JournalRun:
         self._chunks = 0
         self._chunks_before: int | None = None
         self._in_flight: dict[str, dict[int, Chunk]] = {}
-        self._settled = anyio.Event()
+        self._settled = Change()
 
     def claim(self, base_url: str, panel_guid: str) -> None:
         """Set the service and the panel that the journal must belong to."""
@@ -72,9 +73,9 @@ class JournalRun:
                 panel, or is in use.
         """
         if self.file is not None:
-            raise JournalError("is in use by another fan-out; give each its own", path=self.path)
+            raise JournalError("is in use by another fan-out; use a separate journal for each", path=self.path)
         self._in_flight.clear()
-        self._settled = anyio.Event()
+        self._settled = Change()
         self._lock = anyio.Lock()
         file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
         try:
@@ -154,9 +155,7 @@ class JournalRun:
                 del under_way[quota_id]
         if not under_way:
             self._in_flight.pop(chunk.member_code, None)
-        # Wake the waiting tasks, and prepare a new event for those that have to wait again.
-        self._settled.set()
-        self._settled = anyio.Event()
+        self._settled.notify()
 
     # --- Writing
 

@@ -121,7 +121,7 @@ def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
     if not head and not text.strip(_BLANK):
         raise DecodeError(at, "expected JSON, found an empty body")
     if head[:1] == b"<":
-        raise DecodeError(at, "expected JSON, found HTML or XML (an answer of a proxy or a login page?)")
+        raise DecodeError(at, "expected JSON, found HTML or XML (a page of a proxy or of a login?)")
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_it_is if pairs else None)
     except json.JSONDecodeError as exc:
@@ -129,9 +129,9 @@ def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
     except UnicodeDecodeError as exc:
         rule = f"expected UTF-8, found other bytes at byte {exc.start}"
     except RecursionError:
-        rule = "expected JSON of ordinary depth, found too many nested levels"
+        rule = "expected JSON, found too many nested levels"
     except ValueError:  # NaN, Infinity, or more digits than `int` accepts
-        rule = "expected finite numbers of ordinary length"
+        rule = "expected finite numbers, found NaN, Infinity or a number with too many digits"
     # Raised outside of the handlers: the context of the error would hold the errors above, and they the body.
     raise DecodeError(at, rule)
 

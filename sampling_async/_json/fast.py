@@ -198,7 +198,9 @@ def is_usable() -> bool:
     except Exception:  # noqa: BLE001  whatever the reason, the careful decoder reads instead
         works = False
     if not works:
-        logger.warning("records are read slowly: msgspec %s does not fill drafts of attrs", msgspec.__version__)
+        logger.warning(
+            "records are decoded by the slow path: msgspec %s cannot fill attrs objects", msgspec.__version__
+        )
     return works
 
 
@@ -333,15 +335,15 @@ def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
     """Split answer values that are not a list of texts with one value each. Such values are rare."""
     # One test for all drafts together, and nearly always there is nothing to do.
     lists = list(map(attrgetter("answer_values"), drafts))
-    if set(map(type, lists)) <= {tuple} and _are_tidy(list(chain.from_iterable(lists))):
+    if set(map(type, lists)) <= {tuple} and _are_single_values(list(chain.from_iterable(lists))):
         return True
     for draft, values in zip(drafts, lists, strict=True):
-        if type(values) is not tuple or not _are_tidy(values):
+        if type(values) is not tuple or not _are_single_values(values):
             draft.answer_values = answer_values(list(values) if type(values) is tuple else values)
     return True
 
 
-def _are_tidy(values: Sequence[str]) -> bool:
+def _are_single_values(values: Sequence[str]) -> bool:
     """Return whether each text is one value, not empty and without blanks."""
     joined = ",".join(values)
     if joined.split() != [joined]:  # there is a blank, or no character at all

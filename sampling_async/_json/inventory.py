@@ -123,7 +123,7 @@ class Inventory:
                 if following is None:
                     break
                 start = following.end(2)
-                if self._opens(following):
+                if self._begins_survey(following):
                     start -= 1  # the brace that opens a survey stays in the buffer
                 continue
             end = self._cut_many(self._survey, surveys) or self._cut(self._survey, surveys)
@@ -136,14 +136,14 @@ class Inventory:
             self._survey.shift(start)
         return surveys
 
-    def _opens(self, following: re.Match[bytes]) -> bool:
+    def _begins_survey(self, following: re.Match[bytes]) -> bool:
         """Handle the next character, after a survey or before the first one; return whether a survey starts."""
         comma, first = following.groups()
         if first == b"]" and not comma:
             self._is_list_over = True
             return False
         if first != b"{" or bool(comma) is (self._count == 0):
-            raise DecodeError(self._path, "expected surveys, which are objects, with a comma between them")
+            raise DecodeError(self._path, "expected surveys, each an object, separated by commas")
         self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
         return True
 

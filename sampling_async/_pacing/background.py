@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from sampling_async._pacing.cancellation import is_stray
+from sampling_async._pacing.change import Change
 from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class Background(ABC):
         self._failure: Exception | None = None
         self._finished = False  # whether no more results will come, for any reason
         self._came_to_its_end = False  # whether the work was not cut off
-        self._news: anyio.Event | None = None  # created only if the consumer has to wait
+        self._progress = Change()  # there is a result, or no more will come
 
     async def __aenter__(self) -> Self:
         if self._runner is not None:
-            raise RuntimeError("a stream is entered once; make another one")
+            raise RuntimeError("a stream can be entered only once; make a new one")
         self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
         try:
             await self._runner.start()
@@ -90,32 +91,19 @@ class Background(ABC):
         if isinstance(failure, Exception):
             self._failure = self._failure or failure
         self._finished = True
-        self._tell()
+        self._progress.notify()
 
     def _must_be_inside(self) -> None:
         """Raise if the block is not open. Outside of it no work runs, and a wait for results would not end."""
         if self._runner is None:
             raise RuntimeError("enter the stream first: async with ... as stream")
         if self.left and (self._has_more or not self._came_to_its_end):
-            raise RuntimeError("the stream's block has been left before its end")
+            raise RuntimeError("the `async with` block of the stream has ended, so it gives no more")
 
     @property
     @abstractmethod
     def _has_more(self) -> bool:
         """Whether there are results that the consumer has not taken."""
-
-    async def _hear(self) -> None:
-        """Wait for a result, or for the end of the work."""
-        self._news = self._news or anyio.Event()
-        await self._news.wait()
-
-    def _tell(self) -> None:
-        """Wake the consumer, because there is a result or the work has ended."""
-        if self._news is not None:
-            # Set before it is forgotten: a signal handler may raise in between, and an event that is forgotten
-            # and not set would leave the consumer waiting.
-            self._news.set()
-            self._news = None
 
     def _keep(self, exc: BaseException) -> None:
         """Keep the first failure for the consumer. It is raised after the last result.
@@ -127,7 +115,9 @@ class Background(ABC):
             self._failure = self._failure or exc
             return
         if is_stray(exc):
-            stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
+            stray = RuntimeError(
+                "something that the stream awaited was cancelled, but the stream's own task was not"
+            )
             self._failure = self._failure or stray
             return
         self._failure = self._failure or RuntimeError(f"the stream was ended by {type(exc).__name__}")
@@ -214,9 +204,9 @@ class _Nursery:
         self._scope.cancel()
         if anyio.get_current_task().id != self._entered_by:
             warnings.warn(
-                "a stream of sampling_async was entered in one task and left in another: do not leave it open "
-                "in an async generator that may not be read to its end (PEP 789); read it where it is entered, "
-                "or close the generator with contextlib.aclosing",
+                "a stream of sampling_async was entered in one task and left in another. An async generator "
+                "that is not read to its end does this (PEP 789). Read the stream where it is entered, or "
+                "close the generator with contextlib.aclosing",
                 RuntimeWarning,
                 stacklevel=2,
             )

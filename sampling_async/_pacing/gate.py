@@ -218,7 +218,7 @@ class Gate:
 
     def unhold(self) -> None:
         """End all holds now."""
-        self._lift()
+        self._end_holds()
         for scope in self._held_back:
             scope.cancel()
 
@@ -229,13 +229,13 @@ class Gate:
             wakes: Whether this runs in the event loop of the waiting tasks. Only that loop may wake them.
         """
         self._is_closed = True
-        self._lift()
+        self._end_holds()
         if self._outage is not None:
             self._outage.close(wakes=wakes)
         if wakes:
             self.unhold()
 
-    def _lift(self) -> None:
+    def _end_holds(self) -> None:
         for kind in (self._all, *self._kinds.values()):
             kind.held_until = -inf
 
@@ -282,7 +282,7 @@ class Gate:
                     if not permit.is_held:
                         await self._turn_of(waiter)
                 elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
-                    await self._nap(wait)
+                    await self._interruptible_sleep(wait)
                 else:
                     kind.pace.begin(self.clock())
                     return
@@ -305,10 +305,10 @@ class Gate:
             lane.since = min(lane.since, self.clock())
             return await self._outage.over(lane.patience, lane.since)
         holds = kind if kind.held_until > self._all.held_until else self._all
-        await self._nap(self.held_for(kind) + self._random() * holds.spread)
+        await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread)
         return True
 
-    async def _nap(self, seconds: float) -> None:
+    async def _interruptible_sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until `unhold` or `close`."""
         with anyio.CancelScope() as scope:
             self._held_back.add(scope)
@@ -350,8 +350,8 @@ class Gate:
             await waiter.turn_came.wait()
         except BaseException:
             waiter.gave_up = True
-            # `_call_up` may have granted the permit in the moment of the cancellation. Without this release it
-            # would be held by nobody, and one place less would be left for all others.
+            # `_grant_first` may have granted the permit in the moment of the cancellation. Without this
+            # release, nobody would hold it, and one place less would be left for all others.
             waiter.permit.release()
             raise
         finally:
@@ -391,7 +391,7 @@ class Gate:
         if first is None:
             return False
         self._in_a_row += 1
-        self._call_up(first)
+        self._grant_first(first)
         return True
 
     def _serve_lane(self) -> bool:
@@ -408,7 +408,7 @@ class Gate:
             lane.in_line = False
             if lane:  # its waiters may have given up since it was put in line
                 self._in_a_row = 0
-                self._call_up(lane)
+                self._grant_first(lane)
                 lane.turn = self._now + lane.stride
                 self._put_in_line(lane)
                 return True
@@ -421,7 +421,7 @@ class Gate:
             lane.turn = max(lane.turn, self._now)
             heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
 
-    def _call_up(self, lane: Lane) -> None:
+    def _grant_first(self, lane: Lane) -> None:
         waiter = lane.leave()
         self.grant(waiter.permit)
         if waiter.turn_came is not None:

@@ -20,6 +20,7 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.background import Background
+from sampling_async._pacing.change import Change
 from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class JobStream(Background, Generic[Job]):
         self._drawn = False  # whether no more jobs will be drawn
         self._window = window  # the places that are free
         self._in_batches = False
-        self._room: anyio.Event | None = None  # created only if the window is full
+        self._room = Change()  # a place in the window is free
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -123,7 +124,7 @@ class JobStream(Background, Generic[Job]):
             if self._finished:
                 self._end()
                 return None
-            await self._hear()
+            await self._progress.wait()
         job = self._done.popleft()
         self._leave_window()
         return job
@@ -145,7 +146,7 @@ class JobStream(Background, Generic[Job]):
             for _ in self._done:
                 self._leave_window()
         while len(self._done) < _BATCH and not self._finished:
-            await self._hear()
+            await self._progress.wait()
         jobs = [self._done.popleft() for _ in range(min(_BATCH, len(self._done)))]
         if not jobs:
             self._end()
@@ -182,7 +183,6 @@ class JobStream(Background, Generic[Job]):
 
     async def _draw(self, source: Source[Job]) -> Job | None:
         while self._window == 0:
-            self._room = self._room or anyio.Event()
             await self._room.wait()
         job = await source.draw()
         self._window -= 1
@@ -220,9 +220,7 @@ class JobStream(Background, Generic[Job]):
 
     def _leave_window(self) -> None:
         self._window += 1
-        if self._room is not None:
-            self._room.set()
-            self._room = None
+        self._room.notify()
 
     async def _run_one(self, job: Job, permit: Permit) -> None:
         try:
@@ -236,7 +234,7 @@ class JobStream(Background, Generic[Job]):
         if self._in_batches:
             self._leave_window()
         if not self._in_batches or len(self._done) >= _BATCH:
-            self._tell()
+            self._progress.notify()
 
     def _fail(self, exc: BaseException) -> None:
         """Keep a failure for the consumer, and draw no more jobs."""

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from sampling_async._pacing.change import Change
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._pacing.patience import OutagePolicy
 
 # The time limit of a probe. It is short, because a probe that hangs delays the next one.
-_QUESTION_SECONDS: Final = 2.0
+_PROBE_SECONDS: Final = 2.0
 
 _MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its maximum long before
 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
-_PATIENT_EACH: Final = 4
+_UNLIMITED_EACH: Final = 4
 
 logger: Final = logging.getLogger("sampling_async")
 
@@ -36,8 +38,8 @@ class Outage:
 
     Args:
         policy: How many failures make an outage, how often to send a probe, how long a fan-out waits.
-        asks: Sends a probe with a time limit in seconds. Returns None if the service responds, else the seconds
-            to wait before the next probe, as the service asked, or 0.
+        send_probe: Sends a probe with a time limit in seconds. Returns None if the service responds, else the
+            seconds to wait before the next probe, as the service asked, or 0.
         under_way: The number of attempts that may run at once.
         clock: Returns seconds, from any start.
         sleep: Waits a number of seconds.
@@ -54,7 +56,7 @@ class Outage:
     def __init__(
         self,
         policy: OutagePolicy,
-        asks: Callable[[float], Awaitable[float | None]],
+        send_probe: Callable[[float], Awaitable[float | None]],
         *,
         under_way: int,
         clock: Callable[[], float],
@@ -67,50 +69,50 @@ class Outage:
         self.answered_at = -inf
         self.cause = ""
         self.on_change: Callable[[], None] = lambda: None
-        self._asks = asks
+        self._send_probe = send_probe
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        self._enough = policy.enough(under_way)
+        self._needed_failures = policy.enough(under_way)
         self._failures = 0  # in a row
         self._ended_at = -inf
-        self._asked = 0  # the number of probes in this outage
-        self._next = -inf  # when the next probe is due
-        self._is_led = False  # whether a task is waiting to send the next probe, or sends it
-        self._nap: anyio.CancelScope | None = None
-        self._news: anyio.Event | None = None
+        self._probes = 0  # the number of probes in this outage
+        self._probe_at = -inf  # when the next probe is due
+        self._is_probing = False  # whether a task is waiting to send the next probe, or sends it
+        self._pause_scope: anyio.CancelScope | None = None
+        self._change = Change()  # the outage ended, or no task sends probes any more
         self._is_closed = False
 
     def answered(self, now: float) -> None:
         """Learn that the service responds. This does not end an outage: only the response to a probe does."""
         self._failures, self.answered_at = 0, now
 
-    def failed(self, cause: str, began_at: float, *, alone_for: float = 0.0) -> None:
+    def failed(self, cause: str, began_at: float, *, retry_after: float = 0.0) -> None:
         """Learn that an attempt failed like attempts fail in an outage.
 
         Args:
             cause: The failure, in words.
             began_at: When the attempt began.
-            alone_for: Seconds that the service asked to wait.
+            retry_after: Seconds that the service asked to wait.
         """
         # An attempt that began before the latest outage ended says nothing about the service since then.
         if self.is_on or self._is_closed or began_at < self._ended_at:
             return
         self._failures += 1
         self.cause = cause
-        if self._failures < self._enough:
+        if self._failures < self._needed_failures:
             return
-        self.is_on, self.began_at, self._asked = True, self._clock(), 0
-        self._plan(alone_for)
+        self.is_on, self.began_at, self._probes = True, self._clock(), 0
+        self._plan_probe(retry_after)
         logger.warning(
-            "the service is away, after %d failures in a row, the last one: %s; nothing is sent but Get "
-            "Settings, until that is answered",
+            "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "
+            "Settings is sent",
             self._failures,
             cause,
         )
         self.on_change()
 
-    async def make_sure(self, is_stuck: Callable[[], bool]) -> None:
+    async def probe_if_stuck(self, is_stuck: Callable[[], bool]) -> None:
         """Send a probe if attempts have failed, but too few for an outage, and no other attempt can begin.
 
         When a service goes away, some attempts fail at once and others hang, perhaps for a minute. If the
@@ -119,30 +121,30 @@ class Outage:
         Args:
             is_stuck: Returns whether no attempt can begin before another one has ended.
         """
-        while not self._is_led and self._is_suspected() and is_stuck():
-            with self._leading():
+        while not self._is_probing and self._is_suspected() and is_stuck():
+            with self._probing():
                 await self._sleep(self.policy.first_pause)
                 if not (self._is_suspected() and is_stuck()):
                     return
-                answer = await self._asks(_QUESTION_SECONDS)
-            if answer is None:
+                retry_after = await self._send_probe(_PROBE_SECONDS)
+            if retry_after is None:
                 self._failures = 0
                 return
-            self.failed(self.cause, self._clock(), alone_for=answer)
+            self.failed(self.cause, self._clock(), retry_after=retry_after)
 
     def _is_suspected(self) -> bool:
         return self._failures > 0 and not self.is_on
 
     @contextmanager
-    def _leading(self) -> Generator[None]:
+    def _probing(self) -> Generator[None]:
         """Send probes for all waiting tasks inside this block. After the block, another task may take over."""
         try:
             # Set inside of `try`: a signal handler may raise right after it, and no task could take over then.
-            self._is_led = True
+            self._is_probing = True
             yield
         finally:
-            self._is_led, self._nap = False, None
-            self._tell()
+            self._is_probing, self._pause_scope = False, None
+            self._change.notify()
 
     def away_for(self) -> float:
         """Return the seconds since the outage began; 0 without an outage."""
@@ -161,43 +163,44 @@ class Outage:
         until = max(self.began_at, since) + patience
         while self.is_on:
             now = self._clock()
-            if now >= until and (self._is_led or now < self._next):
+            if now >= until and (self._is_probing or now < self._probe_at):
                 return False
-            if self._is_led:
-                self._news = self._news or anyio.Event()
-                await self._news.wait()
+            if self._is_probing:
+                await self._change.wait()
             else:
-                await self._lead(min(until, self._next) - now)
+                await self._wait_and_probe(min(until, self._probe_at) - now)
         return True
 
-    async def _lead(self, seconds: float) -> None:
+    async def _wait_and_probe(self, seconds: float) -> None:
         """Wait some seconds, then send a probe if one is due."""
-        with self._leading():
+        with self._probing():
             if seconds > 0:
-                with anyio.CancelScope() as self._nap:
+                with anyio.CancelScope() as self._pause_scope:
                     await self._sleep(seconds)
-            if self.is_on and self._clock() >= self._next:
-                self._asked += 1
-                alone_for = await self._asks(inf if self._asked % _PATIENT_EACH == 0 else _QUESTION_SECONDS)
+            if self.is_on and self._clock() >= self._probe_at:
+                self._probes += 1
+                retry_after = await self._send_probe(
+                    inf if self._probes % _UNLIMITED_EACH == 0 else _PROBE_SECONDS
+                )
                 if self._is_closed:  # while the probe was under way
                     return
-                if alone_for is None:
+                if retry_after is None:
                     self._end()
                 else:
-                    self._plan(alone_for)
+                    self._plan_probe(retry_after)
 
-    def _plan(self, alone_for: float) -> None:
+    def _plan_probe(self, retry_after: float) -> None:
         """Set the time of the next probe. The pause doubles each time up to a maximum, with a random part."""
         # The default pauses are 0.25, 0.5, 1, then always 1.5 s, each drawn at random from its half up. Without
         # the random part, all clients that lost the service at one moment would return at one moment.
-        doubled = self.policy.first_pause * 2.0 ** min(self._asked, _MOST_DOUBLINGS)
+        doubled = self.policy.first_pause * 2.0 ** min(self._probes, _MOST_DOUBLINGS)
         longest = min(self.policy.longest_pause, doubled)
         pause = longest * (0.5 + 0.5 * self._random())
-        self._next = self._clock() + max(pause, alone_for)
+        self._probe_at = self._clock() + max(pause, retry_after)
 
     def _end(self) -> None:
         now = self._clock()
-        logger.info("the service answers again, after %.1f s", now - self.began_at)
+        logger.info("the service responds again, after %.1f s", now - self.began_at)
         self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
         self.on_change()
 
@@ -210,13 +213,6 @@ class Outage:
         self._is_closed, self.is_on = True, False
         if not wakes:
             return
-        if self._nap is not None:
-            self._nap.cancel()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._news is not None:
-            # Set before it is forgotten: a signal handler may raise in between, and an event that is forgotten
-            # and not set would leave its tasks waiting.
-            self._news.set()
-            self._news = None
+        if self._pause_scope is not None:
+            self._pause_scope.cancel()
+        self._change.notify()

@@ -17,30 +17,31 @@ from attrs import frozen
 # Rates, in attempts a second.
 _FIRST_RATE: Final = 10.0  # after the first refusal, if too few responses came before it to measure a rate
 _LEAST_RATE: Final = 0.2
-_LOWEST_GUESSED: Final = 1.0  # the least rate that is only guessed, if any attempt was accepted before
+_LEAST_GUESSED_RATE: Final = 1.0  # the least rate that is only guessed, if any attempt was accepted before
 
-# Going slower had no effect if, from five refusals to the next five, the rate fell to `_SLOWER` of the one
-# before, but the refused share stayed above `_HELPED` of the one before, and below `_MOST` of all attempts.
-_COMPARED: Final = 5
-_SLOWER: Final = 0.8
-_HELPED: Final = 0.7
-_MOST: Final = 0.5
+# Five refusals are compared with the five before. Going slower had no effect if the rate fell to
+# `_SLOWER_SHARE` of what it was, but the refused share of all attempts stayed above
+# `_HELPED_SHARE` of what it was, and below `_MOST_REFUSED`.
+_COMPARED_REFUSALS: Final = 5
+_SLOWER_SHARE: Final = 0.8
+_HELPED_SHARE: Final = 0.7
+_MOST_REFUSED: Final = 0.5
 
 # Attempts without a rate after that. Their number doubles each time, and the rate returns early if, of at least
-# `_FREE_AT_LEAST` attempts, more than `_MOST` were refused.
-_FREE: Final = 200
-_MOST_FREE: Final = 20_000
+# `_FREE_AT_LEAST` attempts, more than `_MOST_REFUSED` were refused.
+_FREE_ATTEMPTS: Final = 200
+_MOST_FREE_ATTEMPTS: Final = 20_000
 _FREE_AT_LEAST: Final = 16
 
 # How a rate is set by a refusal, and how it grows again.
-_LEARNED: Final = 8  # accepted attempts that are enough for a measurement
-_CAUTION: Final = 0.85  # the share of a measured rate to begin with
-_GUESSED: Final = 0.3  # the factor for a rate that could not be measured
-_TRIED: Final = 20  # accepted attempts until the rate is the measured one again
-_STEEP: Final = 150  # further ones until it is twice the measured one
-_MORE: Final = 0.1  # a second, for each one: refusals by chance must not push the rate to its minimum
+_ENOUGH: Final = 8  # accepted attempts that are enough for a measurement
+_FIRST_SHARE: Final = 0.85  # the share of a measured rate to begin with
+_GUESSED_SHARE: Final = 0.3  # the factor for a rate that could not be measured
+_REGAINED_AFTER: Final = 20  # accepted attempts until the rate is the measured one again
+_DOUBLED_AFTER: Final = 150  # further ones until it is twice the measured one
+_LEAST_GROWTH: Final = 0.1  # a second, for each one: refusals by chance must not push the rate to its minimum
 
-_LATE: Final = 0.002  # seconds by which timers fire late
+_TIMER_LATENESS: Final = 0.002  # seconds by which timers fire late
 NEXT_TO_NOTHING: Final = 1e-9  # seconds by which they fire early: sleeping for so short a time is spinning
 
 
@@ -60,34 +61,34 @@ class Pace:
     """
 
     __slots__ = (
-        "_answers",
-        "_begun",
+        "_accepted",
+        "_accepted_at",
+        "_begun_count",
         "_free_from",
         "_free_next",
         "_free_until",
-        "_latest",
         "_marks",
-        "_next",
+        "_next_at",
         "_rate",
-        "_refused",
-        "_since",
+        "_refused_at",
+        "_refused_count",
         "is_measured",
     )
 
     def __init__(self) -> None:
         self._rate = inf  # a second, at the latest refusal: measured or guessed
         self.is_measured = False
-        self._answers = 0  # accepted attempts since the latest refusal
-        self._begun = self._refused = 0
+        self._accepted = 0  # accepted attempts since the latest refusal
+        self._begun_count = self._refused_count = 0
         # At each of the latest refusals: the attempts begun and refused in all, and the rate.
-        self._marks: deque[tuple[int, int, float]] = deque(maxlen=2 * _COMPARED + 1)
+        self._marks: deque[tuple[int, int, float]] = deque(maxlen=2 * _COMPARED_REFUSALS + 1)
         # The attempts without a rate: the counts of begun and refused attempts at their start, and the count of
         # begun attempts at their end.
         self._free_from, self._free_until = (0, 0), 0
-        self._free_next = _FREE
-        self._since = inf  # when the latest refusal came
-        self._latest: deque[float] = deque(maxlen=_LEARNED)
-        self._next = -inf
+        self._free_next = _FREE_ATTEMPTS
+        self._refused_at = inf  # when the latest refusal came
+        self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
+        self._next_at = -inf
 
     @property
     def rate(self) -> float:
@@ -95,13 +96,13 @@ class Pace:
         if self._rate == inf:
             return inf
         if not self.is_measured:
-            return self._rate * (1 + self._answers / _LEARNED)
+            return self._rate * (1 + self._accepted / _ENOUGH)
         # With a measured rate of 100 a second: 85 right after the refusal, 100 after 20 accepted attempts, then
         # growing with their square: 111 after 70, 200 after 170. For low rates, the second term is the larger
         # one: it grows by 0.1 a second with each accepted attempt.
-        beyond = self._answers - _TRIED
-        more = (1 - _CAUTION) * beyond / _TRIED if beyond < 0 else (beyond / _STEEP) ** 2
-        return max(self._rate * (1 + more), self._rate * _CAUTION + _MORE * self._answers)
+        beyond = self._accepted - _REGAINED_AFTER
+        more = (1 - _FIRST_SHARE) * beyond / _REGAINED_AFTER if beyond < 0 else (beyond / _DOUBLED_AFTER) ** 2
+        return max(self._rate * (1 + more), self._rate * _FIRST_SHARE + _LEAST_GROWTH * self._accepted)
 
     def refused(self, now: float, *, is_news: bool = True) -> None:
         """Learn that the service refused an attempt because of load.
@@ -110,74 +111,84 @@ class Pace:
             now: The time.
             is_news: Whether it is the first refusal of the attempts that run at once. The others say the same.
         """
-        self._refused += 1
+        self._refused_count += 1
         if self._is_free() or not is_news:
             return
         rate = self.rate
-        self._marks.append((self._begun, self._refused, rate))
-        if self._is_in_vain():
+        self._marks.append((self._begun_count, self._refused_count, rate))
+        if self._slowing_does_not_help():
             # Begin a period without a rate, twice as long as the one before.
-            self._rate, self.is_measured, self._answers = inf, False, 0
-            self._free_from, self._free_until = (self._begun, self._refused), self._begun + self._free_next
-            self._free_next = min(_MOST_FREE, 2 * self._free_next)
+            self._rate, self.is_measured, self._accepted = inf, False, 0
+            self._free_from, self._free_until = (
+                (self._begun_count, self._refused_count),
+                self._begun_count + self._free_next,
+            )
+            self._free_next = min(_MOST_FREE_ATTEMPTS, 2 * self._free_next)
             self._marks.clear()
             return
-        if self._answers < _LEARNED:
+        if self._accepted < _ENOUGH:
             # Too few for a measurement: a measured rate falls a little, a guessed one by much.
-            known = rate * (_CAUTION if self.is_measured else _GUESSED)
+            known = rate * (_FIRST_SHARE if self.is_measured else _GUESSED_SHARE)
             self._rate = known if rate < inf else _FIRST_RATE
         else:
             # A guessed rate has risen fast, so only the latest 8 accepted attempts, with 7 gaps between them,
             # show how far. A measured rate has hardly changed, so all since the latest refusal count.
-            whole = self.is_measured
-            answers, since = (self._answers, self._since) if whole else (_LEARNED - 1, self._latest[0])
+            was_measured = self.is_measured
+            accepted, since = (
+                (self._accepted, self._refused_at) if was_measured else (_ENOUGH - 1, self._accepted_at[0])
+            )
             # Without a rate so far, this is no measurement: the first attempts were accepted before the service
             # applied any limit.
             self.is_measured = rate < inf
-            self._rate = min(rate, answers / max(now - since, 1e-6))
-        self._rate = max(self._rate, _LOWEST_GUESSED if self._answers and not self.is_measured else _LEAST_RATE)
-        self._answers, self._since = 0, now
-        self._next = max(self._next, now + 1 / self.rate)
+            self._rate = min(rate, accepted / max(now - since, 1e-6))
+        self._rate = max(
+            self._rate, _LEAST_GUESSED_RATE if self._accepted and not self.is_measured else _LEAST_RATE
+        )
+        self._accepted, self._refused_at = 0, now
+        self._next_at = max(self._next_at, now + 1 / self.rate)
 
-    def _is_in_vain(self) -> bool:
+    def _slowing_does_not_help(self) -> bool:
         """Return whether going slower had no effect: as many refusals as before, and most attempts accepted."""
         # 11 marks bound ten stretches between refusals: five before the middle one and five after it.
-        if len(self._marks) < 2 * _COMPARED + 1:
+        if len(self._marks) < 2 * _COMPARED_REFUSALS + 1:
             return False
         marks = list(self._marks)
-        before, after = _between(marks[: _COMPARED + 1]), _between(marks[_COMPARED:])
-        return after.rate <= _SLOWER * before.rate and _HELPED * before.refused <= after.refused <= _MOST
+        before, after = _between(marks[: _COMPARED_REFUSALS + 1]), _between(marks[_COMPARED_REFUSALS:])
+        return (
+            after.rate <= _SLOWER_SHARE * before.rate
+            and _HELPED_SHARE * before.refused <= after.refused <= _MOST_REFUSED
+        )
 
     def _is_free(self) -> bool:
         """Return whether refusals do not count now, because earlier ones had another cause than the rate."""
-        if self._begun >= self._free_until:
+        if self._begun_count >= self._free_until:
             return False
         # If most attempts are refused without a rate, the rate was the cause after all: it counts again.
-        begun, refused = self._begun - self._free_from[0], self._refused - self._free_from[1]
-        if begun >= _FREE_AT_LEAST and refused > _MOST * begun:
-            self._free_until, self._free_next = 0, _FREE
+        begun, refused = self._begun_count - self._free_from[0], self._refused_count - self._free_from[1]
+        if begun >= _FREE_AT_LEAST and refused > _MOST_REFUSED * begun:
+            self._free_until, self._free_next = 0, _FREE_ATTEMPTS
             return False
         return True
 
     def answered(self, now: float) -> None:
         """Learn that an attempt was accepted."""
-        self._answers += 1
-        self._latest.append(now)
+        self._accepted += 1
+        self._accepted_at.append(now)
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next attempt may begin."""
-        wait = self._next - now
+        wait = self._next_at - now
         return wait if wait > NEXT_TO_NOTHING else 0.0
 
     def begin(self, now: float) -> None:
         """Learn that an attempt begins."""
-        self._begun += 1
+        self._begun_count += 1
         if self._rate < inf:
             gap = 1 / self.rate
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
             # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
             # timer is made up for, at most 2 ms or a tenth of the gap, or the rate would always be too low.
-            self._next = max(self._next, now - min(_LATE, gap / 10)) + gap
+            self._next_at = max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)) + gap
 
 
 @frozen

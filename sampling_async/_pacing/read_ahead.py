@@ -6,9 +6,8 @@ from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import anyio
-
 from sampling_async._pacing.background import Background
+from sampling_async._pacing.change import Change
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -26,7 +25,7 @@ class ReadAhead(Background, Generic[Item]):
         super().__init__()
         self._items = items
         self._ready: deque[Item] = deque()  # holds one item at most
-        self._taken: anyio.Event | None = None  # set when the consumer takes that item
+        self._taken = Change()  # the consumer took that item
 
     @property
     def _has_more(self) -> bool:
@@ -39,20 +38,18 @@ class ReadAhead(Background, Generic[Item]):
             if self._finished:
                 self._end()
                 return None
-            await self._hear()
-        assert self._taken is not None
-        # Set before the item is taken: a signal handler may raise in between, and the item must not be lost.
-        self._taken.set()
+            await self._progress.wait()
+        # Notify before the item is taken: a signal handler may raise in between, and the item must not be lost.
+        self._taken.notify()
         return self._ready.popleft()
 
     async def _work(self) -> None:
         try:
             async with aclosing(self._items) as items:
                 async for item in items:
-                    # Set before append: from then on the consumer may take the item and set the event.
-                    self._taken = anyio.Event()
                     self._ready.append(item)
-                    self._tell()
-                    await self._taken.wait()
+                    self._progress.notify()
+                    while self._ready:
+                        await self._taken.wait()
         except BaseException as exc:  # noqa: BLE001  raised by _end
             self._keep(exc)

@@ -30,7 +30,9 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
     """
     invite = from_json(Invite, body)
     if invite.quota_id != quota_id:
-        raise DecodeError("$.QuotaID", "expected the quota asked for, found another: not our answer")
+        raise DecodeError(
+            "$.QuotaID", "expected the quota of the request, found another: this is not the response to it"
+        )
     return invite
 
 
@@ -64,7 +66,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
         DecodeError: The body has no list of items. A single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    links = None if items is None else _made_ready(member_code, items)
+    links = None if items is None else _cleaned_links(member_code, items)
     if items is not None and links is not None:
         answers = {item.QuotaID: item for item in items}
         # Nearly always there is one item for each requested ID, in their order. The items are then kept as they
@@ -82,7 +84,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _made_ready(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
+def _cleaned_links(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
     """Clean the names of the results in place, and return the links; None if an item contradicts itself.
 
     The careful decoder then reads the response again, to say what is wrong in that item.
@@ -168,8 +170,14 @@ def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
     """Return one outcome for two items with the same quota ID."""
     # Equal items are harmless. If they differ, neither can be trusted, and an invite may exist.
     if second.error is None and evolve(first, anomaly=second.anomaly) == second:
-        return evolve(second, anomaly="; ".join(filter(None, (second.anomaly, "answered twice, alike"))))
-    return _unknown(evolve(first, invite=None), "$.Invites", "expected one answer, found several that differ")
+        return evolve(
+            second, anomaly="; ".join(filter(None, (second.anomaly, ("answered twice, with equal items"))))
+        )
+    return _unknown(
+        evolve(first, invite=None),
+        "$.Invites",
+        "expected one item for this quota ID, found several that differ",
+    )
 
 
 def _missing(member_code: str, quota_id: int) -> InviteOutcome:

@@ -239,7 +239,7 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         not_sent, unknown = self._count("not_sent"), self._count("unknown")
         if not_sent or unknown:
             raise IncompleteBulkError(
-                f"of {len(self)} quota IDs {not_sent} were not sent and {unknown} have an unknown outcome; "
+                f"{not_sent} of {len(self)} quota IDs were not sent, and {unknown} have an unknown outcome; "
                 "resendable() gives those that are safe to send again",
                 bulk_result=self,
             )

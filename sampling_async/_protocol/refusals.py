@@ -85,7 +85,7 @@ def _service_error(
 
 
 _FORBIDDEN_HINT: Final = (
-    ": the key was refused, or a proxy on the way dropped the header API_AUTH_KEY (nginx drops names with "
+    ": the service refused the key, or a proxy dropped the header API_AUTH_KEY (nginx drops names with "
     "underscores unless underscores_in_headers is on, gunicorn unless header_map is dangerous)"
 )
 

@@ -50,7 +50,8 @@ def quota_id_of(value: SupportsIndex) -> int:
     if number is None or not 1 <= number <= INT64_MAX:
         shown = repr(value) if isinstance(value, int | float | bool) else f"a {type(value).__name__}"
         raise InvalidRequestError(
-            f"a quota ID is a whole number from 1 to 2**63 - 1, not {shown[:40]}; take it from get_quotas()"
+            f"a quota ID must be a whole number from 1 to 2**63 - 1, not {shown[:40]}; take it from "
+            "get_quotas()"
         )
     return number
 
@@ -63,9 +64,9 @@ def member_code_of(value: str) -> str:
             or has control characters or half of a surrogate pair. The error's text does not contain the code.
     """
     if not isinstance(value, str):
-        raise InvalidRequestError(f"a member code is a str, not {type(value).__name__}")
+        raise InvalidRequestError(f"a member code must be a str, not {type(value).__name__}")
     if value in {"", ".", ".."}:
-        raise InvalidRequestError("a member code cannot be empty, '.' or '..': the path would lose it")
+        raise InvalidRequestError("a member code cannot be empty, '.' or '..': a URL path would drop it")
     if not value.isprintable() and re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", value):
         raise InvalidRequestError("a member code cannot hold control characters or lone surrogates")
     return value
@@ -74,7 +75,7 @@ def member_code_of(value: str) -> str:
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise InvalidRequestError(
-            "quota_ids is an iterable of quota IDs; only stream_bulk_invite takes an async one"
+            "quota_ids must be an iterable of quota IDs; only stream_bulk_invite takes an async iterable"
         )
     given: tuple[Any, ...] = tuple(values)
     # Nearly always all IDs are valid ints. This checks them with loops in C.

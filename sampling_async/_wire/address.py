@@ -58,7 +58,7 @@ def guid_of(value: str | UUID | Secret, name: str) -> Secret:
     del value
     if not secret.matches(_GUID):
         raise InvalidRequestError(
-            f"{name} is not a Guid: expected 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
+            f"{name} must be a Guid: 8-4-4-4-12 hexadecimal digits, without blanks, quotes or braces"
         )
     return secret
 
@@ -76,14 +76,15 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
     except (httpx.InvalidURL, AttributeError, TypeError, ValueError):  # ValueError: of idna
         url, host = httpx.URL(""), ""
     if url.scheme not in {"http", "https"} or not host:
-        raise InvalidRequestError("base_url is an address like https://host or https://host/path")
+        raise InvalidRequestError("base_url must be an address like https://host or https://host/path")
     if url.userinfo or url.query or url.fragment or "?" in value or "#" in value:
         raise InvalidRequestError("base_url takes no user, password, query or fragment")
     if {".", ".."} & set(value.split("/")):
         raise InvalidRequestError("base_url takes no '.' or '..' segments")
     if url.scheme == "http" and not (allow_http or _is_loopback(host)):
         raise InvalidRequestError(
-            "base_url must be https, or the key travels in the clear; allow_http=True where that is accepted"
+            "base_url must be https, because http sends the key unencrypted; give allow_http=True to accept "
+            "that"
         )
     return url
 
@@ -140,16 +141,16 @@ def _proxy_or_problem(secret: Secret) -> Proxy | str:
     except (httpx.InvalidURL, ValueError):
         url, host, user, password = httpx.URL(""), "", "", ""
     if url.scheme in {"https", "socks4", "socks5", "socks5h"}:
-        return f"is an http:// address: proxies that are spoken to by {url.scheme} are not supported"
+        return f"must be an http:// address: {url.scheme} proxies are not supported"
     if url.scheme != "http" or not host:
         return (
-            "is an address like http://host:3128 or http://user:password@host:3128, "
-            "with special characters of user and password percent-encoded"
+            "must be an address like http://host:3128 or http://user:password@host:3128, with special "
+            "characters of user and password percent-encoded"
         )
     if url.raw_path not in {b"", b"/"} or url.fragment:
-        return "takes no path, query or fragment; percent-encode such characters in a password"
+        return "takes no path, query or fragment; percent-encode the characters / ? # in a password"
     if ":" in user:
-        return "takes no user with a colon in it"
+        return "takes no user name with a colon"
     if not url.userinfo:
         return Proxy(host, url.port or _HTTP_PORT, None)
     basic = Secret(f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
@@ -164,8 +165,8 @@ def must_be_safe_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool)
     """
     if base_url.scheme == "http" and not (allow_http or proxy.is_loopback):
         raise InvalidRequestError(
-            "base_url must be https behind this proxy, or the key travels to it in the clear; "
-            "allow_http=True where that is accepted"
+            "base_url must be https with this proxy, because http sends the key to it unencrypted; give "
+            "allow_http=True to accept that"
         )
 
 
@@ -177,7 +178,7 @@ def idle_seconds_of(value: float) -> float:
     """
     seconds = number_from_0(value, "idle_seconds", "a number of seconds")
     if seconds == inf:
-        raise InvalidRequestError("idle_seconds is a number of seconds, and not inf")
+        raise InvalidRequestError("idle_seconds must be a finite number of seconds, not inf")
     return seconds
 
 

@@ -33,11 +33,11 @@ PERMANENT: Final = ABOUT_THE_CLIENT | {
 """Alerts after which a retry cannot succeed."""
 
 _REASON: Final = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_(?:ALERT_)?(\w+)")
-_CERTIFICATE: Final = "give ssl_context= with one, or SAMPLING_CLIENT_CERT"
+_CERTIFICATE: Final = "give ssl_context= with a certificate, or set SAMPLING_CLIENT_CERT"
 _WAYS_OUT: Final = {
-    "certificate required": f": it wants a client certificate, {_CERTIFICATE}",
-    "handshake failure": f": it may want a client certificate ({_CERTIFICATE}), or another version of TLS",
-    "unknown ca": ": it does not know the authority of the client certificate",
+    "certificate required": f": it requires a client certificate; {_CERTIFICATE}",
+    "handshake failure": f": it may require a client certificate ({_CERTIFICATE}), or another version of TLS",
+    "unknown ca": ": it does not know the authority that signed the client certificate",
 }
 
 

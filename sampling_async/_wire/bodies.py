@@ -90,7 +90,7 @@ class Body:
             DecodeError: The body is larger than a limit, has another encoding, or its encoding is broken.
         """
         if self._encoding not in _ENCODINGS:
-            raise DecodeError("$", "expected no content encoding but gzip", permanent=True)
+            raise DecodeError("$", "expected gzip or no content encoding, found another one", permanent=True)
         while True:
             if self._inflater is not None and (part := self._inflater.next()):
                 # One received part can decompress to a thousand times its size, so each slice gives a turn.
@@ -201,4 +201,4 @@ class _Inflater:
             DecodeError: The stream is truncated.
         """
         if not self._zlib.eof:
-            raise DecodeError("$", "expected a whole gzip body, found a cut one")
+            raise DecodeError("$", "expected a complete gzip body, found one that was cut off")

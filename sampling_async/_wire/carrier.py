@@ -93,7 +93,7 @@ class Carrier(httpx.AsyncBaseTransport):
             )
             del headers
             with _Unwatched():
-                return await self._other_than_ours().handle_async_request(keyed)
+                return await self._httpx_transport().handle_async_request(keyed)
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames of the traceback hold the headers in their local variables, which crash reporters send.
             raise exc.with_traceback(None)  # noqa: B904
@@ -105,7 +105,7 @@ class Carrier(httpx.AsyncBaseTransport):
             self._home = url
         return url is self._home
 
-    def _other_than_ours(self) -> httpx.AsyncBaseTransport:
+    def _httpx_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is not None:
             return self._transport
         self._stock = self._stock or httpx.AsyncHTTPTransport(trust_env=False)
@@ -135,7 +135,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 _ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)
 
 
-def not_ours(_record: logging.LogRecord) -> bool:
+def is_not_of_this_client(_record: logging.LogRecord) -> bool:
     """Filter httpx's log: drop its lines about our requests, because their URLs contain member codes."""
     return not _ours.get()
 

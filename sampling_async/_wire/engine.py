@@ -116,7 +116,7 @@ class Engine:
             await connection.send(message, sent, limits["write"])
             answer = await connection.read_head(limits["read"])
             if is_fetched:
-                _must_be_let_through(answer, sent)
+                _check_proxy_accepts(answer, sent)
                 connection.is_kept = _is_kept(answer)
         except BaseException as exc:
             connection.close()
@@ -160,9 +160,9 @@ class Engine:
                 raise
             # Bytes that came before any request cannot be a response to it.
             wire.close()
-            raise httpx.ConnectError("the server closed, or spoke, before it was asked")
+            raise httpx.ConnectError("the server closed the connection, or sent something, before any request")
         assert scope.cancelled_caught
-        raise httpx.ConnectTimeout("no connection in time")
+        raise httpx.ConnectTimeout("no connection within the time limit")
 
     async def _opened(self, url: httpx.URL) -> Wire:
         tls = self._context() if url.scheme == "https" else None
@@ -277,7 +277,7 @@ def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None
         ours.clear(loop)
 
 
-def _must_be_let_through(answer: Answer, sent: Callable[[bool], None]) -> None:
+def _check_proxy_accepts(answer: Answer, sent: Callable[[bool], None]) -> None:
     """Raise if a proxy asks for credentials: it has not sent the request to the service.
 
     Raises:

@@ -74,10 +74,10 @@ def way_of(scheme: str, *, has_proxy: bool, environment: Mapping[str, str]) -> s
             are not repeated.
     """
     if has_proxy:
-        return "; the way is through the proxy"
+        return "; the connection goes through the proxy"
     names = (f"{scheme}_proxy".upper(), f"{scheme}_proxy", "ALL_PROXY", "all_proxy")
     unused = next((name for name in names if environment.get(name)), None)
-    return f"; {unused} is set and not used: give proxy= or SAMPLING_PROXY" if unused else ""
+    return f"; {unused} is set but not used: give proxy= or set SAMPLING_PROXY" if unused else ""
 
 
 def was_never_sent(exc: BaseException) -> bool:

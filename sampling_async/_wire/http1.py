@@ -19,7 +19,7 @@ _END: Final = b"\r\n\r\n"
 _NEWER: Final = re.compile(rb"(?:\A|\r\n\r\n)HTTP/1\.[2-9]")
 _FOLD: Final = re.compile(rb"\r\n(?=[ \t])")
 _CODING: Final = re.compile(rb"^(transfer-encoding:[ \t]*chunked)[ \t]+(?=\r|\Z)", re.IGNORECASE | re.MULTILINE)
-_MENDABLE: Final = (_NEWER, _FOLD, _CODING)
+_REWRITABLE: Final = (_NEWER, _FOLD, _CODING)
 _INTERIM: Final = re.compile(rb"HTTP/1\.\d 1\d\d")
 _SWITCHING: Final = 101
 _FINAL: Final = 200
@@ -39,10 +39,10 @@ class Answer:
     """
 
     __slots__ = (
+        "_collects_head",
         "_head",
         "_is_framed",
-        "_is_gathered",
-        "_is_mended",
+        "_is_rewritten",
         "_is_surplus",
         "_parser",
         "_parts",
@@ -59,8 +59,8 @@ class Answer:
         self._parser = HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._head = bytearray()  # the bytes of a head that is not complete yet
-        self._is_gathered = False  # the head is collected, to be rewritten, and not parsed
-        self._is_mended = False  # the head was rewritten
+        self._collects_head = False  # the head is collected, to be rewritten, and not parsed
+        self._is_rewritten = False  # the head was rewritten
         # The head says where the body ends. Otherwise the end of the connection is the end of the body.
         self._is_framed = False
         self._is_surplus = False  # bytes came after the response
@@ -75,11 +75,11 @@ class Answer:
         if not data:
             self._end()
             return
-        if not self._is_gathered:
+        if not self._collects_head:
             self._parse(data)
         # Not inside the `except` of `_parse`: that error would become the context of an error in here.
-        if self._is_gathered:
-            self._gather(data)
+        if self._collects_head:
+            self._collect_head(data)
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -89,8 +89,8 @@ class Answer:
             # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
             if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _NotHttp | None):
                 raise struck from None
-            self._is_gathered = self._may_be_mended(data)
-            if self._is_gathered:
+            self._collects_head = self._can_be_rewritten(data)
+            if self._collects_head:
                 return
             # After a complete response, the wrong bytes are surplus and the response itself is valid.
             if not self.is_whole:
@@ -104,18 +104,18 @@ class Answer:
         if len(self._head) > _HEAD_BYTES:
             raise _not_http()
 
-    def _may_be_mended(self, data: bytes) -> bool:
-        if self.status or self._is_mended:
+    def _can_be_rewritten(self, data: bytes) -> bool:
+        if self.status or self._is_rewritten:
             return False
         head = bytes(self._head) + data
-        return any(pattern.search(head) for pattern in _MENDABLE)
+        return any(pattern.search(head) for pattern in _REWRITABLE)
 
-    def _gather(self, data: bytes) -> None:
+    def _collect_head(self, data: bytes) -> None:
         """Collect the bytes until the head is complete, then parse its strict form from the beginning."""
         # The end of the head may be divided between two reads, so a few bytes of the earlier ones are searched.
         tail = self._head[-len(_END) :] + data
-        if _END in tail and (mended := _mended(bytes(self._head) + data)):
-            self._is_gathered, self._is_mended, self._head = False, True, bytearray()
+        if _END in tail and (mended := _rewritten(bytes(self._head) + data)):
+            self._collects_head, self._is_rewritten, self._head = False, True, bytearray()
             self.headers.clear()
             self._parser = HttpResponseParser(self)
             self.feed(mended)
@@ -124,7 +124,7 @@ class Answer:
 
     def _end(self) -> None:
         if not self.is_whole and (not self.status or self._is_framed):
-            raise httpx.RemoteProtocolError("the connection ended before the answer did")
+            raise httpx.RemoteProtocolError("the connection ended before the end of the response")
         self.is_whole = True
 
     def take(self) -> bytes:
@@ -183,7 +183,7 @@ class Answer:
             self._stays_open = self._parser.should_keep_alive()
 
 
-def _mended(data: bytes) -> bytes | None:
+def _rewritten(data: bytes) -> bytes | None:
     """Return the bytes with a head in the strict form; None until the head is complete."""
     heads: list[bytes] = []
     while True:

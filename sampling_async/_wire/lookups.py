@@ -49,7 +49,7 @@ class Lookups:
             try:
                 run = self._under_way[key] = begun(_looked_up, host, port)
             except RuntimeError as exc:
-                raise OSError(errno.EAGAIN, "no thread could be started to look the host up") from exc
+                raise OSError(errno.EAGAIN, "no thread could be started to look up the host name") from exc
         return run
 
 

@@ -30,7 +30,7 @@ from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import Body, BodyLimits, RequestBody
-from sampling_async._wire.carrier import Carrier, Client, not_ours
+from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
 from sampling_async._wire.failures import translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Session:
                 "User-Agent": f"sampling-async/{__version__}",
             }
         )
-        logging.getLogger("httpx").addFilter(not_ours)
+        logging.getLogger("httpx").addFilter(is_not_of_this_client)
 
     def private(self) -> tuple[str, ...]:
         """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
@@ -181,8 +181,7 @@ class Session:
         if self.closed:
             return ClientClosedError("the client was closed during the call", delivery=track.delivery)
         return TransportTimeoutError(
-            f"no complete answer within {max(wall, 0.0):.3g} s, "
-            "the wall limit or what was left of the deadline",
+            f"no complete response within {max(wall, 0.0):.3g} s: the wall limit, or the rest of the deadline",
             delivery=track.delivery,
         )
 
@@ -198,7 +197,7 @@ class Session:
         try:
             if response.status_code == OK:
                 return await (read or _read_whole)(body)
-            return await _read_in_passing(response, body)
+            return await _read_refusal(response, body)
         except BaseException:
             await body.aclose()
             raise
@@ -206,7 +205,9 @@ class Session:
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         def sent(may_be: bool) -> None:  # noqa: FBT001
             if may_be and track.is_told:
-                raise ClientClosedError("the fan-out has been left", delivery=track.delivery)
+                raise ClientClosedError(
+                    "the `async with` block of the fan-out has ended", delivery=track.delivery
+                )
             track.sent = may_be
 
         # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
@@ -262,9 +263,7 @@ class Session:
         if self._loop is None:
             self._loop = loop
         elif self._loop != loop:
-            raise InvalidRequestError(
-                "this client belongs to another event loop; make one client for each loop"
-            )
+            raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
 
     @property
     def is_at_home(self) -> bool:
@@ -305,7 +304,7 @@ async def _read_whole(body: Body) -> Reply:
     return Reply(OK, content)
 
 
-async def _read_in_passing(response: httpx.Response, body: Body) -> Reply:
+async def _read_refusal(response: httpx.Response, body: Body) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):

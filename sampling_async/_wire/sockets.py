@@ -123,17 +123,17 @@ class Wire:
         self._asked = len(data)
         view = memoryview(data)
         while view:
-            self._must_be_of_this_process()
+            self._check_process()
             # Before the call, not after it: a signal handler may raise in between.
             sent(True)
             try:
                 view = view[self._sock.send(view) :]
             except OSError as exc:
-                if len(view) == len(data) and self._took_nothing(exc):
+                if len(view) == len(data) and self._sent_no_byte(exc):
                     sent(False)
                 await self._ready_again(exc, self._writable, seconds)
 
-    def _took_nothing(self, exc: OSError) -> bool:
+    def _sent_no_byte(self, exc: OSError) -> bool:
         """Return whether an error of `send` proves that no byte was sent.
 
         Under TLS it proves nothing, because a part of a record may have been sent.
@@ -157,17 +157,17 @@ class Wire:
         else:
             await self._readable(seconds)
         while True:
-            self._must_be_of_this_process()
+            self._check_process()
             try:
                 data = self._sock.recv(_RECEIVED_AT_ONCE)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as exc:
                 await self._ready_again(exc, self._readable, seconds)
             else:
                 if self._asked and data:
-                    self._must_be_heard()
+                    self._check_request_arrived()
                 return data
 
-    def _must_be_heard(self) -> None:
+    def _check_request_arrived(self) -> None:
         """Refuse bytes that cannot be the response: the peer's kernel has acknowledged nothing of the request.
 
         Under TLS the bytes on the wire are more than `_asked`, by some dozens for each record. The comparison
@@ -182,11 +182,13 @@ class Wire:
         if sys.platform == "linux" and self._is_tcp:
             left = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, _NUMBER)
             if int.from_bytes(left, sys.byteorder) >= asked:
-                raise OSError(errno.EPROTO, "what came is no answer: the request had not arrived")
+                raise OSError(
+                    errno.EPROTO, "bytes came before the request had arrived, so they are not its response"
+                )
 
-    def _must_be_of_this_process(self) -> None:
+    def _check_process(self) -> None:
         if self._forks != forks.count:
-            raise OSError(errno.EBADF, "the connection belongs to the process that this one was forked from")
+            raise OSError(errno.EBADF, "the connection belongs to the parent process of this fork")
 
     async def _ready_again(
         self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
@@ -394,7 +396,7 @@ async def connect(
         OSError: No address could be connected to, or the TLS handshake failed (`ssl.SSLError`).
     """
     started = time.monotonic()
-    sock = await _race(_by_turns(addresses))
+    sock = await _race(_alternating(addresses))
     try:
         if through is not None:
             await through(sock)
@@ -441,7 +443,7 @@ def _under_tls(
         # `ssl` does the same, but loses the socket without closing it if this fails. So it is checked first.
         host.encode("idna")
     except UnicodeError as exc:
-        raise OSError(errno.EINVAL, "the name of the host cannot be that of a certificate") from exc
+        raise OSError(errno.EINVAL, "the host name cannot be in a certificate") from exc
     # `suppress_ragged_eofs=False`: anybody on the network can end the TCP connection. Without the closing alert
     # of TLS, this must not look like the end of a response.
     return tls.wrap_socket(
@@ -453,7 +455,7 @@ def _under_tls(
     )
 
 
-def _by_turns(addresses: Addresses) -> Addresses:
+def _alternating(addresses: Addresses) -> Addresses:
     """Alternate between address families, beginning with the resolver's first one.
 
     If one family does not work, this costs one head start and not one for each of its addresses.
@@ -491,7 +493,7 @@ async def _race(addresses: Addresses) -> socket.socket:
                 runners.start_soon(run, family, address, over)
                 with anyio.move_on_after(_HEAD_START):
                     await over.wait()
-        _raise_of(failures, none_won=not winners)
+        _raise_one_of(failures, none_won=not winners)
     except BaseException:
         for sock in winners:
             sock.close()
@@ -502,7 +504,7 @@ async def _race(addresses: Addresses) -> socket.socket:
     return winners[0]
 
 
-def _raise_of(failures: Sequence[Exception], *, none_won: bool) -> None:
+def _raise_one_of(failures: Sequence[Exception], *, none_won: bool) -> None:
     foreign = [exc for exc in failures if not is_of_the_system(exc)]
     if foreign or none_won:
         raise (foreign or failures)[-1]

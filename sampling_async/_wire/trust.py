@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PROTOCOLS: Final = ["http/1.1"]
-_EXPECTED: Final = "expected a certificate, with its key if it is ours, as PEM and not encrypted"
+_EXPECTED: Final = "expected PEM, not encrypted: a certificate, and its key if it is the client's"
 
 
 class Unusable(Exception):  # noqa: N818  each caller turns it into another error
@@ -32,7 +32,9 @@ def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
         InvalidRequestError: It is not an SSLContext, or one for servers.
     """
     if not isinstance(context, ssl.SSLContext) or context.protocol is ssl.PROTOCOL_TLS_SERVER:
-        raise InvalidRequestError("ssl_context is an ssl.SSLContext for clients: ssl.create_default_context()")
+        raise InvalidRequestError(
+            "ssl_context must be an ssl.SSLContext for clients, such as ssl.create_default_context()"
+        )
     context.set_alpn_protocols(_PROTOCOLS)
     return context
 
@@ -47,7 +49,7 @@ def default_context() -> ssl.SSLContext:
     path = os.environ.get(variable, "")
     # `ssl` accepts a missing folder without an error, and then trusts no authority.
     if variable == "SSL_CERT_DIR" and not Path(path).is_dir():
-        raise Unusable(f"SSL_CERT_DIR names {path}, which is no folder")
+        raise Unusable(f"SSL_CERT_DIR names {path}, which is not a folder")
     context = _used(variable or "certifi", path, httpx.create_ssl_context)
     context.set_alpn_protocols(_PROTOCOLS)
     return context

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 UNAUTHORIZED: Final = 407
 _OK: Final = range(200, 300)
-_WHO: Final = ": give the right user and password in proxy= or SAMPLING_PROXY"
+_WHO: Final = ": check the user and password in proxy= or SAMPLING_PROXY"
 _SAYS: Final = {
     401: _WHO,  # tinyproxy's status for a wrong password
     UNAUTHORIZED: _WHO,
-    403: ": it does not let this client, or anybody, go there",
+    403: ": it does not allow connections to this host, for this client or for any",
 }
 
 
@@ -60,11 +60,11 @@ class Tunnel:
                 line, newline, rest = rest.partition(b"\n")
                 answer.feed(line + newline)
         except httpx.RemoteProtocolError:
-            raise Refusal("the proxy gave no answer in HTTP/1.1") from None
+            raise Refusal("the proxy did not respond in HTTP/1.1") from None
         if answer.status not in _OK:
             raise refusal_of(answer.status)
         if rest:
-            raise Refusal("the proxy sent something that only the host could have been asked for")
+            raise Refusal("the proxy sent bytes after its response, before anything was sent to the host")
 
 
 def credentials_for(proxy: Proxy) -> Mapping[str, str]:

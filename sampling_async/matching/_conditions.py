@@ -77,7 +77,7 @@ class Condition:
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
 
 
-def read_condition(
+def condition_of(
     row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
 ) -> Condition:
     """Parse a row; a part that cannot be parsed makes the condition vague, and is reported.
@@ -108,12 +108,12 @@ def read_condition(
     elif kind == "postal":
         prefixes = _prefixes(values, note)
         if ids:
-            note(f"question {question_id} is a postal code and has AnswerIDs, whose meaning is not known")
+            note(f"question {question_id} is about postal codes but has AnswerIDs, whose meaning is not known")
             ids = frozenset()
     elif kind == "ids":
         ids |= _ids(values, note)
     elif values:
-        note(f"question {question_id} has AnswerValues and is of no registered kind")
+        note(f"question {question_id} has AnswerValues, but its kind is not registered")
     is_cut = kind == "postal" and len(values) >= _SHOWN and policy.truncated_postal == "possible"
     return Condition(question_id, ids, spans, prefixes, vague, is_cut, row.is_routable)
 
@@ -125,7 +125,7 @@ def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], 
         if answer_id in bands:
             spans.add(_open_ended(*bands[answer_id]))
         else:
-            note(f"answer {answer_id} of age question {row.question_id} stands for no known band")
+            note(f"answer {answer_id} of age question {row.question_id} is in no known band")
     for value in row.answer_values:
         match = _RANGE.fullmatch(value)
         # "25-34" is (25, 34) and "25" is (25, 25). (1, 0) fails the test below, as a range "34-25" does.
@@ -133,7 +133,7 @@ def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], 
         if first <= last:
             spans.add(_open_ended(first, last))
         else:
-            note(f"{value!r} of age question {row.question_id} is no range of years")
+            note(f"{value!r} of age question {row.question_id} is not a range of years")
     return tuple(sorted(spans))
 
 
@@ -153,7 +153,7 @@ def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset
         codes = map(str.casefold, values)
     prefixes = frozenset(codes)
     if "" in prefixes:
-        note("an empty postal code, which every code begins with, is passed over")
+        note("an empty postal code is ignored: every code begins with it")
         prefixes -= {""}
     return prefixes
 
@@ -165,5 +165,5 @@ def _ids(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[int]
         if match:
             ids.add(int(match[1]))
         else:
-            note(f"{value!r} is no answer ID")
+            note(f"{value!r} is not an answer ID")
     return frozenset(ids)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from sampling_async.matching._conditions import read_condition
+from sampling_async.matching._conditions import condition_of
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._policy import MatchPolicy, Truth
 
@@ -56,7 +56,7 @@ def evaluate(profile: Profile, quota: Quota, kinds: QuestionKinds, policy: Match
     """
     layers = tuple(_layer(profile, layer, kinds, policy) for layer in quota.layers)
     truth = min((layer.truth for layer in layers), default=Truth.CERTAIN)
-    why = "all layers must hold" if layers else "no layers: it is for everybody"
+    why = "all layers must hold" if layers else "no layers: every member matches"
     return Reason(f"quota {quota.quota_id}", truth, why, layers)
 
 
@@ -92,17 +92,17 @@ def layer_truth(truths: Sequence[Truth], full: Sequence[bool], policy: MatchPoli
     possible = sum(may for _, may, _ in sub_quotas)
     if truth == Truth.NO:
         if certain_full:
-            return truth, "a sub-quota that is full certainly fits"
+            return truth, "a full sub-quota certainly fits"
         if exactly_one and certain_open > 1:
             return truth, f"exactly one sub-quota must fit, and {certain_open} certainly do"
         return truth, "no open sub-quota fits"
     if exactly_one:
         if truth == Truth.CERTAIN:
             return truth, "exactly one sub-quota fits, and it is open"
-        return truth, f"{certain_open} sub-quotas certainly fit, and {possible - certain_open} may"
+        return truth, f"{certain_open} sub-quotas certainly fit, and {possible - certain_open} more may fit"
     if truth == Truth.CERTAIN:
-        return truth, "an open sub-quota fits, and none that is full may"
-    return truth, f"{certain_open} open sub-quotas certainly fit, and of {possible} that may some are full"
+        return truth, "an open sub-quota fits, and no full one may fit"
+    return truth, f"{certain_open} open sub-quotas certainly fit; {possible} may fit, and some of them are full"
 
 
 def _sub_quota(profile: Profile, sub_quota: SubQuota, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
@@ -115,7 +115,7 @@ def _sub_quota(profile: Profile, sub_quota: SubQuota, kinds: QuestionKinds, poli
     )
     truth = min((part.truth for part in parts), default=Truth.POSSIBLE)
     count = f"{sub_quota.current_completes} of {sub_quota.max_target_completes} completes"
-    why = "all its questions must be met" if parts else "it asks for nothing, which says nothing"
+    why = "all its questions must be met" if parts else "it has no questions, so nothing is known"
     return Reason(f"sub-quota {sub_quota.sub_quota_id}, {count}", truth, why, parts)
 
 
@@ -127,15 +127,15 @@ def _question(
     policy: MatchPolicy,
 ) -> Reason:
     odd: list[str] = []
-    conditions = [read_condition(row, kinds, policy, odd.append) for row in rows]
+    conditions = [condition_of(row, kinds, policy, odd.append) for row in rows]
     # The rows are alternatives: the best of them counts.
     truth = max(condition.truth(answer, policy) for condition in conditions)
     if truth == Truth.CERTAIN:
-        why = "an answer is listed"
+        why = "one of the answers is listed"
     elif odd:
         why = "; ".join(odd)
     elif answer is not None and truth == Truth.POSSIBLE:
-        why = "not among those the service shows of a long list of postal codes"
+        why = "it is not among the postal codes that the service shows of a long list"
     elif answer is not None:
         why = "the answer is not listed"
     elif truth == Truth.POSSIBLE:
@@ -144,7 +144,7 @@ def _question(
         )
     else:
         why = (
-            "no answer is known, and the service does not ask"
+            "no answer is known, and the service does not ask for it"
             if policy.missing == "routable"
             else "no answer is known"
         )

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, overload
 
 from attrs import evolve, field, frozen
 
+from sampling_async._contract.checks import is_whole, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import Participation, Quota, Quotas, Survey, hidden
 from sampling_async._protocol.requests import InviteRequest
@@ -66,7 +67,7 @@ class UnknownQuotaError(InvalidRequestError, KeyError):
         self.quota_id = quota_id
 
     def __str__(self) -> str:
-        return f"there is no quota {self.quota_id!r:.40} in this index; `quota_ids` are those that are open"
+        return f"quota {self.quota_id!r:.40} is not in this index; its `quota_ids` lists the open quotas"
 
 
 class QuotaIds(Sequence[int]):
@@ -158,8 +159,7 @@ class MatchResult:
         Raises:
             InvalidRequestError: `n` is not a whole number from 0 on.
         """
-        if not isinstance(n, int) or n < 0:
-            raise InvalidRequestError(f"n is how many to select, not {n!r}")
+        whole_number(n, "n", least=0)
         selected: list[int] = []
         surveys: set[int] = set()
         for target in chain(self.certain.targets(), self.possible.targets()):
@@ -383,7 +383,7 @@ class QuotaIndex:
             InvalidRequestError: `member_codes` is one text.
         """
         if isinstance(member_codes, str):
-            raise InvalidRequestError("member_codes are given as a list or set, not as one text")
+            raise InvalidRequestError("member_codes must be a list or a set, not one text")
         # Replace the dict, do not change it: another thread may be iterating over it in `match`.
         self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
 
@@ -397,8 +397,8 @@ class QuotaIndex:
         profile: Profile | Member,
         *,
         device_type: int | None = None,
-        exclude_surveys: Iterable[int] = (),
-        participations: Iterable[Participation] = (),
+        exclude_surveys: Iterable[int] | None = None,
+        participations: Iterable[Participation] | None = None,
         member_code: str | None = None,
     ) -> MatchResult:
         """Return the quotas that a member matches or may match.
@@ -406,7 +406,7 @@ class QuotaIndex:
         Args:
             profile: The member's answers by question ID: age in years, postal code, answer IDs. A question that
                 is absent, or None, was not answered. Or a `Member`, which has all the other arguments too; an
-                argument given here replaces the member's own.
+                argument given here, even an empty list, replaces the member's own.
             device_type: The device that the member uses now; with None, devices are not checked.
             exclude_surveys: Surveys that the member must not be offered, because the member took them.
             participations: What the member took part in; some surveys exclude members by this
@@ -457,8 +457,8 @@ class QuotaIndex:
         quota_id: int,
         *,
         device_type: int | None = None,
-        exclude_surveys: Iterable[int] = (),
-        participations: Iterable[Participation] = (),
+        exclude_surveys: Iterable[int] | None = None,
+        participations: Iterable[Participation] | None = None,
         member_code: str | None = None,
     ) -> Reason:
         """Return the reasons why a member matches a quota or not, as a tree for people to read.
@@ -543,19 +543,20 @@ class _Asking(NamedTuple):
 def _asking(
     profile: Profile | Member,
     device_type: int | None,
-    exclude_surveys: Iterable[int],
-    participations: Iterable[Participation],
+    exclude_surveys: Iterable[int] | None,
+    participations: Iterable[Participation] | None,
     member_code: str | None,
 ) -> _Asking:
-    excluded, took_part = tuple(exclude_surveys), tuple(participations)
     if isinstance(profile, Member):
         member, profile = profile, profile.profile
         device_type = member.device_type if device_type is None else device_type
-        excluded = excluded or tuple(member.exclude_surveys)
-        took_part = took_part or tuple(member.participations)
+        # An empty list is an argument too: it replaces the member's own surveys or participations.
+        exclude_surveys = member.exclude_surveys if exclude_surveys is None else exclude_surveys
+        participations = member.participations if participations is None else participations
         member_code = member.member_code if member_code is None else member_code
-    if device_type is not None and not isinstance(device_type, int):
-        raise InvalidRequestError(f"device_type is a number, not {device_type!r}")
+    if device_type is not None and not is_whole(device_type):
+        raise InvalidRequestError(f"device_type must be a whole number, not {device_type!r}")
+    excluded, took_part = tuple(exclude_surveys or ()), tuple(participations or ())
     return _Asking(lasting(profile), device_type, excluded, took_part, member_code)
 
 
@@ -564,7 +565,8 @@ def _surveys_of(quotas: Quotas | Iterable[Survey]) -> tuple[Survey, ...]:
     for survey in surveys:
         if not isinstance(survey, Survey):
             raise InvalidRequestError(
-                f"an index is made of what get_quotas() returns, or of surveys, not of {type(survey).__name__}"
+                "an index is made from the result of get_quotas(), or from surveys, not from "
+                f"{type(survey).__name__}"
             )
     return surveys
 

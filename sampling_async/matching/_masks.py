@@ -31,9 +31,9 @@ def mask_reasons(
     devices = survey.device_type_ids
     if device_type is not None and devices and device_type not in devices:
         shown = ", ".join(map(str, devices))
-        yield Reason(f"device {device_type}", Truth.NO, f"the survey is for devices {shown}")
+        yield Reason(f"device {device_type}", Truth.NO, f"the survey accepts only devices {shown}")
     if survey.survey_id in exclude_surveys:
-        yield Reason(f"survey {survey.survey_id}", Truth.NO, "the member is not to be offered it")
+        yield Reason(f"survey {survey.survey_id}", Truth.NO, "the survey is in exclude_surveys")
     for exclusion in survey.survey_wave_exclusions:
         # Wave 0 of an exclusion stands for all waves of the survey.
         if any(
@@ -45,7 +45,7 @@ def mask_reasons(
             yield Reason(
                 f"participation in survey {exclusion.survey_id}",
                 Truth.NO,
-                "the survey excludes who took part so",
+                "the survey excludes members with such a participation",
             )
 
 
@@ -63,5 +63,7 @@ def recontact_reasons(
         if member_code not in member_codes:
             yield Reason("recontact list", Truth.NO, "the member is not on it")
     elif survey.is_survey_recontact:
-        missing = "list was given" if member_codes is None else "member code was given to look up in it"
-        yield Reason("recontact list", Truth.POSSIBLE, f"the survey is for those on a list, and no {missing}")
+        missing = "list was given" if member_codes is None else "member code was given"
+        yield Reason(
+            "recontact list", Truth.POSSIBLE, f"the survey is only for members on a list, and no {missing}"
+        )

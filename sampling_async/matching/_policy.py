@@ -36,7 +36,7 @@ def _one_of(choices: Any) -> Any:
     def check(_: object, attribute: Attribute[Any], value: object) -> None:
         if value not in allowed:
             raise InvalidRequestError(
-                f"{attribute.name} is one of {', '.join(map(repr, allowed))}, not {value!r}"
+                f"{attribute.name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
             )
 
     return check

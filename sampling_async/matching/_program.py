@@ -12,7 +12,7 @@ from attrs import frozen
 
 from sampling_async._contract.records import Quota, Survey
 from sampling_async._json.gc_pauses import put_off_a_pause
-from sampling_async.matching._conditions import Condition, read_condition
+from sampling_async.matching._conditions import Condition, condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -131,7 +131,7 @@ class Program:
             put_off_a_pause()
             for quota in survey.quotas:
                 if quota.quota_id in seen:
-                    self._tell(survey, quota, "", "a quota that is listed twice: the first one counts")
+                    self._report(survey, quota, "", "the quota is listed twice: the first one counts")
                 else:
                     seen.add(quota.quota_id)
                     self.targets.append(Target(survey, quota, self._layers_of(survey, quota)))
@@ -152,9 +152,11 @@ class Program:
                 shapes.append((shape, blocks and sub_quota.current_completes >= target))
                 if odd or target <= 0:
                     path = f"Layers[{at}].SubQuotas[{len(shapes) - 1}]"
-                    self._tell(survey, quota, path, *odd, *([_NO_TARGET] if target <= 0 else []))
+                    self._report(survey, quota, path, *odd, *([_NO_TARGET] if target <= 0 else []))
             if not shapes:
-                self._tell(survey, quota, f"Layers[{at}]", "a layer without sub-quotas, which nobody can fit")
+                self._report(
+                    survey, quota, f"Layers[{at}]", "a layer without sub-quotas: no member can match it"
+                )
             # Look up by the order given first, which avoids the sorting for layers seen before. Sorted, layers
             # that differ only in the order of their sub-quotas are one.
             key = tuple(shapes)
@@ -164,7 +166,7 @@ class Program:
             places[place] = None
         return tuple(places)
 
-    def _tell(self, survey: Survey, quota: Quota, path: str, *messages: str) -> None:
+    def _report(self, survey: Survey, quota: Quota, path: str, *messages: str) -> None:
         for message in messages:
             self.diagnostics.append(Diagnostic(survey.survey_id, quota.quota_id, path, message))
 
@@ -193,10 +195,10 @@ class Program:
         number = self._rows.setdefault(row, len(self._rows))
         if number == len(self._read):
             odd: list[str] = []
-            condition = read_condition(row, self._kinds, self.policy, odd.append)
+            condition = condition_of(row, self._kinds, self.policy, odd.append)
             self._read.append((self._conditions.place(condition), tuple(odd)))
         self._numbers[id(row)] = number
         return number
 
 
-_NO_TARGET: Final = "MaxTargetCompletes is not above 0: it counts as full"
+_NO_TARGET: Final = "MaxTargetCompletes is not above 0: the sub-quota counts as full"

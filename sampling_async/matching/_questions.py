@@ -66,7 +66,7 @@ class QuestionKinds:
         for answer_id, (first, last) in bands.items():
             if first > last:
                 raise InvalidRequestError(
-                    f"band {answer_id} of age begins at {first} and ends before, at {last}"
+                    f"age band {answer_id} begins at {first}, but ends before that, at {last}"
                 )
         return QuestionKinds({**self.age, question_id: dict(bands)}, self.postal, self.ids)
 
@@ -104,7 +104,7 @@ def _years(question_id: int, answer: object) -> int:
     if years is not None and 0 <= years <= OLDEST:
         return years
     raise InvalidRequestError(
-        f"profile[{question_id}]: an age is given in years, 0 to {OLDEST}, not {answer!r:.40}"
+        f"profile[{question_id}]: an age must be in years, from 0 to {OLDEST}, not {answer!r:.40}"
     )
 
 
@@ -112,7 +112,8 @@ def _postal_code(question_id: int, answer: object) -> str | None:
     if isinstance(answer, str):
         return plain_postal(answer) or None
     raise InvalidRequestError(
-        f"profile[{question_id}]: a postal code is a text, since it may begin with a zero; not {answer!r:.40}"
+        f"profile[{question_id}]: a postal code must be a text, because it may begin with a zero, not "
+        f"{answer!r:.40}"
     )
 
 
@@ -121,7 +122,8 @@ def _answer_id(question_id: int, answer: object) -> int:
     if answer_id is not None:
         return answer_id
     raise InvalidRequestError(
-        f"profile[{question_id}]: answers are answer IDs, whole numbers or their texts, not {answer!r:.40}"
+        f"profile[{question_id}]: answers must be answer IDs, as whole numbers or as texts of them, not "
+        f"{answer!r:.40}"
     )
 
 
@@ -147,7 +149,7 @@ def lasting(profile: Profile) -> Profile:
     """
     if not isinstance(profile, Mapping):
         raise InvalidRequestError(
-            f"a profile is a mapping of question IDs to answers, not {type(profile).__name__}"
+            f"a profile must be a mapping of question IDs to answers, not {type(profile).__name__}"
         )
     if all(type(answer) in _LASTING for answer in profile.values()):
         return profile

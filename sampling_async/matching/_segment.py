@@ -416,5 +416,6 @@ class Segment:
 def _check_question_id(question_id: object) -> None:
     if isinstance(question_id, str):
         raise InvalidRequestError(
-            f"profile[{question_id!r:.40}]: question IDs are whole numbers, not texts, which JSON makes of them"
+            f"profile[{question_id!r:.40}]: question IDs must be whole numbers, not texts (JSON turns them "
+            "into texts)"
         )

@@ -134,14 +134,16 @@ class ServiceApp:
             except BaseException:
                 # In process, a client that gives up cancels the pause. The service still acts, as it would
                 # over a socket, where it does not notice that the client is gone.
-                self._act(call, faults, record)
+                self._perform(call, faults, record)
                 raise
-        answer = self._act(call, faults, record)
+        answer = self._perform(call, faults, record)
         if done_in + late > 0:
             await connection.pause(done_in + late, self._sleep)
         return self._reply(answer, faults, request, connection)
 
-    def _act(self, call: Call, faults: Sequence[Fault], record: Callable[[int | None, bool], None]) -> Answer:
+    def _perform(
+        self, call: Call, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
+    ) -> Answer:
         """Do what the call asks, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
         is_processed = instead is None or instead.when != "before"

@@ -54,7 +54,7 @@ class VirtualClock:
         """
         # `not seconds >= 0` refuses NaN too, which `seconds < 0` would let pass.
         if not seconds >= 0:
-            raise ValueError(f"time does not go back: {seconds!r} seconds are less than 0")
+            raise ValueError(f"seconds must be at least 0, not {seconds!r}: time does not go back")
         self._now += seconds
         for sleeper in self._sleepers:
             if sleeper.due <= self._now:

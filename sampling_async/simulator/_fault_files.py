@@ -69,7 +69,7 @@ def _parsed(body: bytes | str) -> Any:
     except UnicodeDecodeError:
         rule = "expected UTF-8, found other bytes"
     except (RecursionError, ValueError):
-        rule = "expected JSON of ordinary depth and numbers of ordinary length"
+        rule = "expected JSON, found too many nested levels or a number with too many digits"
     return _refuse("$", rule)
 
 
@@ -105,7 +105,7 @@ def _called(
         name = names.get(_folded(key))
         if name is None:
             known = ", ".join([*map(_spelled, parameters), *others]) or "nothing"
-            _refuse(f"{path}.{key[:40]}", f"there is no such key here; there are {known}")
+            _refuse(f"{path}.{key[:40]}", f"this key is not known here; the known keys are {known}")
         arguments[name] = _argument(name, str(parameters[name].annotation), value, f"{path}.{key}")
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in arguments:
@@ -141,7 +141,7 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
         if name == "status":
             wanted, fits = "a status from 200 to 599", fits and value in _STATUSES
     elif "float" in kinds:
-        wanted = "a number from 0 on" + (", or text" if "str" in kinds else "")
+        wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
         fits = (is_number and math.isfinite(given) and given >= 0) or (
             "str" in kinds and isinstance(value, str)
         )

@@ -43,13 +43,13 @@ CutWhen: TypeAlias = Literal["before", "after", "middle"]
 def _fits_kind(fault: Fault, attribute: attrs.Attribute[CutWhen], value: CutWhen) -> None:
     known = get_args(CutWhen if fault.kind == "cut" else When)
     if value not in known:
-        raise ValueError(f"{attribute.name} of a {fault.kind} is one of {', '.join(known)}, not {value!r}")
+        raise ValueError(f"{attribute.name} of a {fault.kind} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _of_type(kind: type) -> Any:
     def check(_: Fault, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is not None and type(value) is not kind:
-            raise ValueError(f"{attribute.name} is of type {kind.__name__}, not {value!r:.40}")
+            raise ValueError(f"{attribute.name} must be of type {kind.__name__}, not {value!r:.40}")
 
     return check
 
@@ -128,7 +128,9 @@ class Fault:
             ValueError: There is no such endpoint, a value is of another type, or a number is out of range.
         """
         if endpoint is not None and endpoint not in get_args(Endpoint):
-            raise ValueError(f"no endpoint {endpoint!r}: they are {', '.join(get_args(Endpoint))}")
+            raise ValueError(
+                f"there is no endpoint {endpoint!r}; the endpoints are {', '.join(get_args(Endpoint))}"
+            )
         given: dict[str, Any] = {
             "endpoint": endpoint,
             "member_code": member_code,
@@ -180,7 +182,7 @@ class Fault:
             ValueError: The code is 1, which is success, or not a whole number.
         """
         if result_code == ResultCode.SUCCESS:
-            raise ValueError("a refusal has another code than 1, which is success")
+            raise ValueError("the code of a refusal cannot be 1, because 1 means success")
         return cls("refusal", result_code=result_code)
 
     @classmethod

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
@@ -33,7 +34,9 @@ class Ledger:
         self._endpoints: list[Endpoint] = []
         # Four numbers for every invite, one after another: quota ID, survey ID, wave ID and request number.
         self._numbers = array("q")
+        self._lock = Lock()  # of the counts below
         self._pairs: Counter[Pair] = Counter()
+        self._counted = 0  # how many invites are in `_pairs`
         self._requests: deque[RequestRecord] = deque(maxlen=keep_requests)
         self._request_count = 0
 
@@ -57,11 +60,13 @@ class Ledger:
 
     def count(self, member_code: str, quota_id: int) -> int:
         """Return the number of invites that a member has to a quota."""
-        return self._counted()[member_code, quota_id]
+        with self._lock:
+            return self._up_to_date()[member_code, quota_id]
 
     def by_pair(self) -> Counter[Pair]:
         """Return the number of invites for every member code and quota ID."""
-        return self._counted().copy()
+        with self._lock:
+            return self._up_to_date().copy()
 
     def check(self, outcomes: Iterable[Outcome], *, panel_guid: str | None = None) -> Verdict:
         """Check a client's outcomes against the ledger.
@@ -81,7 +86,7 @@ class Ledger:
             return verdict(self.invites, outcomes)
         wanted = panel_guid.lower()
         if wanted not in self._known_panels:
-            raise KeyError(f"no panel {panel_guid!r}: see sim.panels")
+            raise KeyError(f"there is no panel {panel_guid!r}; sim.panels lists the panels")
         return verdict((entry for entry in self.invites if entry.panel_guid.lower() == wanted), outcomes)
 
     def know_panel(self, panel_guid: str) -> None:
@@ -153,15 +158,18 @@ class Ledger:
         token = blake2b(f"{self._seed}/{sequence_number}".encode(), digest_size=12).hexdigest()
         return f"https://entry.example/survey?invite={token}&quota={quota_id}"
 
-    def _counted(self) -> Counter[Pair]:
-        """Return the counts by pair, after counting the invites that were added since the last call."""
-        # The sum of the counts is the number of invites counted so far.
-        start, end = self._pairs.total(), len(self._member_codes)
+    def _up_to_date(self) -> Counter[Pair]:
+        """Return the counts by pair, after counting the invites that were added since the last call.
+
+        Call it with the lock: otherwise two threads would count the same invites twice.
+        """
+        start, end = self._counted, len(self._member_codes)
         if start < end:
             # Every fourth number is a quota ID: for the invites 2 and 3 these are the numbers 8 and 12.
             self._pairs.update(
                 zip(self._member_codes[start:end], self._numbers[4 * start : 4 * end : 4], strict=True)
             )
+            self._counted = end
         return self._pairs
 
 

@@ -141,7 +141,7 @@ class LiveInventory:
         """
         quota = self._quotas.get(quota_id)
         if quota is None:
-            raise KeyError(f"no quota {quota_id} in the inventory; sim.inventory lists the open ones")
+            raise KeyError(f"quota {quota_id} is not in the inventory; sim.inventory lists the open quotas")
         return quota
 
     def moved(self, quota: LiveQuota) -> None:

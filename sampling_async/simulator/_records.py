@@ -105,7 +105,9 @@ class Requests(tuple[RequestRecord, ...]):
             ValueError: There is no such endpoint.
         """
         if endpoint is not None and endpoint not in get_args(Endpoint):
-            raise ValueError(f"no endpoint {endpoint!r}: they are {', '.join(get_args(Endpoint))}")
+            raise ValueError(
+                f"there is no endpoint {endpoint!r}; the endpoints are {', '.join(get_args(Endpoint))}"
+            )
         # In the sets, None stands for an argument that was not given.
         return Requests(
             record

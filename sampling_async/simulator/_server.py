@@ -105,7 +105,7 @@ def _await_listening(server: _Server, thread: threading.Thread) -> None:
     # A server that fails to start ends its thread without setting the event, so both are checked.
     while not server.listens.wait(0.1):
         if not thread.is_alive():
-            raise OSError("the simulator's server ended before it listened")
+            raise OSError("the simulator's server ended before it began to listen")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -87,9 +87,9 @@ class Simulator:
         notifying: Notifying | None = None,
     ) -> None:
         if surveys < 0 or recontact_page_size < 1 or (isinstance(members, int) and members < 0):
-            raise ValueError("surveys and members are at least 0, recontact_page_size is at least 1")
+            raise ValueError("surveys and members must be at least 0, and recontact_page_size at least 1")
         if keep_requests < 0:
-            raise ValueError(f"keep_requests is a number of requests, at least 0, not {keep_requests!r}")
+            raise ValueError(f"keep_requests must be a number of requests, at least 0, not {keep_requests!r}")
         self._seed = seed
         self._inventory = generate_inventory(seed, surveys=surveys) if inventory is None else inventory
         self._live = LiveInventory(self._inventory)
@@ -241,7 +241,10 @@ class Simulator:
             ValueError: The quota does not belong to a recontact survey.
         """
         if quota_id not in self.recontact_quota_ids:
-            raise ValueError(f"quota {quota_id} is not of a recontact survey; see sim.recontact_quota_ids")
+            raise ValueError(
+                f"quota {quota_id} does not belong to a recontact survey; sim.recontact_quota_ids lists those "
+                "that do"
+            )
         with self._service.lock:
             self._panel(panel_guid).set_recontact(quota_id, member_codes)
 

@@ -124,7 +124,7 @@ class _Line:
         await sleep(min(seconds, left))
         self._silence += seconds
         if seconds > left:
-            self.error = httpx.ReadTimeout("the simulator was silent for too long")
+            self.error = httpx.ReadTimeout("the simulator did not respond within the time limit")
 
     async def cut(self, *, reset: bool) -> None:
         """Drop the connection."""
@@ -137,7 +137,7 @@ def _cut_error(*, reset: bool, in_body: bool) -> httpx.TransportError:
         return httpx.ReadError("the simulator reset the connection")
     if in_body:
         return httpx.RemoteProtocolError("the simulator closed the connection in the middle of the body")
-    return httpx.RemoteProtocolError("the simulator closed the connection without an answer")
+    return httpx.RemoteProtocolError("the simulator closed the connection without a response")
 
 
 class _BrokenStream(httpx.AsyncByteStream):

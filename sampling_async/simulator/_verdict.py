@@ -158,7 +158,8 @@ def _balance(accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> Verdi
             unread += left
         elif left and account.denials:
             lies += [
-                Lie(denial, "the ledger holds an invite nobody accounts for") for denial in account.denials
+                Lie(denial, "the ledger holds an invite that no outcome accounts for")
+                for denial in account.denials
             ]
         else:
             unexplained += left

@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        "sampling_simulator(**arguments): arguments of the Simulator that the fixture of that name gives.",
+        "sampling_simulator(**arguments): arguments of the Simulator that the fixture with this name makes.",
     )
 
 
@@ -47,7 +47,9 @@ def sampling_simulator(request: pytest.FixtureRequest) -> Simulator:
     # pytest gives the closest marker first. Reversed, its arguments are set last.
     for marker in reversed(list(request.node.iter_markers("sampling_simulator"))):
         if marker.args:
-            raise pytest.UsageError("the sampling_simulator marker takes keyword arguments only: seed=3")
+            raise pytest.UsageError(
+                "the sampling_simulator marker takes only keyword arguments, such as seed=3"
+            )
         arguments.update(marker.kwargs)
     return Simulator(**arguments)
 

@@ -170,14 +170,14 @@ def test_a_truncated_file_is_detected_or_harmless(killed, name, kept):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda path: path.unlink(), "missing, and 23 rows had been written"),
-        (lambda path: path.write_bytes(b""), "empty, and 23 rows had been written"),
-        (lambda path: path.with_name("journal-wal").unlink(), "of 23 rows the last 11 are missing"),
-        (lambda path: path.with_name("journal-wal").write_bytes(b""), "of 23 rows the last 11 are missing"),
-        (lambda path: path.with_name("journal-lock").unlink(), "journal-lock, the file beside it, is missing"),
+        (lambda path: path.unlink(), "missing, but 23 rows had been written"),
+        (lambda path: path.write_bytes(b""), "empty, but 23 rows had been written"),
+        (lambda path: path.with_name("journal-wal").unlink(), "the last 11 of 23 rows are missing"),
+        (lambda path: path.with_name("journal-wal").write_bytes(b""), "the last 11 of 23 rows are missing"),
+        (lambda path: path.with_name("journal-lock").unlink(), "journal-lock, which belongs to it, is missing"),
         (
             lambda path: path.with_name("journal-lock").write_bytes(b"?" * 99),
-            "journal-lock, the file beside it",
+            "journal-lock, which belongs to it",
         ),
         (lambda path: path.write_bytes(b"?" * 9999), "SQLite cannot read it"),
         (
@@ -199,19 +199,19 @@ def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
     ("statement", "text"),
     [
         ("DELETE FROM rows WHERE row = 7", "row 7 is missing"),
-        ("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8", "row 8 is not as it was written"),
+        ("UPDATE rows SET content = CAST('{[' AS BLOB) WHERE row = 8", "row 8 was changed"),
         ("UPDATE rows SET content = replace(content, 'invited', 'not_sent') WHERE row = 2", "row 2"),
-        ("UPDATE rows SET member_code = x'ff' WHERE row = 2", "row 2 is not"),
-        ("UPDATE rows SET content = 7 WHERE row = 2", "row 2 is not"),
-        ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 is not"),
-        ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 is not"),
-        ("DELETE FROM rows", "of 23 rows the last 23 are missing"),
-        ("DELETE FROM rows WHERE row > 21", "of 23 rows the last 2 are missing"),
-        ("DELETE FROM owner", "whose it is cannot be read"),
+        ("UPDATE rows SET member_code = x'ff' WHERE row = 2", "row 2 was changed"),
+        ("UPDATE rows SET content = 7 WHERE row = 2", "row 2 was changed"),
+        ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 was changed"),
+        ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 was changed"),
+        ("DELETE FROM rows", "the last 23 of 23 rows are missing"),
+        ("DELETE FROM rows WHERE row > 21", "the last 2 of 23 rows are missing"),
+        ("DELETE FROM owner", "the service and panel it was written for cannot be read"),
         ("DROP TABLE rows", "SQLite cannot read it"),
-        ("DROP TABLE rows; DROP TABLE owner", "nothing is in it, and 23 rows"),
-        ("PRAGMA application_id = 5", "its mark is not"),
-        ("PRAGMA user_version = 5", "the number of its form"),
+        ("DROP TABLE rows; DROP TABLE owner", "it has no rows, but 23 rows"),
+        ("PRAGMA application_id = 5", "the mark of a journal"),
+        ("PRAGMA user_version = 5", "the number of the file format"),
     ],
 )
 def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
@@ -252,13 +252,13 @@ def test_rows_newer_than_the_header_are_accepted_if_they_continue_the_chain(kill
     assert len(told(tmp_path / "journal")) == 20
     assert (tmp_path / "journal-lock").read_bytes() != older
     (tmp_path / "journal-lock").write_bytes((killed / "journal-lock").read_bytes())
-    assert "of 23 rows the last 21 are missing" in is_noticed(tmp_path / "journal")
+    assert "the last 21 of 23 rows are missing" in is_noticed(tmp_path / "journal")
     other = JournalFile(tmp_path / "other", OWNER)
     other.open()
     note(other, 1, MEMBERS[0], range(1, 21), answered=False)
     other.leave()
     shutil.copy(tmp_path / "other-lock", tmp_path / "journal-lock")
-    assert "not the one that the file beside it was written for" in is_noticed(tmp_path / "journal")
+    assert "the rows and the lock file do not belong together" in is_noticed(tmp_path / "journal")
 
 
 def test_a_damaged_journal_of_another_panel_is_refused(killed, tmp_path):

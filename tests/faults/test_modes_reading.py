@@ -106,7 +106,7 @@ async def test_mode_10_a_response_about_other_quotas_leaves_ids_unknown_and_is_r
 async def test_mode_10_an_invite_to_another_quota_is_not_accepted():
     with FaultServer(then=[*PROCESSED, answer_about(1000)]) as server:
         async with client_of(server.url) as client:
-            with pytest.raises(DecodeError, match="not our answer") as caught:
+            with pytest.raises(DecodeError, match="not the response to it") as caught:
                 await client.generate_invite("m1", 2)
     assert (caught.value.delivery, caught.value.attempts) == ("unknown", 2)
 
@@ -301,7 +301,7 @@ async def test_mode_19_nested_encodings_are_refused():
     fault = body_of(content, f"Content-Encoding: {', '.join(['gzip'] * 20)}")
     with FaultServer(then=fault) as server:
         async with client_of(server.url) as client:
-            with pytest.raises(DecodeError, match="no content encoding but gzip"):
+            with pytest.raises(DecodeError, match="gzip or no content encoding"):
                 await client.get_settings()
 
 

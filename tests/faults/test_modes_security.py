@@ -210,7 +210,7 @@ async def test_mode_25_a_path_the_platform_refuses_is_a_bad_request_and_not_repe
 async def test_mode_26_the_error_names_a_proxy_that_may_drop_the_key():
     with FaultServer() as server, FaultProxy(server.url, drop_underscores=True) as proxy:
         async with client_of(proxy.url) as client:
-            with pytest.raises(ForbiddenError, match=r"proxy .* dropped the header API_AUTH_KEY") as caught:
+            with pytest.raises(ForbiddenError, match="proxy dropped the header API_AUTH_KEY") as caught:
                 await client.get_settings()
             proxy.drop_underscores = False
             assert len(await client.get_settings()) == 2

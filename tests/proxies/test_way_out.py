@@ -78,7 +78,7 @@ async def test_wrong_credentials_are_reported_with_the_status_and_nothing_was_se
         assert [outcome.status for outcome in result] == ["unknown"] * 2
         return
     status = 401 if is_tinys else 407
-    assert f"the proxy answered {status}: give the right user" in str(caught.value)
+    assert f"the proxy answered {status}: check the user" in str(caught.value)
     assert (caught.value.delivery, caught.value.permanent) == ("not_sent", True)
     assert [outcome.status for outcome in result] == ["not_sent"] * 2
 

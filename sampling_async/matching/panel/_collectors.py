@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sampling_async._contract.errors import InvalidRequestError
-
 if TYPE_CHECKING:
-    from attrs import Attribute
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._kernel import Kernel
@@ -27,12 +24,6 @@ class Collector(Protocol):
 
     def end(self) -> Any | None:
         """Return the rest of the output as a record batch, if there is a rest."""
-
-
-def positive(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Refuse a value that is not a whole number from 1 on; an attrs validator."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidRequestError(f"{attribute.name} is a number from 1 on, not {value!r}")
 
 
 def count_of(rows: NDArray[np.uint64]) -> NDArray[np.int64]:

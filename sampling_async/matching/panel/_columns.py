@@ -79,9 +79,7 @@ def columns_of(schema: Any, source: Source) -> Columns:
     names = schema.names
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise InvalidRequestError(
-            f"the panel has several columns {twice[0]!r}: rename or leave out one of them"
-        )
+        raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
     kinds = dict(zip(names, schema.types, strict=True))
     present = frozenset(id_ for id_ in source.classes if str(id_) in kinds)
     return Columns(
@@ -183,8 +181,8 @@ class Reader:
         if _is_text(kind) or kind.id in WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
-            f"column '{self._question_id}' of the panel is of type {kind}: answers are whole numbers or texts,"
-            " or lists of these"
+            f"column '{self._question_id}' of the panel is of type {kind}: answers must be whole numbers or "
+            "texts, or lists of these"
         )
 
     def _whole(self, column: Any) -> Any:
@@ -196,8 +194,8 @@ class Reader:
             return _as_integers(column)
         except pa.ArrowInvalid:
             raise InvalidRequestError(
-                f"column '{self._question_id}' of the panel has numbers that are not whole: answers are"
-                " answer IDs, or an age in years"
+                f"column '{self._question_id}' of the panel has numbers that are not whole: answers must be "
+                "answer IDs, or an age in years"
             ) from None
 
     def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
@@ -287,11 +285,11 @@ def member_codes(batch: Any, first: int) -> Any:
     if column.type.id == _DICTIONARY:
         column = column.dictionary_decode()
     if not _is_text(column.type):
-        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel holds texts, not {column.type}")
+        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel must hold texts, not {column.type}")
     column = column.cast(pa.string())
     if column.null_count:
         row = first + int(np.flatnonzero(booleans(column.is_null()))[0])
-        raise InvalidRequestError(f"row {row} of the panel: there is no {MEMBER_CODE}")
+        raise InvalidRequestError(f"row {row} of the panel has no {MEMBER_CODE}")
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -335,7 +333,7 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         column = _as_integers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidRequestError(
-            f"column {name!r} of the panel holds whole numbers, not {column.type}"
+            f"column {name!r} of the panel must hold whole numbers, not {column.type}"
         ) from None
     values, answered = integers(column)
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
@@ -350,21 +348,21 @@ def taken(batch: Any, source: Source) -> Several:
     hits = [
         read(batch.column(name), source)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
-        if name in batch.schema.names and not _says_nothing(batch.schema.field(name).type)
+        if name in batch.schema.names and not _is_null_type(batch.schema.field(name).type)
     ]
     what = np.concatenate([_NOTHING, *(each.what for each in hits)])
     member = np.concatenate([_NOTHING, *(each.member for each in hits)])
     return Several.of(what, member)
 
 
-def _says_nothing(kind: Any) -> bool:
+def _is_null_type(kind: Any) -> bool:
     return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
 
 
 def _excluded(column: Any, source: Source) -> Several:
     if not is_list(column.type):
         raise InvalidRequestError(
-            f"column {EXCLUDED!r} of the panel holds lists of survey IDs, not {column.type}"
+            f"column {EXCLUDED!r} of the panel must hold lists of survey IDs, not {column.type}"
         )
     values, member = _flat(column)
     survey_ids, there = numbers(values, EXCLUDED)
@@ -374,8 +372,8 @@ def _excluded(column: Any, source: Source) -> Several:
 def _participations(column: Any, source: Source) -> Several:
     if not (is_list(column.type) and pa.types.is_struct(column.type.value_type)):
         raise InvalidRequestError(
-            f"column {PARTICIPATIONS!r} of the panel holds lists of {{survey_id, wave_id, status_id}}, not"
-            f" {column.type}"
+            f"column {PARTICIPATIONS!r} of the panel must hold lists of {{survey_id, wave_id, status_id}}, "
+            f"not {column.type}"
         )
     values, member = _flat(column)
     missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})

@@ -126,15 +126,15 @@ class _LookedUp:
             codes = answers.looked_up[self._question_id][members]
         else:
             codes = answers.codes[self._question, members].astype(np.intp)
-        # The table gives a row for each member, but a row for each set is needed: `_turned` transposes the
+        # The table gives a row for each member, but a row for each set is needed: `_transposed` transposes the
         # bits, and needs whole words of members.
         if len(codes) % _WORD:
             codes = np.pad(codes, (0, -len(codes) % _WORD))
         for places, table in zip(self._places, self._tables, strict=True):
-            yield places, _turned(table.take(codes, axis=0))[: len(places)].view(np.uint64)
+            yield places, _transposed(table.take(codes, axis=0))[: len(places)].view(np.uint64)
 
 
-def _turned(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _transposed(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the transpose of a matrix of bits, which are packed eight to a byte."""
     height, width = bits.shape
     # Cut the matrix into squares of 8 by 8 bits, one 64-bit number each; transpose each square, and then the
@@ -316,7 +316,7 @@ class Kernel:
         # combine.
         certain = self._certain[: len(block.unsure)]
         possible.take(block.unsure, 0, certain, "clip")
-        _and_more(self._rows, block.certain, certain, self._some)
+        _combine_rest(self._rows, block.certain, certain, self._some)
         return possible, certain
 
     def _made_fillers(self) -> Iterator[_Filler]:
@@ -404,10 +404,10 @@ def _combine(
     # "clip" is about speed: the places are always in bounds, and with the default, "raise", numpy would make a
     # copy of the result first.
     rows.take(operands[0], 0, out, "clip")
-    _and_more(rows, operands[1:], out, some, op)
+    _combine_rest(rows, operands[1:], out, some, op)
 
 
-def _and_more(
+def _combine_rest(
     rows: NDArray[np.uint64],
     operands: Sequence[NDArray[np.intp]],
     out: NDArray[np.uint64],

@@ -170,7 +170,7 @@ class PanelMatcher:
             InvalidRequestError: The output is not `TopK`; or as `run`.
         """
         if not isinstance(self.output, TopK):
-            raise InvalidRequestError(f"requests are made of TopK(n), not of {self.output!r}")
+            raise InvalidRequestError(f"requests are made from TopK(n), not from {self.output!r}")
         for batch in self.run(stream):
             for code, quota_ids in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 if quota_ids:
@@ -183,11 +183,11 @@ class PanelMatcher:
 
     def _fitted(self, batch: Any) -> Any:
         """Return a batch with only the columns that matter, without string views."""
-        places, are_settled = self._kept.found(batch.schema, self._matter)
+        places, are_settled = self._kept.found(batch.schema, self._used_columns)
         kept = batch.select(places)
         return kept if are_settled else settled(kept)
 
-    def _matter(self, schema: Any) -> tuple[list[int], bool]:
+    def _used_columns(self, schema: Any) -> tuple[list[int], bool]:
         """Return the places of the columns that matter, and whether none of them needs `settled`."""
         names = self._names
         places = [at for at, name in enumerate(schema.names) if name in names]
@@ -197,8 +197,8 @@ class PanelMatcher:
         columns = columns_of(schema, self._source)
         if needs_codes(self.output) and not columns.has_codes:
             raise InvalidRequestError(
-                f"{type(self.output).__name__} tells members by their codes: the panel has no column"
-                f" {MEMBER_CODE!r}; it has {', '.join(map(repr, schema.names[:10]))}"
+                f"{type(self.output).__name__} names members by their codes, but the panel has no column "
+                f"{MEMBER_CODE!r}; it has the columns {', '.join(map(repr, schema.names[:10]))}"
             )
         return columns
 
@@ -263,8 +263,8 @@ def _batches(stream: Any) -> Iterator[Any]:
         if not isinstance(batch, pa.RecordBatch):
             hint = ": collect() it first" if hasattr(stream, "collect") else ""
             raise InvalidRequestError(
-                "a panel is an Arrow stream, such as a table, a reader or a data frame, or an iterator of"
-                f" record batches, not {type(batch).__name__}{hint}"
+                "a panel must be an Arrow stream (a table, a reader, a data frame) or an iterator of record "
+                f"batches, not {type(batch).__name__}{hint}"
             )
         yield batch
 

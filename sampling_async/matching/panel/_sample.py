@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import field, frozen
 
+from sampling_async._contract.checks import is_whole, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, places_of, positive, split
+from sampling_async.matching.panel._collectors import count_of, places_of, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in
 
@@ -31,8 +32,10 @@ _MIDDLE: Final = np.uint64(1 << 63)
 
 
 def _seed(_: object, attribute: Attribute[Any], value: object) -> None:
-    if not isinstance(value, int) or value.bit_length() > _LONGEST_SEED:
-        raise InvalidRequestError(f"{attribute.name} is a whole number of 64 bits at most, not {value!r:.40}")
+    if not is_whole(value) or value.bit_length() > _LONGEST_SEED:
+        raise InvalidRequestError(
+            f"{attribute.name} must be a whole number of at most 64 bits, not {value!r:.40}"
+        )
 
 
 @frozen
@@ -48,7 +51,7 @@ class Sample:
         seed: A whole number of 64 bits at most; another seed draws other members.
     """
 
-    per_quota: int = field(default=100, validator=positive)
+    per_quota: int = field(default=100, validator=whole_from_1)
     seed: int = field(default=0, validator=_seed)
 
     @property

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import field, frozen
 
+from sampling_async._contract.checks import whole_from_1
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import positive, split
+from sampling_async.matching.panel._collectors import split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
@@ -35,7 +36,7 @@ class TopK:
         one_per_survey: Select only one quota of each survey, because a member can take a survey only once.
     """
 
-    n: int = field(default=20, validator=positive)
+    n: int = field(default=20, validator=whole_from_1)
     one_per_survey: bool = True
 
     @property

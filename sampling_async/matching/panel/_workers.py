@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
 
@@ -158,8 +159,8 @@ class _Worker:
     def _ended(self) -> ChildProcessError:
         self._process.join()
         return ChildProcessError(
-            f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have been"
-            " out of memory; or the main module starts one again, for want of `if __name__ == '__main__':`"
+            f"a process that matched the panel ended with exit code {self._process.exitcode}: it may have run "
+            "out of memory; or the main module has no `if __name__ == '__main__':` and starts workers again"
         )
 
     def leave(self) -> None:
@@ -203,9 +204,7 @@ class Workers:
     """
 
     def __init__(self, count: int) -> None:
-        if not isinstance(count, int) or count < 1:
-            raise InvalidRequestError(f"workers is a number of processes from 1 on, not {count!r}")
-        self.count = count
+        self.count = whole_number(count, "workers")
         # Reentrant: the garbage collector may close an unread run, and so take the lock, in a thread that holds
         # it.
         self._lock = RLock()
@@ -214,7 +213,7 @@ class Workers:
 
     def __enter__(self) -> Self:
         if self._is_open:
-            raise InvalidRequestError("these workers are kept already: one `with` block, for all runs")
+            raise InvalidRequestError("these workers are kept already; use one `with` block for all runs")
         self._is_open = True
         return self
 
@@ -325,19 +324,19 @@ class _Lead:
         """
         for batch in match(self._own()):
             self._mine.append(batch)
-            self._hear(0)
+            self._receive_messages(0)
             yield from self._in_order()
         while any(worker.is_ready or waits() for worker in self._busy.values()):
-            self._hear(None)
+            self._receive_messages(None)
         yield from self._in_order()
         yield from ((True, batch) for batch in self._after_all)
 
     def _own(self) -> Iterator[Piece]:
         """Yield pieces for this process while there are any; the workers are given theirs first."""
         while True:
-            self._hear(0)
+            self._receive_messages(0)
             while self._is_far_ahead:
-                self._hear(None)
+                self._receive_messages(None)
             if self._next is None:
                 return
             number, piece = self._next
@@ -358,7 +357,7 @@ class _Lead:
     def _is_far_ahead(self) -> bool:
         return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
 
-    def _hear(self, seconds: float | None) -> None:
+    def _receive_messages(self, seconds: float | None) -> None:
         """Receive the workers' messages, and give them as many pieces as they can take.
 
         Args:
@@ -444,12 +443,24 @@ def _work(connection: Connection) -> None:
                 folder = connection.recv()
                 _take_part(connection, folder)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
-            connection.send(("error", exc))
+            connection.send(("error", _sendable(exc)))
             while True:
                 connection.recv()
     if folder is not None:
         # A parent that was killed has not removed it.
         rmtree(folder, ignore_errors=True)
+
+
+def _sendable(exc: Exception) -> Exception:
+    """Return the exception, or a RuntimeError with its type and text if it does not survive pickling."""
+    try:
+        # Some exceptions can be pickled but not be read again: their class needs other arguments.
+        again = pickle.loads(pickle.dumps(exc))  # noqa: S301  made here
+    except Exception:  # noqa: BLE001  any of them: classes may define how they are pickled
+        again = None
+    if type(again) is type(exc):
+        return exc
+    return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
 def _take_part(connection: Connection, folder: Path) -> None:
