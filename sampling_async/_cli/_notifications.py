@@ -32,7 +32,7 @@ from sampling_async.notifications import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from sampling_async import PartnerSettings, SamplingClient
     from sampling_async.notifications import Fact
@@ -141,8 +141,12 @@ def serve(
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
     inbox = ended_by_failure(lambda: guard.inbox(SqliteStore(store)))
+    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, host, port, public_url)))
+
+
+def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
     with suppress(KeyboardInterrupt):  # the way to end it
-        ended_by_failure(lambda: asyncio.run(_serve(inbox, host, port, public_url)))
+        asyncio.run(work)
 
 
 async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> None:
@@ -221,8 +225,7 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
                 show.emit_json(_fact_json(fact))
             await asyncio.sleep(_POLL_SECONDS)
 
-    with suppress(KeyboardInterrupt):  # the way to end it
-        ended_by_failure(lambda: asyncio.run(follow()))
+    ended_by_failure(lambda: _until_ctrl_c(follow()))
 
 
 @app.command(cls=Command)

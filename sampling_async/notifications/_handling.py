@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 from attrs import field, frozen
 
-from sampling_async._contract.checks import number_from_0, positive, whole_above_0
+from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import Background
 from sampling_async._pacing.threads import call_soon_here
@@ -63,8 +63,8 @@ class HandlerPolicy:
             coroutine function runs in a thread, which is waited for in any case.
     """
 
-    at_once: int = field(default=8, validator=lambda _, __, value: _check_whole(value, "at_once"))
-    attempts: int = field(default=15, validator=lambda _, __, value: _check_whole(value, "attempts"))
+    at_once: int = field(default=8, validator=whole_from_1)
+    attempts: int = field(default=15, validator=whole_from_1)
     first_wait: float = field(default=1.0, validator=positive)
     longest_wait: float = field(default=600.0, validator=positive)
     lease: float = field(default=60.0, validator=positive)
@@ -76,10 +76,6 @@ class HandlerPolicy:
         # ldexp with a bounded exponent: 2.0 ** 1100 is an OverflowError.
         longest = min(self.longest_wait, math.ldexp(self.first_wait, min(attempts - 1, 60)))
         return longest * (0.5 + random_number / 2)
-
-
-def _check_whole(value: object, name: str) -> None:
-    whole_above_0(value, f"HandlerPolicy.{name}")
 
 
 class Handlers:

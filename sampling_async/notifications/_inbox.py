@@ -127,6 +127,7 @@ class Inbox:
         self._handling: Handling | None = None
         self._was_entered = False
         self._is_open = False
+        self._not_stored_count = 0
 
     def __repr__(self) -> str:
         return f"<Inbox {'open' if self._is_open else 'closed'} {self.store!r}>"
@@ -274,12 +275,17 @@ class Inbox:
         return lambda store: store.receive(receipt, entries), _STORED
 
     def _stored(self, reply: Reply) -> Reply:
+        if self._not_stored_count:
+            _LOG.warning("notifications are stored again; %d were answered with 503", self._not_stored_count)
+            self._not_stored_count = 0
         if self._handling is not None:
             self._handling.wake()
         return reply
 
     def _not_stored(self, exc: StoreError) -> Reply:
-        _LOG.error("a notification was not stored, and answered with 503: %s", exc)
+        if not self._not_stored_count:  # one line for a full disk, not one for each hit
+            _LOG.error("notifications are not stored, and are answered with 503: %s", exc)
+        self._not_stored_count += 1
         return _NOT_STORED
 
     # --- Facts

@@ -196,7 +196,7 @@ class Outbox:
             if random.random() < notifying.repeated:
                 self._put(posting, at + random.random() * notifying.late_seconds)
             if random.random() < notifying.forged:
-                forged = {**fields, "Revenue": 99_999_00} if kind == "completion" else fields
+                forged = {**fields, "Revenue": 99_999_00} if kind == "completion" else dict(fields)
                 if "EncryptedValue" in forged:
                     forged["EncryptedValue"] = "0" * 64
                 self._put(Posting(self._number, kind, forged, at, is_forged=True), at)
@@ -227,7 +227,8 @@ class Outbox:
         urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
         count = 0
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-            for posting in self._due(everything=everything):
+            # A list, so that what is refused is not sent again without end: it waits for the next call.
+            for posting in list(self._due(everything=everything)):
                 await self._post(client, urls, posting)
                 count += 1
         return count
