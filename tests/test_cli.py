@@ -434,7 +434,12 @@ def test_the_debug_log_shows_attempts_without_secrets(sim):
     assert sim.api_key not in result.output
 
 
-COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+GROUPS = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+COMMANDS = [
+    prefix + (command.name or command.callback.__name__)
+    for prefix, group in GROUPS
+    for command in group.registered_commands
+]
 
 
 def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
@@ -443,7 +448,7 @@ def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
     for columns in ("60", "140"):
         monkeypatch.setenv("COLUMNS", columns)
         for command in COMMANDS:
-            shown = run(command, "--help").stdout
+            shown = run(*command.split(), "--help").stdout
             assert "bool" not in shown
             _, _, examples = shown.partition("Example")
             for example in _help.EXAMPLES[command]:

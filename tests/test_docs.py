@@ -124,6 +124,8 @@ def test_commands_in_the_docs_exist_with_their_options(name, rest):
     from sampling_async._cli._commands import app  # noqa: PLC0415
 
     command = typer.main.get_command(app).commands[name]
+    if hasattr(command, "commands"):  # a group, whose command is the next word
+        command = command.commands[rest.split()[0]]
     known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
     assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= known
 

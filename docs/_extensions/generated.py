@@ -112,10 +112,19 @@ def cli() -> Any:
     return typer.main.get_command(app)
 
 
+def leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the commands of a group and of the groups in it, each with its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
 def commands() -> Iterator[str]:
     """Yield a section for each command, and one for the options that commands share."""
     shared: dict[str, Any] = {}
-    for name, command in cli().commands.items():
+    for name, command in leaves(cli()):
         options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
         arguments = [each for each in command.params if each.param_type_name == "argument"]
         own = [each for each in options if _panel(each) != CONNECTION]
