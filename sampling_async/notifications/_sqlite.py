@@ -183,7 +183,7 @@ class SqliteStore:
         known: dict[Kind, list[str]] = {}
         for kind, secret in self._open.execute("SELECT kind, secret FROM secrets ORDER BY id DESC"):
             known.setdefault(Kind(kind), []).append(secret)
-        return known
+        return {kind: known[kind] for kind in Kind if kind in known}
 
     # --- What comes in
 

@@ -1,0 +1,269 @@
+"""`sampling-async notifications`: a receiver that survives a kill, and what it has received."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from cli_kit import program, run
+from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
+
+from sampling_async._cli._notify import Notify
+from sampling_async.notifications import SqliteStore, State, kept_secrets
+from sampling_async.notifications._store import Settled
+from sampling_async.simulator import Notifying, Simulator
+
+KINDS = ["invite", "completion", "terminate", "survey_closed", "quota_status"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "n.db"
+
+
+class Receiver:
+    """`notifications serve` as a program, piped."""
+
+    def __init__(self, store, *options) -> None:
+        self._command = ["notifications", "serve", "--store", store, *options]
+
+    def __enter__(self):
+        self.process = program(*self._command)
+        self.urls = json.loads(self.process.stdout.readline())
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.end(signal.SIGINT)
+
+    def end(self, number) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+    def post(self, kind, fields, *, path="") -> int:
+        try:
+            with urlopen(Request(self.urls[kind] + path, data=encoded(fields))) as response:
+                return response.status
+        except HTTPError as exc:
+            exc.close()
+            return exc.code
+
+
+def shown(store, *options) -> list[dict]:
+    done = run("notifications", "show", "--store", store, *options)
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_was_acknowledged_survives_a_kill_and_the_urls_stay(store):
+    with Receiver(store, "--port", "0") as receiver:
+        assert list(receiver.urls) == KINDS
+        assert receiver.post("completion", COMPLETION) == 200
+        assert (
+            receiver.post("completion", {name.upper(): str(value) for name, value in COMPLETION.items()}) == 200
+        )
+        assert receiver.post("completion", COMPLETION, path="x") == 404
+        assert receiver.post("invite", b"?") == 200
+        receiver.end(signal.SIGKILL)
+        first = receiver.urls
+    port = first["invite"].split(":")[2].split("/")[0]
+    with Receiver(store, "--port", port) as receiver:
+        assert receiver.urls == first
+        assert receiver.post("completion", COMPLETION) == 200
+        facts = shown(store)
+    assert [(fact["kind"], fact["receipts"]) for fact in facts] == [("completion", 3), ("unknown", 1)]
+    assert facts[0]["fields"] == COMPLETION
+    assert facts[1]["posted_as"] == "invite"
+    assert facts[1]["body"] == "?"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_quietly(store, number):
+    with Receiver(store, "--port", "0") as receiver:
+        assert receiver.end(number) == (0, "")
+
+
+def test_urls_can_be_those_of_a_proxy(store):
+    with Receiver(store, "--port", "0", "--public-url", "https://partner.example/events/") as receiver:
+        assert receiver.urls["terminate"].startswith("https://partner.example/events/terminate/")
+
+
+def test_addresses_and_signatures_are_checked(store, monkeypatch):
+    monkeypatch.setenv("SAMPLING_SHARED_SECRETS", "one secret,another secret")
+    with Receiver(store, "--port", "0", "--require-signature", "--trusted-proxy", "127.0.0.0/8") as receiver:
+        assert receiver.post("completion", COMPLETION) == 403
+        assert receiver.post("survey_closed", CLOSED) == 200
+    with Receiver(store, "--port", "0", "--from", "198.51.100.0/24") as receiver:
+        assert receiver.post("survey_closed", CLOSED) == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--from", "here"], "'here' is no network"),
+        (["--require-signature"], "needs shared_secrets"),
+        (["--host", "203.0.113.1"], "annot assign requested address"),
+    ],
+)
+def test_wrong_options_end_it_with_a_reason(store, options, message):
+    done = run("notifications", "serve", "--store", store, "--port", "0", *options)
+    assert done.exit_code != 0
+    assert message in done.stderr
+
+
+def put(store, *hits) -> None:
+    """Store hits without a server."""
+    from test_notifications_store import put as stored  # noqa: PLC0415
+
+    kept_secrets(store)
+    opened = SqliteStore(store)
+    opened.open()
+    for kind, fields in hits:
+        stored(opened, kind, fields)
+    opened.close()
+
+
+def test_show_selects_kinds_and_leaves_out_what_was_replaced(store):
+    put(
+        store,
+        ("quota_status", status(1, is_live=True)),
+        ("quota_status", status(2, is_live=False)),
+        ("completion", COMPLETION),
+        ("terminate", TERMINATE),
+        ("invite", MEMBER),
+    )
+    assert [fact["kind"] for fact in shown(store)] == ["quota_status", "completion", "terminate", "invite"]
+    assert [fact["standing"] for fact in shown(store, "--all")][:2] == ["stale", "stands"]
+    assert shown(store)[0]["fields"]["IsLive"] is False
+    assert shown(store)[2]["standing"] == "overruled"
+    assert [fact["id"] for fact in shown(store, "--kind", "completion", "--kind", "invite")] == [3, 5]
+
+
+def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
+    put(store, ("quota_status", [status(1, is_live=True, quota_id=number) for number in range(1, 70)]))
+    put(store, ("invite", b"?"), ("completion", {**COMPLETION, "EncryptedValue": "abc"}))
+    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "120")
+    table = run("notifications", "show", "--store", store).stdout
+    assert "The last 50 of 71 facts" in table
+    assert "neither JSON nor XML nor a form" in table
+    assert "UniqueCode=m-1" in table
+    assert "EncryptedValue" not in table
+
+
+def test_dead_facts_are_shown_and_replayed(store):
+    put(store, ("completion", COMPLETION), ("invite", MEMBER))
+    opened = SqliteStore(store)
+    opened.open()
+    with opened.transaction():
+        opened.claim("me", ["completion"], 1.0, 2.0, 1)
+        opened.settle("me", Settled(fact_id=1, state=State.DEAD, error="LookupError: no account"))
+    opened.close()
+    done = run("notifications", "dead", "--store", store)
+    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["LookupError: no account"]
+    done = run("notifications", "replay", "--store", store)
+    assert (done.exit_code, done.stderr) == (0, "1 facts are due to their handlers\n")
+    assert run("notifications", "dead", "--store", store).stdout == ""
+    assert run("notifications", "replay", "2", "--store", store).exit_code == 0
+    assert run("notifications", "replay", "99", "--store", store).exit_code == 1
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "dead", "replay"])
+def test_a_store_that_is_not_there_is_not_made(store, command):
+    done = run("notifications", command, "--store", store)
+    assert done.exit_code == 2
+    assert "no such store" in done.stderr
+    assert not store.exists()
+
+
+def test_tail_prints_what_comes(store):
+    put(store, ("completion", COMPLETION))
+    with program("notifications", "tail", "--store", store, "--kind", "completion") as process:
+        for number in range(100):  # until it has begun to look
+            put(store, ("completion", {**COMPLETION, "UniqueCode": "m-9", "WaveId": number}))
+            if select.select([process.stdout], [], [], 0.1)[0]:
+                break
+        line = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert line["fields"]["UniqueCode"] == "m-9"
+
+
+def test_settings_are_compared_with_those_of_the_operator(store, monkeypatch):
+    sim = Simulator(notifying=Notifying())
+    options = ("notifications", "settings", "--store", store, "--public-url", "https://partner.example")
+    with sim.serve() as url:
+        rows = [json.loads(line) for line in run(*options).stdout.splitlines()]
+        assert [row["AtTheOperator"] for row in rows] == [None] * 5
+        monkeypatch.setenv("SAMPLING_BASE_URL", url)
+        monkeypatch.setenv("SAMPLING_PANEL_GUID", sim.panel_guid)
+        monkeypatch.setenv("SAMPLING_API_KEY", sim.api_key)
+        done = run(*options)
+        assert done.exit_code == 1
+        verdicts = [json.loads(line)["AtTheOperator"] for line in done.stdout.splitlines()]
+        assert verdicts == ["not set", *["another URL"] * 4]
+        sim.notification_urls = {row["Kind"]: row["URL"] for row in rows}
+        done = run(*options)
+        assert done.exit_code == 0
+        assert {json.loads(line)["AtTheOperator"] for line in done.stdout.splitlines()} == {"same"}
+        done = run(*options, "--rotate")
+        assert done.exit_code == 1
+    assert all(
+        kept[1:] == [old["URL"].rpartition("/")[2]]
+        for kept, old in zip(kept_secrets(store).values(), rows, strict=True)
+    )
+
+
+def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
+    with Receiver(store, "--port", "0") as receiver:
+        urls = tmp_path / "urls.json"
+        urls.write_text(json.dumps(receiver.urls))
+        options = ("--port", "0", "--notify", urls, "--survey-seconds", "0")
+        with program("simulate", *options) as simulated:
+            lines = [simulated.stdout.readline() for _ in range(4)][1:]
+            for name, value in (line.strip().removeprefix("export ").split("=", 1) for line in lines):
+                monkeypatch.setenv(name, value)
+            surveys = [json.loads(line) for line in run("quotas").stdout.splitlines()]
+            quota_ids = [quota["QuotaID"] for survey in surveys for quota in survey["Quotas"]]
+            outcomes = run("bulk-invite", "m000001", *quota_ids).stdout.splitlines()
+            invited = {each["QuotaID"] for each in map(json.loads, outcomes) if each["Status"] == "invited"}
+            ended: set[int] = set()
+            while ended != invited:
+                facts = [fact for fact in shown(store) if fact["kind"] in ("completion", "terminate")]
+                ended = {fact["fields"]["QuotaID"] for fact in facts}
+            simulated.send_signal(signal.SIGINT)
+            assert simulated.wait(20) == 0
+    assert invited
+
+
+def test_a_simulator_notifies_badly_on_request():
+    assert Notify().notifying() is None
+    assert Notify(notify="http://x").notifying().forged == 0
+    assert Notify(notify="http://x", notify_badly=True).notifying().forged > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("no-such-file", "no http URL, and no file"), ("list.json", "expected one JSON object of URLs by kind")],
+)
+def test_simulate_refuses_urls_that_it_cannot_read(value, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.json").write_text("[1]")
+    done = run("simulate", "--port", "0", "--notify", value)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("http://x/a/", "http://x/a/invite"), ("https://x/{kind}/secret", "https://x/invite/secret")],
+)
+def test_a_url_is_for_all_kinds(value, expected):
+    urls = Notify(notify=value).urls()
+    assert list(urls) == KINDS
+    assert urls["invite"] == expected
