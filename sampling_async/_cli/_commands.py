@@ -12,7 +12,15 @@ import typer
 from attrs import evolve
 
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
-from sampling_async._cli import _match, _notifications, _quota_ids, _simulation, _sources, release_signals
+from sampling_async._cli import (
+    _match,
+    _notifications,
+    _outcomes,
+    _quota_ids,
+    _simulation,
+    _sources,
+    release_signals,
+)
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
@@ -401,4 +409,5 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
 app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(_match.match))
 app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
 app.command(cls=Command)(_simulation.demo)
+app.command(cls=Command)(_outcomes.outcomes)
 app.add_typer(_notifications.app, name="notifications")

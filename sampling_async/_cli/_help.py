@@ -82,6 +82,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
             "  --public-url https://partner.example/events"
         ),
     ),
+    "outcomes": (
+        "sampling-async outcomes --store notifications.db \\\n  --invites outcomes.jsonl",
+        "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
+        "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
+    ),
     "simulate": (
         "sampling-async simulate",
         "sampling-async simulate --members panel.jsonl",

@@ -20,6 +20,7 @@ from __future__ import annotations
 from sampling_async.notifications._app import NotificationsApp
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, Reply, kept_secrets, rotate_secrets
+from sampling_async.notifications._outcomes import Ending, OutcomeLedger, OutcomeRow, QuotaFunnel
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import (
     Completion,
@@ -42,10 +43,12 @@ from sampling_async.notifications._store import (
     State,
     Store,
     StoreError,
+    SurveyEnd,
 )
 
 __all__ = [
     "Completion",
+    "Ending",
     "Entry",
     "Fact",
     "FactStream",
@@ -56,6 +59,9 @@ __all__ = [
     "Kind",
     "Notification",
     "NotificationsApp",
+    "OutcomeLedger",
+    "OutcomeRow",
+    "QuotaFunnel",
     "QuotaStatus",
     "Receipt",
     "Reply",
@@ -67,6 +73,7 @@ __all__ = [
     "Store",
     "StoreError",
     "SurveyClosed",
+    "SurveyEnd",
     "Terminate",
     "UnknownNotification",
     "kept_secrets",

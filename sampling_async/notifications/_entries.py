@@ -15,7 +15,7 @@ from sampling_async.notifications._records import (
     SurveyClosed,
     Terminate,
 )
-from sampling_async.notifications._store import Entry
+from sampling_async.notifications._store import Entry, SurveyEnd
 from sampling_async.notifications._understanding import Named, understand
 
 if TYPE_CHECKING:
@@ -48,37 +48,57 @@ def _entry(kind: Kind, fields: Fields, signatures: Signatures) -> Entry:
         return _unknown(kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
     verified = signatures.verified(record, named.signature)
     content = named.digest()
-    about, identity = _about(record, content)
-    key = json.dumps(about)
+    key, more = _about(record, content)
     return Entry(
         kind=kind,
         posted_as=kind,
         key=key,
-        identity=json.dumps([kind, *about, *identity]),
+        identity=json.dumps([kind, key, more]),
         content=content,
         rank=_rank(record),
         fields=json.dumps(fields),
         verified=verified,
+        end=_end(record),
     )
 
 
-def _about(record: Notification, content: str) -> tuple[list[object], list[object]]:
-    """Return what a record is about, and what else makes it the same as another one.
+def member_key(survey_id: int, wave_id: int, member_code: str) -> str:
+    """Return the key of what is told of a member in a survey and wave; in ASCII, whatever the code is."""
+    return json.dumps(["member", survey_id, wave_id, member_code])
 
-    The former is the key that order is kept for. It is the same for a completion and a terminate of a member.
+
+def _end(record: Notification) -> SurveyEnd | None:
+    if not isinstance(record, Completion | Terminate):
+        return None
+    return SurveyEnd(
+        member_code=record.member_code,
+        survey_id=record.survey_id,
+        wave_id=record.wave_id,
+        quota_id=record.quota_id,
+        original_survey_id=record.original_survey_id,
+        hundredths=int(record.revenue.scaleb(2)) if isinstance(record, Completion) else 0,
+        reason=record.reason if isinstance(record, Terminate) else None,
+        at=None if record.at is None else record.at.timestamp(),
+    )
+
+
+def _about(record: Notification, content: str) -> tuple[str, str | int | None]:
+    """Return the key of what a record is about, and what else makes it the same as another one.
+
+    Order is kept for each key. It is the same for a completion and a terminate of a member.
     """
     match record:
         case Completion():
             # With another revenue it is a correction, and a fact of its own.
-            return ["member", record.survey_id, record.wave_id, record.member_code], [str(record.revenue)]
+            return member_key(record.survey_id, record.wave_id, record.member_code), str(record.revenue)
         case Terminate():
-            return ["member", record.survey_id, record.wave_id, record.member_code], []
+            return member_key(record.survey_id, record.wave_id, record.member_code), None
         case QuotaStatus():
-            return ["quota", record.quota_id], [_rank(record)]
+            return json.dumps(["quota", record.quota_id]), _rank(record)
         case SurveyClosed():
-            return ["survey", record.survey_id, record.wave_id], []
+            return json.dumps(["survey", record.survey_id, record.wave_id]), None
         case InviteNotification():
-            return ["invite", content], []
+            return json.dumps(["invite", content]), None
         case _:
             raise AssertionError(record)
 

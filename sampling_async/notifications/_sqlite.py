@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt
+    from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
 
 _APPLICATION: Final = 0x53414E4F
 """Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
@@ -42,11 +42,18 @@ CREATE TABLE IF NOT EXISTS facts (
     content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
     receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
     standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
-    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT
+    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
+    member TEXT, survey INTEGER, wave INTEGER, quota INTEGER, origin INTEGER, amount INTEGER, label TEXT,
+    ended REAL
 );
 CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
 CREATE INDEX IF NOT EXISTS facts_due ON facts (due, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
+CREATE TABLE IF NOT EXISTS invites (
+    key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
+    quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL
+);
+CREATE INDEX IF NOT EXISTS invites_member ON invites (member, survey);
 CREATE TABLE IF NOT EXISTS secrets (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, secret TEXT NOT NULL
 );
@@ -67,6 +74,32 @@ UPDATE facts SET due = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
     ) ORDER BY due, id LIMIT ?
 ) RETURNING {_COLUMNS}
 """  # noqa: S608  the columns are ours
+
+
+_JOINED: Final = """
+WITH ends AS MATERIALIZED (
+    -- An end belongs to the invite of its member, survey and wave; of a routed member, to the last invite of
+    -- the original survey.
+    SELECT f.*, CASE
+        WHEN f.origin IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
+        ELSE coalesce(
+            (SELECT i.key FROM invites AS i WHERE i.member = f.member AND i.survey = f.origin
+             ORDER BY i.invited DESC LIMIT 1), f.key)
+    END AS invite
+    FROM facts AS f WHERE f.kind IN ('completion', 'terminate') AND f.standing = 'stands'
+)
+SELECT * FROM (
+    SELECT coalesce(e.key, i.key) AS key, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
+        e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, e.key != i.key AS routed
+    FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key ORDER BY i.rowid, e.key, e.id
+)
+UNION ALL
+SELECT * FROM (
+    SELECT e.key, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount, e.label,
+        coalesce(e.ended, e.at), e.id, e.origin IS NOT NULL
+    FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite) ORDER BY e.key, e.id
+)
+"""
 
 
 class SqliteStore:
@@ -212,7 +245,9 @@ class SqliteStore:
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         cursor = self._open.execute(
             "INSERT INTO facts (at, receipt, kind, posted_as, key, identity, content, rank, fields,"
-            " reason, verified) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (identity) DO NOTHING",
+            " reason, verified, member, survey, wave, quota, origin, amount, label, ended)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (identity) DO NOTHING",
             (
                 at,
                 receipt,
@@ -225,6 +260,7 @@ class SqliteStore:
                 entry.fields,
                 entry.reason,
                 entry.verified,
+                *_end_values(entry.end),
             ),
         )
         if cursor.rowcount == 0:
@@ -267,6 +303,33 @@ class SqliteStore:
 
     def _one(self, query: str, *values: object) -> Any:
         return self._open.execute(query, values).fetchone()[0]
+
+    # --- Invites, for the ledger of outcomes
+
+    def add_invites(self, invites: Iterable[tuple[str, str, int, int, int, float]]) -> int:
+        """Store invites that are not there yet: key, member, survey, wave, quota and time. Returns how many."""
+        before = self._open.total_changes
+        self._open.executemany(
+            "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (key) DO NOTHING",
+            [(key, json.dumps(member), *more) for key, member, *more in invites],
+        )
+        return self._open.total_changes - before
+
+    def enter(self, member_code: str, quota_id: int, at: float) -> bool:
+        """Note when a member was sent to a survey, the first time; False if there is no such invite."""
+        cursor = self._open.execute(
+            "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
+            (at, json.dumps(member_code), quota_id),
+        )
+        return cursor.rowcount > 0
+
+    def joined(self) -> Iterator[Mapping[str, Any]]:
+        """Yield invites with their ends, then ends without an invite, as the ledger of outcomes reads them."""
+        with self._failing("cannot be read"), closing(self._connected()) as database:
+            database.row_factory = sqlite3.Row
+            for row in database.execute(_JOINED):
+                yield {**row, "member": json.loads(row["member"])}
 
     # --- Handlers
 
@@ -331,15 +394,26 @@ class SqliteStore:
             conditions.append("state = ?")
             values.append(state)
         query = f"SELECT {_COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"  # noqa: S608
-        with self._failing("cannot be read"):
-            database = self._connected()
-            try:
-                while rows := database.execute(query, values).fetchall():
-                    for row in rows:
-                        yield _fact(row, partial(_body, database))
-                    values[0] = rows[-1][0]
-            finally:
-                database.close()
+        with self._failing("cannot be read"), closing(self._connected()) as database:
+            while rows := database.execute(query, values).fetchall():
+                for row in rows:
+                    yield _fact(row, partial(_body, database))
+                values[0] = rows[-1][0]
+
+
+def _end_values(end: SurveyEnd | None) -> tuple[object, ...]:
+    if end is None:
+        return (None,) * 8
+    return (
+        json.dumps(end.member_code),
+        end.survey_id,
+        end.wave_id,
+        end.quota_id,
+        end.original_survey_id,
+        end.hundredths,
+        None if end.reason is None else json.dumps(end.reason),
+        end.at,
+    )
 
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:

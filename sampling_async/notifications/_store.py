@@ -57,6 +57,31 @@ class Receipt:
 
 
 @frozen(kw_only=True)
+class SurveyEnd:
+    """How a member's survey ended, in the form in which the ledger of outcomes joins it with invites.
+
+    Attributes:
+        member_code: The member.
+        survey_id: The survey, with `wave_id`.
+        wave_id: The wave.
+        quota_id: The quota, if it is known.
+        original_survey_id: The survey of the invite, if the member was routed to another one.
+        hundredths: The revenue of a completion.
+        reason: The reason of a terminate.
+        at: When it ended, in seconds since 1970, if it is known.
+    """
+
+    member_code: str = field(repr=hidden)
+    survey_id: int
+    wave_id: int
+    quota_id: int | None
+    original_survey_id: int | None
+    hundredths: int
+    reason: str | None
+    at: float | None
+
+
+@frozen(kw_only=True)
 class Entry:
     """One thing that a receipt tells, prepared for the store.
 
@@ -70,6 +95,7 @@ class Entry:
         fields: The fields as JSON.
         reason: Why it was not understood.
         verified: Whether the signature over survey, wave and member was there, and right.
+        end: How a member's survey ended, if that is what it tells.
     """
 
     kind: Kind | None
@@ -81,6 +107,7 @@ class Entry:
     fields: str = "{}"
     reason: str = ""
     verified: bool = False
+    end: SurveyEnd | None = None
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,254 @@
+"""The command `outcomes`: what became of invites, by quota."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import anyio
+import typer
+from rich.text import Text
+
+from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import ended_by_failure
+from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async.notifications import Ending, OutcomeLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sampling_async.notifications import OutcomeRow, QuotaFunnel
+
+_AT_ONCE: Final = 5_000
+_COLUMNS: Final = (
+    ("Survey", 5),
+    ("Wave", 6),
+    ("Quota", 0),
+    ("Invited", 0),
+    ("Entered", 4),
+    ("Completed", 0),
+    ("Terminated", 1),
+    ("Open", 2),
+    ("Uninvited", 3),
+    ("Revenue", 0),
+)
+
+
+def outcomes(
+    *,
+    store: Annotated[
+        Path,
+        typer.Option("--store", help="The file of `notifications serve`.", metavar="FILE", show_default=False),
+    ],
+    invites: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Each invite with its end, instead of quotas.", metavar="")
+    ] = False,
+    overdue: Annotated[
+        float | None,
+        typer.Option(
+            help="Only invites without an end after so many hours; exit code 1 if there are any.",
+            min=0,
+            metavar="HOURS",
+            show_default=False,
+        ),
+    ] = None,
+    uninvited: Annotated[
+        bool,
+        typer.Option(
+            "--uninvited", help="Only completes without an invite; exit code 1 if there are any.", metavar=""
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write all rows to a Parquet file.", metavar="FILE", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")] = False,
+) -> None:
+    """Show what became of invites: a funnel by quota, and the revenue.
+
+    Invites are joined with the completions and terminates of a store. The
+    times of invites from a file are that of the file.
+    """
+    ledger = OutcomeLedger(store)
+    for file in invites or ():
+        _record_all(ledger, file)
+    if not store.is_file():
+        ended_by_failure(lambda: _missing(store))
+    if output is not None:
+        ended_by_failure(lambda: _write(ledger, output))
+        return
+    if rows or uninvited or overdue is not None:
+        found = ended_by_failure(lambda: list(_selected(ledger, overdue, is_uninvited=uninvited)))
+        ended_by_failure(lambda: _show_rows(found, as_json=as_json))
+        raise typer.Exit(INCOMPLETE if found and not rows else DONE)
+    funnel = ended_by_failure(ledger.read_funnel)
+    ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
+
+
+def _missing(store: Path) -> None:
+    raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
+
+
+def _record_all(ledger: OutcomeLedger, file: Path) -> None:
+    def record() -> int:
+        at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        return anyio.run(_record, ledger, file, at)
+
+    typer.echo(f"{ended_by_failure(record):,} new invites from {file}", err=True)
+
+
+async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
+    """Record the invites of a file, and return how many are new."""
+    if _is_journal(file):
+        batch, count = [], 0
+        async for outcome in Journal(file).outcomes():
+            batch.append(outcome)
+            if len(batch) == _AT_ONCE:
+                count += await ledger.invited(batch, at=at)
+                batch = []
+        return count + await ledger.invited(batch, at=at)
+    count, lines = 0, _outcome_lines(file)
+    while batch := list(islice(lines, _AT_ONCE)):
+        count += await ledger.invited(batch, at=at)
+    return count
+
+
+def _is_journal(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(15) == b"SQLite format 3"
+
+
+def _outcome_lines(file: Path) -> Iterator[InviteOutcome]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                fields = json.loads(line)
+                if fields["Invite"] is None:
+                    continue
+                invite = from_json(Invite, json.dumps(fields["Invite"]))
+                yield InviteOutcome(
+                    member_code=str(fields["MemberCode"]),
+                    quota_id=int(fields["QuotaID"]),
+                    status="invited",
+                    invite=invite,
+                )
+            except (ValueError, KeyError, TypeError, DecodeError):
+                raise InvalidRequestError(
+                    f"{file}, line {number}: no outcome as `fan-out` or `bulk-invite` writes it"
+                ) from None
+
+
+def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: bool) -> Iterable[OutcomeRow]:
+    if is_uninvited:
+        return anyio.run(ledger.uninvited)
+    if overdue is not None:
+        return anyio.run(ledger.overdue, overdue)
+    return ledger.read_rows()
+
+
+def _write(ledger: OutcomeLedger, output: Path) -> None:
+    table = ledger.read_arrow()
+    import pyarrow.parquet as pq  # noqa: PLC0415  an extra, which the table has needed already
+
+    pq.write_table(table, output)
+    typer.echo(f"{table.num_rows:,} rows written to {output}", err=True)
+
+
+def _row_json(row: OutcomeRow) -> dict[str, Any]:
+    return {
+        "MemberCode": row.member_code,
+        "SurveyID": row.survey_id,
+        "WaveID": row.wave_id,
+        "QuotaID": row.quota_id,
+        "Ending": row.ending,
+        "Revenue": float(row.revenue),
+        "Reason": row.reason,
+        "InvitedAt": _text(row.invited_at),
+        "EnteredAt": _text(row.entered_at),
+        "EndedAt": _text(row.ended_at),
+        "FactID": row.fact_id,
+        "IsAutoRouted": row.is_auto_routed,
+    }
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _funnel_json(row: QuotaFunnel) -> dict[str, Any]:
+    return {
+        "SurveyID": row.survey_id,
+        "WaveID": row.wave_id,
+        "QuotaID": row.quota_id,
+        "Invited": row.invited,
+        "Entered": row.entered,
+        "Completed": row.completed,
+        "Terminated": row.terminated,
+        "Reasons": dict(row.reasons),
+        "Open": row.open,
+        "Uninvited": row.uninvited,
+        "Corrected": row.corrected,
+        "Revenue": float(row.revenue),
+    }
+
+
+def _show_rows(rows: Iterable[OutcomeRow], *, as_json: bool) -> None:
+    if show.as_lines(as_json):
+        for row in rows:
+            show.emit_json(_row_json(row))
+        return
+    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
+    for row in rows:
+        quota = "" if row.quota_id is None else str(row.quota_id)
+        ending = row.ending if row.invited_at else f"{row.ending}, no invite"
+        cells = (str(row.survey_id), quota, ending, show.plain(row.reason), _money(row.revenue))
+        table.add_row(show.plain(row.member_code), *cells)
+    show.screen().print(table)
+
+
+def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
+    if show.as_lines(as_json):
+        for row in funnel:
+            show.emit_json(_funnel_json(row))
+        return
+    screen = show.screen()
+    cells = [
+        (
+            str(row.survey_id),
+            str(row.wave_id),
+            "" if row.quota_id is None else str(row.quota_id),
+            *(f"{count:,}" for count in (row.invited, row.entered, row.completed, row.terminated)),
+            *(f"{count:,}" for count in (row.open, row.uninvited)),
+            _money(row.revenue),
+        )
+        for row in funnel
+    ]
+    screen.print(show.fitting_table(cells, _COLUMNS, screen.width))
+    total = sum((row.revenue for row in funnel), Decimal(0))
+    reasons: dict[str, int] = {}
+    for row in funnel:
+        for reason, count in row.reasons.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
+    screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        screen.print(
+            Text(f"  {count:,}  ").append_text(show.plain(f"{Ending.TERMINATED}: {reason or 'no reason'}"))
+        )
+
+
+def _money(amount: Decimal) -> str:
+    return f"{amount:,.2f}"

@@ -1,0 +1,345 @@
+"""The ledger of outcomes: what became of each invite, and what was paid for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from attrs import evolve, field, frozen
+
+from sampling_async._contract.records import hidden
+from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._entries import member_key
+from sampling_async.notifications._sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from sampling_async import InviteOutcome
+
+T = TypeVar("T")
+_HOUR: Final = 3600.0
+
+
+class Ending(StrEnum):
+    """How a member's survey has ended. A `CORRECTED` row changes the revenue of a `COMPLETED` one."""
+
+    OPEN = "open"
+    COMPLETED = "completed"
+    CORRECTED = "corrected"
+    TERMINATED = "terminated"
+
+
+@frozen(kw_only=True)
+class OutcomeRow:
+    """One invite and its end, or one end without an invite.
+
+    Attributes:
+        member_code: The member.
+        survey_id: The survey, with `wave_id`.
+        wave_id: The wave.
+        quota_id: The quota of the invite; without an invite that of the notification, if it says one.
+        ending: How it has ended.
+        revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
+            what was told before, so that the sum of all rows is what is paid.
+        reason: The reason of a terminate.
+        invited_at: When the invite was recorded; None if there is no invite.
+        entered_at: When the member was sent to the survey, if that was recorded.
+        ended_at: When the service says that it ended; when it was received, if the service does not say.
+        fact_id: The fact that tells of the end, or None.
+        is_auto_routed: Whether the member was routed to another survey than the one of the invite.
+    """
+
+    member_code: str = field(repr=hidden)
+    survey_id: int
+    wave_id: int
+    quota_id: int | None
+    ending: Ending
+    revenue: Decimal = Decimal(0)
+    reason: str | None = None
+    invited_at: datetime | None = None
+    entered_at: datetime | None = None
+    ended_at: datetime | None = None
+    fact_id: int | None = None
+    is_auto_routed: bool = False
+
+
+@frozen(kw_only=True)
+class QuotaFunnel:
+    """How many members of a quota came how far.
+
+    Attributes:
+        survey_id: The survey, with `wave_id`.
+        wave_id: The wave.
+        quota_id: The quota; None for ends without an invite whose notification names no quota.
+        invited: Invites.
+        entered: Invites whose member was sent to the survey, as far as that was recorded.
+        completed: Completes, those without an invite included.
+        terminated: Terminates that stand.
+        reasons: How many terminates have which reason.
+        open: Invites without an end.
+        uninvited: Completes without an invite.
+        corrected: Corrections of the revenue.
+        revenue: The sum of the revenue, corrections included, in units of the currency.
+    """
+
+    survey_id: int
+    wave_id: int
+    quota_id: int | None
+    invited: int = 0
+    entered: int = 0
+    completed: int = 0
+    terminated: int = 0
+    reasons: Mapping[str, int] = field(factory=dict[str, int])
+    open: int = 0
+    uninvited: int = 0
+    corrected: int = 0
+    revenue: Decimal = Decimal(0)
+
+
+class OutcomeLedger:
+    """Joins invites with the completions and terminates of an inbox, in the inbox's store.
+
+        ledger = OutcomeLedger("notifications.db")
+        async with client.fan_out(requests) as outcomes:
+            async for outcome in outcomes:
+                batch.append(outcome)
+        await ledger.invited(batch)
+        ...
+        for quota in await ledger.funnel():
+            print(quota.quota_id, quota.invited, quota.completed, quota.revenue)
+
+    An invite and its end belong together by member, survey and wave, since a member can be targeted to one
+    quota of a survey only; of an auto-routed end, by member and original survey. Each method works in a thread,
+    with a connection of its own, beside an open inbox or without one.
+
+    Args:
+        store: The file of the inbox's store. It is made if there is none.
+        clock: The clock, in seconds since 1970.
+    """
+
+    def __init__(
+        self, store: str | os.PathLike[str] | SqliteStore, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = store.path if isinstance(store, SqliteStore) else store
+        self._clock = clock
+
+    async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
+        """Record invites; outcomes without an invite are passed over. Returns how many are new.
+
+        Args:
+            outcomes: Outcomes of a bulk; the same one may come again, as from a journal.
+            at: When they were made; now, by default.
+
+        Raises:
+            StoreError: They could not be written.
+        """
+        moment = self._clock() if at is None else at.timestamp()
+        rows = [
+            (
+                member_key(outcome.invite.survey_id, outcome.invite.wave_id, outcome.member_code),
+                outcome.member_code,
+                outcome.invite.survey_id,
+                outcome.invite.wave_id,
+                outcome.quota_id,
+                moment,
+            )
+            for outcome in outcomes
+            if outcome.invite is not None
+        ]
+        return await self._written(lambda store: store.add_invites(rows))
+
+    async def entered(self, member_code: str, quota_id: int, *, at: datetime | None = None) -> bool:
+        """Record that a member was sent to a survey; False if there is no such invite. The first time counts.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        moment = self._clock() if at is None else at.timestamp()
+        return await self._written(lambda store: store.enter(member_code, quota_id, moment))
+
+    async def rows(self) -> list[OutcomeRow]:
+        """Return all rows: invites in the order in which they were recorded, then ends without an invite.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return await in_thread(lambda: list(self.read_rows()))
+
+    def read_rows(self) -> Iterator[OutcomeRow]:
+        """Yield what `rows` returns, in this thread and in constant memory."""
+        revenue, key = Decimal(0), None
+        for row in SqliteStore(self._path).joined():
+            told, is_first = _row(row), row["key"] != key
+            if told.ending is Ending.COMPLETED:
+                amount = told.revenue
+                if not is_first:
+                    told = _corrected(told, amount - revenue)
+                revenue, key = amount, row["key"]
+            yield told
+
+    async def funnel(self) -> list[QuotaFunnel]:
+        """Return a row for each quota, by survey, wave and quota.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return await in_thread(self.read_funnel)
+
+    def read_funnel(self) -> list[QuotaFunnel]:
+        """Return what `funnel` returns, in this thread."""
+        counts: dict[tuple[int, int, int | None], _Counts] = {}
+        for row in self.read_rows():
+            counts.setdefault((row.survey_id, row.wave_id, row.quota_id), _Counts()).add(row)
+        ordered = sorted(counts, key=lambda place: (place[0], place[1], place[2] or 0))
+        return [counts[place].funnel(*place) for place in ordered]
+
+    async def overdue(self, hours: float) -> list[OutcomeRow]:
+        """Return the invites without an end that are older than so many hours.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        latest = datetime.fromtimestamp(self._clock() - hours * _HOUR, UTC)
+        return [
+            row
+            for row in await self.rows()
+            if row.ending is Ending.OPEN and row.invited_at is not None and row.invited_at <= latest
+        ]
+
+    async def uninvited(self) -> list[OutcomeRow]:
+        """Return the completes without an invite.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ended = (Ending.COMPLETED, Ending.CORRECTED)
+        return [row for row in await self.rows() if row.invited_at is None and row.ending in ended]
+
+    async def to_arrow(self) -> pa.Table:
+        """Return all rows as an Arrow table. It needs the extra `panel`.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            StoreError: The store cannot be read.
+        """
+        return await in_thread(self.read_arrow)
+
+    def read_arrow(self) -> pa.Table:
+        """Return what `to_arrow` returns, in this thread."""
+        try:
+            import pyarrow as pa  # noqa: PLC0415  an extra
+        except ModuleNotFoundError as exc:
+            raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'") from exc
+        moment = pa.timestamp("us", tz="UTC")
+        schema = pa.schema(
+            [
+                ("member_code", pa.string()),
+                ("survey_id", pa.int64()),
+                ("wave_id", pa.int64()),
+                ("quota_id", pa.int64()),
+                ("ending", pa.string()),
+                ("revenue", pa.decimal128(18, 2)),
+                ("reason", pa.string()),
+                ("invited_at", moment),
+                ("entered_at", moment),
+                ("ended_at", moment),
+                ("fact_id", pa.int64()),
+                ("is_auto_routed", pa.bool_()),
+            ]
+        )
+        rows = list(self.read_rows())
+        columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+        columns["ending"] = [str(ending) for ending in columns["ending"]]
+        # A member code may hold what UTF-8 cannot: a lone surrogate.
+        for name in ("member_code", "reason"):
+            columns[name] = [text and text.encode("utf-8", "replace").decode() for text in columns[name]]
+        return pa.table(columns, schema=schema)
+
+    async def _written(self, operation: Callable[[SqliteStore], T]) -> T:
+        return await in_thread(self._write, operation)
+
+    def _write(self, operation: Callable[[SqliteStore], T]) -> T:
+        store = SqliteStore(self._path)
+        store.open()
+        try:
+            with store.transaction():
+                return operation(store)
+        finally:
+            store.close()
+
+
+class _Counts:
+    """The counts of a quota, while its rows are read."""
+
+    def __init__(self) -> None:
+        self._endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
+        self._reasons: dict[str, int] = {}
+        self._invited = self._entered = self._uninvited = 0
+        self._member: str | None = None
+        self._revenue = Decimal(0)
+
+    def add(self, row: OutcomeRow) -> None:
+        self._endings[row.ending] += 1
+        self._revenue += row.revenue
+        if row.ending is Ending.CORRECTED:  # of an invite that was counted with its complete
+            return
+        # A routed member may have several ends for one invite: its rows stand one after the other.
+        if row.member_code != self._member:
+            self._invited += row.invited_at is not None
+            self._entered += row.entered_at is not None
+        self._member = row.member_code
+        self._uninvited += row.invited_at is None and row.ending is Ending.COMPLETED
+        if row.ending is Ending.TERMINATED:
+            reason = row.reason or ""
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1
+
+    def funnel(self, survey_id: int, wave_id: int, quota_id: int | None) -> QuotaFunnel:
+        return QuotaFunnel(
+            survey_id=survey_id,
+            wave_id=wave_id,
+            quota_id=quota_id,
+            invited=self._invited,
+            entered=self._entered,
+            completed=self._endings[Ending.COMPLETED],
+            terminated=self._endings[Ending.TERMINATED],
+            reasons=self._reasons,
+            open=self._endings[Ending.OPEN],
+            uninvited=self._uninvited,
+            corrected=self._endings[Ending.CORRECTED],
+            revenue=self._revenue,
+        )
+
+
+def _row(row: Mapping[str, Any]) -> OutcomeRow:
+    ending = {"completion": Ending.COMPLETED, "terminate": Ending.TERMINATED, None: Ending.OPEN}[row["kind"]]
+    return OutcomeRow(
+        member_code=row["member"],
+        survey_id=row["survey"],
+        wave_id=row["wave"],
+        quota_id=row["quota"],
+        ending=ending,
+        revenue=Decimal(row["amount"] or 0).scaleb(-2),
+        reason=None if row["label"] is None else json.loads(row["label"]),
+        invited_at=_moment(row["invited"]),
+        entered_at=_moment(row["entered"]),
+        ended_at=_moment(row["ended"]),
+        fact_id=row["fact"],
+        is_auto_routed=bool(row["routed"]),
+    )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _corrected(row: OutcomeRow, difference: Decimal) -> OutcomeRow:
+    return evolve(row, ending=Ending.CORRECTED, revenue=difference)

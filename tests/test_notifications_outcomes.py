@@ -1,0 +1,226 @@
+"""The ledger of outcomes: invites joined with what the service tells of them, and the money."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from attrs import evolve
+from notifications_kit import COMPLETION, SECRET, TERMINATE, post
+
+from sampling_async import Invite, InviteOutcome, InviteRequest
+from sampling_async.notifications import (
+    Ending,
+    Inbox,
+    OutcomeLedger,
+    OutcomeRow,
+    QuotaFunnel,
+    SqliteStore,
+    StoreError,
+)
+from sampling_async.simulator import Notifying, Simulator
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "n.db"
+
+
+@pytest.fixture
+def ledger(path):
+    return OutcomeLedger(path, clock=NOW.timestamp)
+
+
+def invited(member: str, quota_id: int = 1100, survey_id: int = 2401, wave_id: int = 77) -> InviteOutcome:
+    invite = Invite(
+        survey_id=survey_id,
+        wave_id=wave_id,
+        quota_id=quota_id,
+        partner_amount=1.5,
+        url="https://x",
+        loi=5,
+        ir=50,
+        member_amount=0.0,
+    )
+    return InviteOutcome(member_code=member, quota_id=quota_id, status="invited", invite=invite)
+
+
+def told(member: str, fields=COMPLETION, **more):
+    return {**fields, "UniqueCode": member, **more}
+
+
+async def test_each_invite_has_its_end(path, ledger):
+    outcomes = [invited(member) for member in ("m-1", "m-2", "m-3")]
+    rejected = InviteOutcome(member_code="m-4", quota_id=1100, status="rejected")
+    assert await ledger.invited([*outcomes, rejected]) == 3
+    assert await ledger.invited(outcomes) == 0
+    assert await ledger.entered("m-1", 1100)
+    assert not await ledger.entered("m-1", 9)
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-1"))
+        await post(inbox, "terminate", told("m-2", TERMINATE))
+    at = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+    row = OutcomeRow(
+        member_code="m-1",
+        survey_id=2401,
+        wave_id=77,
+        quota_id=1100,
+        ending=Ending.COMPLETED,
+        revenue=Decimal("1.50"),
+        invited_at=NOW,
+        entered_at=NOW,
+        ended_at=at,
+        fact_id=1,
+    )
+    ended = evolve(
+        row, member_code="m-2", ending=Ending.TERMINATED, revenue=Decimal(0), entered_at=None, fact_id=2
+    )
+    still_open = evolve(ended, member_code="m-3", ending=Ending.OPEN, ended_at=None, fact_id=None)
+    assert await ledger.rows() == [row, evolve(ended, reason="SCREENED_OUT"), still_open]
+    assert await ledger.funnel() == [
+        QuotaFunnel(
+            survey_id=2401,
+            wave_id=77,
+            quota_id=1100,
+            invited=3,
+            entered=1,
+            completed=1,
+            terminated=1,
+            reasons={"SCREENED_OUT": 1},
+            open=1,
+            revenue=Decimal("1.50"),
+        )
+    ]
+    assert "m-1" not in repr(await ledger.rows())
+
+
+async def test_corrections_are_rows_and_the_sum_is_what_is_paid(path, ledger):
+    await ledger.invited([invited("m-1"), invited("m-2")])
+    async with Inbox(path, secrets=SECRET) as inbox:
+        for revenue in (150, 100, 0, 100, 150):
+            await post(inbox, "completion", told("m-1", Revenue=revenue))
+        await post(inbox, "completion", told("m-2", Revenue=150))
+        await post(inbox, "terminate", told("m-2", TERMINATE))
+    rows = await ledger.rows()
+    assert [(row.ending, row.revenue) for row in rows] == [
+        (Ending.COMPLETED, Decimal("1.50")),
+        (Ending.CORRECTED, Decimal("-0.50")),
+        (Ending.CORRECTED, Decimal("-1.00")),
+        (Ending.COMPLETED, Decimal("1.50")),
+    ]
+    (funnel,) = await ledger.funnel()
+    assert (funnel.invited, funnel.completed, funnel.corrected, funnel.terminated) == (2, 2, 2, 0)
+    assert funnel.revenue == Decimal("1.50")
+
+
+async def test_completes_without_an_invite_are_found(path, ledger):
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-1"))
+        await post(inbox, "completion", told("m-1", Revenue=75))
+        await post(inbox, "terminate", told("m-2", TERMINATE))
+        await post(inbox, "completion", told("m-3", QuotaID=None, WaveId=78))
+    assert [(row.member_code, row.ending) for row in await ledger.uninvited()] == [
+        ("m-1", Ending.COMPLETED),
+        ("m-1", Ending.CORRECTED),
+        ("m-3", Ending.COMPLETED),
+    ]
+    first, second = await ledger.funnel()
+    assert (first.uninvited, first.invited, first.terminated) == (1, 0, 1)
+    assert (second.quota_id, second.uninvited) == (None, 1)
+    await ledger.invited([invited("m-1")])  # it was recorded late
+    assert [row.member_code for row in await ledger.uninvited()] == ["m-3"]
+
+
+async def test_a_routed_member_belongs_to_the_original_invite(path, ledger):
+    await ledger.invited([invited("m-1", survey_id=9, wave_id=1, quota_id=5), invited("m-2")])
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-1", OriginalSurveyID=9, IsAutoRouted=True))
+        await post(inbox, "completion", told("m-1", OriginalSurveyID=9, SurveyId=2500))
+        await post(inbox, "completion", told("m-2", OriginalSurveyID=9))
+        await post(inbox, "completion", told("m-3", OriginalSurveyID=9))
+    rows = await ledger.rows()
+    assert [(row.member_code, row.survey_id, row.is_auto_routed) for row in rows] == [
+        ("m-1", 9, True),
+        ("m-1", 9, True),
+        ("m-2", 2401, False),
+        ("m-3", 2401, True),
+    ]
+    assert [(quota.quota_id, quota.invited, quota.completed) for quota in await ledger.funnel()] == [
+        (5, 1, 2),
+        (1100, 1, 2),
+    ]
+
+
+async def test_invites_without_an_end_are_overdue_after_hours(path, ledger):
+    await ledger.invited([invited("m-1")], at=datetime(2026, 11, 22, 6, 0, tzinfo=UTC))
+    await ledger.invited([invited("m-2")], at=datetime(2026, 11, 22, 11, 0, tzinfo=UTC))
+    await ledger.invited([invited("m-3")], at=datetime(2026, 11, 21, 11, 0, tzinfo=UTC))
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "terminate", told("m-3", TERMINATE))
+    assert [row.member_code for row in await ledger.overdue(2)] == ["m-1"]
+    assert [row.member_code for row in await ledger.overdue(0.5)] == ["m-1", "m-2"]
+
+
+async def test_only_the_first_entry_counts(ledger):
+    await ledger.invited([invited("m-1")])
+    first = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
+    assert await ledger.entered("m-1", 1100, at=first)
+    assert await ledger.entered("m-1", 1100)
+    assert [row.entered_at for row in await ledger.rows()] == [first]
+
+
+async def test_it_can_be_read_as_arrow(path, ledger):
+    await ledger.invited([invited("m-1"), invited("\ud800")])
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-1"))
+    table = await ledger.to_arrow()
+    assert table.column_names[:3] == ["member_code", "survey_id", "wave_id"]
+    assert table["ending"].to_pylist() == ["completed", "open"]
+    assert table["revenue"].to_pylist() == [Decimal("1.50"), Decimal("0.00")]
+    assert table["member_code"].to_pylist() == ["m-1", "?"]
+    assert table["invited_at"][0].as_py() == NOW
+
+
+async def test_a_store_that_is_not_there_is_an_error_when_it_is_read(ledger):
+    with pytest.raises(StoreError, match="cannot be read"):
+        await ledger.rows()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_it_agrees_with_the_simulator(tmp_path, seed):
+    notifying = Notifying(
+        completes=0.4, repeated=0.2, drifted=0.2, corrected=0.2, terminated_late=0.2, late=0.2
+    )
+    sim = Simulator(seed=seed, surveys=10, members=30, notifying=notifying)
+    store = SqliteStore(tmp_path / "n.db")
+    ledger = OutcomeLedger(store)
+    quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
+    async with (
+        sim.client() as client,
+        client.fan_out(InviteRequest(m, quota_ids) for m in sim.members) as stream,
+    ):
+        count = await ledger.invited([outcome async for outcome in stream])
+    assert count == len(sim.ledger.invites)
+    async with Inbox(store, secrets=SECRET) as inbox:
+        await sim.notifications.deliver(inbox)
+    kinds = Counter(posting.kind for posting in sim.notifications.told)
+    funnel = await ledger.funnel()
+    assert sum(quota.invited for quota in funnel) == count
+    assert sum(quota.completed + quota.terminated for quota in funnel) == count
+    assert sum(quota.completed + quota.corrected for quota in funnel) == kinds["completion"]
+    paid = {}
+    for posting in sorted(sim.notifications.told, key=lambda each: each.number):
+        if posting.kind == "completion":
+            paid.setdefault((posting.fields["UniqueCode"], posting.fields["SurveyId"]), []).append(
+                posting.fields["Revenue"]
+            )
+    rows = await ledger.rows()
+    for (member, survey_id), amounts in paid.items():
+        of_pair = [row for row in rows if (row.member_code, row.survey_id) == (member, survey_id)]
+        assert sum(row.revenue for row in of_pair) * 100 in amounts
+        assert len(of_pair) == len(set(amounts))
+    assert [quota for quota in funnel if quota.open or quota.uninvited] == []

@@ -1,0 +1,123 @@
+"""`sampling-async outcomes`: the funnel of invites, from files and a store."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+from cli_kit import run
+from notifications_kit import SECRET
+
+from sampling_async import InviteRequest
+from sampling_async._cli._rendering import outcome_json
+from sampling_async.notifications import Inbox
+from sampling_async.simulator import Notifying, Simulator
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory):
+    """A day of a simulator: outcomes as lines and as a journal, and a store with what was told."""
+    folder = tmp_path_factory.mktemp("day")
+    sim = Simulator(seed=4, surveys=8, members=20, notifying=Notifying(completes=0.5, corrected=0.3))
+
+    async def live() -> None:
+        quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
+        requests = [InviteRequest(member, quota_ids) for member in sim.members]
+        async with sim.client() as client, client.fan_out(requests, journal=folder / "run.journal") as outcomes:
+            lines = [json.dumps(outcome_json(outcome)) async for outcome in outcomes]
+        (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+        async with Inbox(folder / "n.db", secrets=SECRET) as inbox:
+            await sim.notifications.deliver(inbox)
+
+    anyio.run(live)
+    return sim, folder
+
+
+@pytest.fixture
+def store(day, tmp_path):
+    path = tmp_path / "n.db"
+    path.write_bytes((day[1] / "n.db").read_bytes())
+    return path
+
+
+def lines_of(*options) -> list[dict]:
+    done = run("outcomes", *options)
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("file", ["outcomes.jsonl", "run.journal"])
+def test_the_funnel_agrees_with_the_simulator(day, store, file):
+    sim, folder = day
+    rows = lines_of("--store", store, "--invites", folder / file)
+    invites = len(sim.ledger.invites)
+    assert invites
+    assert sum(row["Invited"] for row in rows) == invites
+    assert sum(row["Completed"] + row["Terminated"] for row in rows) == invites
+    assert sum(row["Uninvited"] + row["Open"] for row in rows) == 0
+    assert all(sum(row["Reasons"].values()) == row["Terminated"] for row in rows)
+    assert sum(row["Revenue"] for row in rows) > 0
+    again = run("outcomes", "--store", store, "--invites", folder / file)
+    assert again.stderr.startswith("0 new invites")
+
+
+def test_completes_without_an_invite_are_an_exit_code(store):
+    done = run("outcomes", "--store", store, "--uninvited")
+    assert done.exit_code == 1
+    assert {json.loads(line)["Ending"] for line in done.stdout.splitlines()} == {"completed", "corrected"}
+
+
+def test_overdue_invites_are_an_exit_code(day, tmp_path):
+    sim, folder = day
+    store = tmp_path / "new.db"  # made by recording invites; nothing was told yet
+    options = ("--store", store, "--invites", folder / "outcomes.jsonl", "--overdue")
+    assert run("outcomes", *options, "1").exit_code == 0
+    done = run("outcomes", *options, "0")
+    assert done.exit_code == 1
+    assert len(done.stdout.splitlines()) == len(sim.ledger.invites)
+
+
+def test_rows_are_written_as_parquet(day, store, tmp_path):
+    _, folder = day
+    rows = lines_of("--store", store, "--invites", folder / "outcomes.jsonl", "--rows")
+    assert run("outcomes", "--store", store, "--output", tmp_path / "all.parquet").exit_code == 0
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert table.num_rows == len(rows)
+    assert float(sum(table["revenue"].to_pylist())) == pytest.approx(sum(row["Revenue"] for row in rows))
+
+
+def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
+    _, folder = day
+    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = run("outcomes", "--store", store, "--invites", folder / "outcomes.jsonl").stdout
+    assert "Revenue" in shown
+    assert "terminated: " in shown
+    assert " invited, " in shown
+    assert "SCREENED_OUT" in run("outcomes", "--store", store, "--rows").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("bad.jsonl", "{}\n", "bad.jsonl, line 1: no outcome as"),
+        ("bad.jsonl", '{"Invite": {}, "MemberCode": "m", "QuotaID": 1}', "line 1"),
+        ("bad.jsonl", "[]", "line 1"),
+        ("none.jsonl", None, "none.jsonl: No such file"),
+    ],
+)
+def test_a_file_without_outcomes_is_named(store, tmp_path, name, text, message):
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    done = run("outcomes", "--store", store, "--invites", file)
+    assert done.exit_code != 0
+    assert message in done.stderr
+
+
+def test_a_store_that_is_not_there_is_named(tmp_path):
+    done = run("outcomes", "--store", tmp_path / "no.db")
+    assert done.exit_code == 2
+    assert "no such store" in done.stderr
