@@ -10,6 +10,7 @@ import pickle
 import random
 from datetime import datetime
 from typing import Any, get_args, get_origin
+from weakref import WeakValueDictionary
 
 import attrs
 import cattrs
@@ -591,3 +592,9 @@ def test_attrs_cattrs_and_msgspec_see_ordinary_records():
     assert cattrs.unstructure(read) == own
     assert cattrs.structure(own, Price) == read
     assert json.loads(msgspec.json.encode(read)) == own
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[", b"[{}]", b"7"])
+def test_surveys_that_are_no_list_are_left_to_the_careful_decoder(body):
+    shared = _codec.new_shared(WeakValueDictionary())
+    assert _fast.read_many(Survey, body, shared) is None

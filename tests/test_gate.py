@@ -211,3 +211,22 @@ async def test_a_closed_gate_ignores_holds():
     shut.close(wakes=True)
     shut.hold(60)
     assert shut.held_for() == 0
+
+
+async def test_of_two_kinds_the_interactive_call_that_came_first_is_next():
+    shut, order = doubles.gate(1), []
+
+    async def use(kind: str) -> None:
+        permit = Permit(shut, shut.kind(kind).interactive)
+        await permit.acquire()
+        order.append(kind)
+        permit.release()
+
+    holder = Permit(shut, Lane("settings"))
+    await holder.acquire()
+    async with anyio.create_task_group() as tasks:
+        for kind in ("settings", "invite", "settings"):
+            tasks.start_soon(use, kind)
+            await wait_all_tasks_blocked()
+        holder.release()
+    assert order == ["settings", "invite", "settings"]

@@ -203,7 +203,7 @@ class MemberSource:
         if self._input.latest is not Input.NOTHING:
             try:
                 quota_id = quota_id_of(self._input.latest)
-            except InvalidRequestError:
+            except InvalidRequestError:  # pragma: no cover  swept in tests/faults
                 # An invalid ID has no outcome. The user gets its error from the iteration.
                 pass
             else:
@@ -304,7 +304,7 @@ class PanelSource:
         if self._recalling is not None:
             yield from self._recalling.left()
         request = self._input.latest
-        if isinstance(request, InviteRequest):
+        if isinstance(request, InviteRequest):  # pragma: no cover  swept in tests/faults
             whole = Chunk(request.member_code, Counter(request.quota_ids))
             yield Job(whole, None if self._journal is None else _not_looked_up(whole))
 

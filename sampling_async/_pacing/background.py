@@ -53,7 +53,7 @@ class Background(ABC):
         self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
         try:
             await self._runner.start()
-        except BaseException:
+        except BaseException:  # pragma: no cover  swept in tests/faults
             # A signal handler may raise after the work began. Python does not call `__aexit__` in this case.
             await self.__aexit__(None, None, None)
             raise
@@ -152,7 +152,7 @@ class _Task:
         with self._scope:
             try:
                 await self._background.run()
-            except (SystemExit, KeyboardInterrupt):
+            except (SystemExit, KeyboardInterrupt):  # pragma: no cover  swept in tests/faults
                 # asyncio has raised it out of the event loop already, and `asyncio.run` is now cancelling all
                 # tasks. If it were raised a second time, that would be cut off.
                 if not self._background.has_ended_the_loop:
@@ -162,7 +162,7 @@ class _Task:
         """Cancel the work and wait for its end. Cancellations during the wait are raised after it."""
         import asyncio  # noqa: PLC0415  loaded by now
 
-        if self._task is None:  # a signal handler raised before the task was created
+        if self._task is None:  # pragma: no cover  a signal handler raised before the task was created
             return
         self._scope.cancel()
         # The shield stops cancellations of anyio's scopes only. `Task.cancel` of asyncio still raises here, and
