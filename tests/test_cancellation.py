@@ -8,6 +8,7 @@ import sys
 import anyio
 import pytest
 
+from sampling_async._pacing.background import Background
 from sampling_async._pacing.cancellation import is_stray
 
 
@@ -54,3 +55,48 @@ async def test_no_cancellation_is_stray_without_asyncio(monkeypatch):
     error = asyncio.CancelledError()
     monkeypatch.delitem(sys.modules, "asyncio")
     assert not is_stray(error)
+
+
+class EndsSlowly(Background):
+    """Work that takes a moment to end after it was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_ended = False
+
+    @property
+    def _has_more(self) -> bool:
+        return False
+
+    async def _work(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.02)
+            self.has_ended = True
+
+
+@pytest.mark.asyncio
+async def test_cancellations_while_the_work_ends_are_raised_after_its_end():
+    work = EndsSlowly()
+
+    async def host() -> None:
+        async with work:
+            await anyio.sleep(0)
+
+    task = asyncio.create_task(host())
+    await asyncio.sleep(0.005)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.has_ended
+
+
+def test_work_that_was_not_entered_has_nothing_to_end():
+    work = EndsSlowly()
+    anyio.run(work.__aexit__, None, None, None)
+    assert work.left

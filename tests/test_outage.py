@@ -369,3 +369,19 @@ async def test_another_caller_probes_if_the_first_is_cancelled():
 def test_an_outage_policy_checks_its_numbers(field):
     with pytest.raises(InvalidRequestError, match=f"OutagePolicy.{field}"):
         OutagePolicy(**{field: -1})
+
+
+async def test_an_outage_that_is_closed_during_a_probe_plans_no_other():
+    time, asked = doubles.FakeTime(), 0
+
+    async def asks(_seconds: float) -> float | None:
+        nonlocal asked
+        asked += 1
+        outage.close(wakes=True)
+        return 5.0
+
+    policy = OutagePolicy(failures=1)
+    outage = Outage(policy, asks, under_way=8, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    outage.failed("gone", 0.0)
+    assert await outage.over(600.0, 0.0)
+    assert asked == 1

@@ -86,10 +86,8 @@ class Background(ABC):
             self.is_over()
         self._came_to_its_end = True
 
-    def is_over(self, failure: BaseException | None = None) -> None:
-        """Learn that no more results will come, and perhaps the failure. It may be called several times."""
-        if isinstance(failure, Exception):
-            self._failure = self._failure or failure
+    def is_over(self) -> None:
+        """Learn that no more results will come. It may be called several times."""
         self._finished = True
         self._progress.notify()
 
@@ -146,7 +144,9 @@ class _Task:
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        self._background.is_over(None if task.cancelled() else task.exception())
+        if not task.cancelled():
+            task.exception()  # marks it as seen, or asyncio logs it
+        self._background.is_over()
 
     async def _run(self) -> None:
         with self._scope:
@@ -174,10 +174,6 @@ class _Task:
                     await asyncio.wait([self._task])
                 except asyncio.CancelledError as exc:
                     cancelled = exc
-        if not self._task.cancelled():
-            # Marks an exception as seen, or asyncio logs it. Only SystemExit and the like are left here, and
-            # asyncio itself has raised them out of the event loop.
-            self._task.exception()
         if cancelled is not None:
             raise cancelled
 
