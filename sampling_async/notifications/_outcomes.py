@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
@@ -20,8 +21,6 @@ from sampling_async.notifications._sqlite import SqliteStore
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
 
     from sampling_async import InviteOutcome
 
@@ -224,7 +223,7 @@ class OutcomeLedger:
         ended = (Ending.COMPLETED, Ending.CORRECTED)
         return [row for row in await self.rows() if row.invited_at is None and row.ending in ended]
 
-    async def to_arrow(self) -> pa.Table:
+    async def to_arrow(self) -> Any:
         """Return all rows as an Arrow table. It needs the extra `panel`.
 
         Raises:
@@ -233,10 +232,10 @@ class OutcomeLedger:
         """
         return await in_thread(self.read_arrow)
 
-    def read_arrow(self) -> pa.Table:
+    def read_arrow(self) -> Any:
         """Return what `to_arrow` returns, in this thread."""
         try:
-            import pyarrow as pa  # noqa: PLC0415  an extra
+            pa: Any = import_module("pyarrow")  # an extra; it has no types
         except ModuleNotFoundError as exc:
             raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'") from exc
         moment = pa.timestamp("us", tz="UTC")
@@ -265,7 +264,7 @@ class OutcomeLedger:
         return pa.table(columns, schema=schema)
 
     async def _written(self, operation: Callable[[SqliteStore], T]) -> T:
-        return await in_thread(self._write, operation)
+        return await in_thread(lambda: self._write(operation))
 
     def _write(self, operation: Callable[[SqliteStore], T]) -> T:
         store = SqliteStore(self._path)

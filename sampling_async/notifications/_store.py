@@ -206,7 +206,7 @@ class Store(Protocol):
             verdict: The reason why it was refused.
 
         Returns:
-            What became of each entry: `new`, `repeated`, `differs`, `stale` or `overruled`.
+            For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
         """
         ...
 
