@@ -29,10 +29,12 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", ".*"),  # the default role: single backticks in a docstring are a link where one is possible
     # Other projects, whose pages are not asked for: the documentation is built without a network.
-    ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os|pathlib|random|ssl|typing|uuid)\b.*"),
+    ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os)\b.*"),
+    ("py:class", r"(pathlib|random|ssl|typing|uuid)\b.*"),
     ("py:class", r"(AbstractContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
-    ("py:class", r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Sleep|SubQuotaRule|TruncatedPostal)"),
+    ("py:class", r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Sleep)"),
+    ("py:class", r"(SubQuotaRule|TruncatedPostal)"),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|Outcome)"),
     ("py:class", "'.*'"),  # values of a Literal
 ]
