@@ -92,7 +92,11 @@ OUTER_FILE = b"""<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x
         (b'[{"a": 1}, 2]', "no fields"),
         (b"<a><b>", "not valid XML"),
         (b'<?xml version="1.0" encoding="klingon"?><a><b>1</b></a>', "not valid XML"),
-        (b"<a>" * 9, "nested too deeply"),
+        (b"<a>" * 17, "nested too deeply"),
+        (b'{"a":' * 20 + b"1" + b"}" * 20, "nested too deeply"),
+        (b'{"a": "\\ud800"}', "half of a character"),
+        (b'{"\\udfff": 1}', "half of a character"),
+        (b'{"a": 1e999}', "too large"),
         (BILLION_LAUGHS, "DOCTYPE"),
         (OUTER_FILE, "DOCTYPE"),
     ],
@@ -102,9 +106,14 @@ def test_what_cannot_be_read_says_why(body, reason):
         read_fields(body)
 
 
-def test_an_envelope_of_envelopes_has_an_end():
-    body = b'{"a":' * 20 + b"1" + b"}" * 20
-    assert len(read_fields(body)) == 1
+def test_a_leaf_with_attributes_keeps_its_text():
+    assert read_fields(b'<N><Code type="s">m1</Code><b x="1"/></N>') == [{"Code": "m1", "b": {"x": "1"}}]
+
+
+def test_the_text_of_a_query_is_utf_8():
+    assert read_fields(b"", "a=caf\u00e9") == [{"a": "caf\u00e9"}]
+    with pytest.raises(NotUnderstoodError, match="half of a character"):
+        read_fields(b"", "a=\ud800")
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))

@@ -45,9 +45,10 @@ class Receiver:
         _, errors = self.process.communicate(timeout=20)
         return self.process.returncode, errors
 
-    def post(self, kind, fields, *, path="") -> int:
+    def post(self, kind, fields, *, path="", headers=None) -> int:
         try:
-            with urlopen(Request(self.urls[kind] + path, data=encoded(fields))) as response:
+            asked = Request(self.urls[kind] + path, data=encoded(fields), headers=headers or {})
+            with urlopen(asked) as response:
                 return response.status
         except HTTPError as exc:
             exc.close()
@@ -100,6 +101,7 @@ def test_addresses_and_signatures_are_checked(store, monkeypatch):
         assert receiver.post("survey_closed", CLOSED) == 200
     with Receiver(store, "--port", "0", "--from", "198.51.100.0/24") as receiver:
         assert receiver.post("survey_closed", CLOSED) == 403
+        assert receiver.post("survey_closed", CLOSED, headers={"X-Forwarded-For": "198.51.100.7"}) == 403
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import anyio
 import pytest
@@ -21,6 +24,7 @@ from sampling_async.notifications import (
     Terminate,
     UnknownNotification,
     kept_secrets,
+    rotate_secrets,
 )
 from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
 from sampling_async.notifications._signatures import Signatures
@@ -118,7 +122,7 @@ async def test_what_cannot_be_stored_is_not_acknowledged_and_nothing_else_is_los
     assert stored == {*acknowledged, "m-1", "later"}
     told = [record.getMessage() for record in caplog.records]
     assert "are answered with 503: the store" in told[0]
-    counts = [int(text.split()[5]) for text in told if "stored again" in text]
+    counts = [int(text.split()[4]) for text in told if "stored again" in text]
     assert sum(counts) == statuses.count(503)
     assert "n-1" not in caplog.text
 
@@ -200,6 +204,71 @@ def test_an_operation_that_fails_takes_no_other_along(tmp_path):
         committer.stop()
 
 
+async def test_a_lock_of_somebody_else_is_answered_once_and_for_all(path, monkeypatch):
+    monkeypatch.setattr("sampling_async.notifications._sqlite._BUSY_SECONDS", 0.2)
+    async with inbox_at(path) as inbox:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            statuses = []
+
+            async def send(number: int) -> None:
+                reply = await post(inbox, "completion", {**COMPLETION, "UniqueCode": str(number)})
+                statuses.append(reply.status)
+
+            with anyio.fail_after(5):  # 60 hits wait for the lock together, not one after the other
+                async with anyio.create_task_group() as tasks:
+                    for number in range(60):
+                        tasks.start_soon(send, number)
+            assert statuses == [503] * 60
+            other.execute("ROLLBACK")
+        assert (await post(inbox, "completion", COMPLETION)).status == 200
+
+
+async def test_secrets_can_be_rotated_beside_an_open_inbox(path):
+    store = SqliteStore(path)
+    async with Inbox(store, secrets=kept_secrets(store)) as inbox:
+        rotate_secrets(inbox.store)
+        secret = inbox.path(Kind.COMPLETION).rpartition("/")[2]
+        assert (await post(inbox, "completion", COMPLETION, secret=secret)).status == 200
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ticks", range(12))
+async def test_a_cancelled_host_leaves_no_thread_and_no_open_file(path, ticks):
+    async def host() -> None:
+        async with inbox_at(path) as inbox:
+            await post(inbox, "completion", COMPLETION)
+
+    task = asyncio.create_task(host())
+    for _ in range(ticks):
+        await asyncio.sleep(0.0005)
+    task.cancel()
+    await asyncio.wait([task])
+    assert not [thread for thread in threading.enumerate() if thread.name == "notifications"]
+    assert not path.with_name("n.db-wal").exists()
+
+
+@pytest.mark.parametrize(
+    "odd", [{"peer": None}, {"headers": [(b"X-Forwarded-For", b"\xff")]}, {"headers": [1]}]
+)
+async def test_odd_arguments_do_not_raise(path, odd):
+    given = {"headers": {}, "peer": PEER, **odd}
+    async with inbox_at(path) as inbox:
+        reply = await inbox.receive("completion", memoryview(b"?"), secret=SECRET, **given)
+        assert reply.status == (503 if odd.get("headers") == [1] else 200)
+        hits = inbox.receive_sync("completion", bytearray(b"?"), secret=SECRET, **given)
+        assert hits.status == reply.status
+
+
+async def test_a_password_in_headers_of_bytes_is_read_and_not_stored(path):
+    async with inbox_at(path, secrets=(), basic=[("operator", "a password that is long")]) as inbox:
+        ((name, value),) = basic("operator", "a password that is long").items()
+        reply = await inbox.receive("completion", b"?", iter([(name.encode(), value.encode())]), PEER)
+        (stored,) = inbox.store._open.execute("SELECT headers FROM receipts").fetchone()
+    assert reply.status == 200
+    assert stored == '[["authorization", "<hidden>"]]'
+
+
 # --- Who may post
 
 
@@ -248,6 +317,7 @@ async def test_each_kind_has_its_secret(path):
         ({"secrets": [SECRET, ""]}, "at least 16 characters"),
         ({"secrets": "short"}, "at least 16 characters"),
         ({"secrets": {"complete": SECRET}}, "no kind of notification"),
+        ({"secrets": "with/a/slash/in/it/is/none"}, "letters, digits and"),
         ({"basic": [("operator", "")]}, "at least 16 characters"),
         ({"networks": ["198.51.100.7/24"]}, "no network such as"),
         ({"trusted_proxies": ["localhost"]}, "no network such as"),

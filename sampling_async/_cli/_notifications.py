@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -160,6 +161,7 @@ async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> 
             lifespan="off",
             ws="none",
             access_log=False,  # it would hold the secrets of the paths
+            proxy_headers=False,  # the inbox reads X-Forwarded-For itself, of trusted proxies only
             log_level="warning",
             timeout_graceful_shutdown=5,
         )
@@ -218,7 +220,7 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
     async def follow() -> None:
-        last = max((fact.id for fact in _facts(store, None)), default=0)
+        last = _existing(store).last_id()
         while True:
             for fact in _facts(store, kind, after=last):
                 last = fact.id
@@ -277,6 +279,8 @@ def settings(
     The settings are read if the service's address is given; exit code 1 says
     that one differs. The URLs hold secrets.
     """
+    if not store.exists():
+        typer.echo(f"{store} is a new store, with new secrets; `serve` must get the same file", err=True)
     opened = SqliteStore(store)
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     urls = Inbox(opened, secrets=secrets).urls(public_url or "http://127.0.0.1:8090")
@@ -338,10 +342,13 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
         _emit(map(_fact_json, facts))
         return
     screen = show.screen()
-    shown = list(facts)
+    count, shown = 0, deque[Any](maxlen=_MOST_ROWS)  # a store may have millions
+    for fact in facts:
+        count += 1
+        shown.append(fact)
     columns = (("Fact", 0), ("Kind", 0), ("Received", 5), ("Times", 0), ("State", 3), ("Fields", 0))
     table = show.new_table(*(name for name, _ in columns), right=["Fact", "Times"])
-    for fact in shown[-_MOST_ROWS:]:
+    for fact in shown:
         table.add_row(
             str(fact.id),
             _kind_name(fact),
@@ -351,8 +358,8 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
             show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
         )
     screen.print(table)
-    if len(shown) > _MOST_ROWS:
-        text = f"The last {_MOST_ROWS} of {len(shown):,} facts; `--json` shows all."
+    if count > _MOST_ROWS:
+        text = f"The last {_MOST_ROWS} of {count:,} facts; `--json` shows all."
         screen.print(Text(text, style="dim"))
 
 

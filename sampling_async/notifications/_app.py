@@ -44,7 +44,7 @@ class NotificationsApp:
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
         ]
-        peer = (scope.get("client") or ("",))[0]
+        peer = (scope.get("client") or ("",))[0] or ""
         kind, secret = _kind_and_secret(scope["path"])
         refusal = self._inbox.refuses(kind, headers, peer, secret=secret)
         if refusal is not None:
@@ -61,7 +61,7 @@ class NotificationsApp:
             return
         if body is None:  # the sender has gone, and hears no response
             return
-        query = scope.get("query_string", b"").decode("latin-1")
+        query = (scope.get("query_string") or b"").decode("utf-8", "surrogateescape")
         reply = await self._inbox.receive(kind, body, headers, peer, secret=secret, query=query)
         await _send_reply(send, reply.status, reply.body)
 
@@ -79,7 +79,7 @@ async def _read_body(receive: _Receive) -> bytes | None:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        part = message.get("body", b"")
+        part = message.get("body") or b""
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES or not message.get("more_body", False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import parse_qsl
 from xml.parsers import expat
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 1 << 20
 """The size of a body that is read, 1 MiB. A longer one is refused with 413."""
 
-_DEEPEST: Final = 8
+_DEEPEST: Final = 16
 _MOST_FIELDS: Final = 200
 _MOST_ITEMS: Final = 1_000
 # Byte order marks, blanks, and the zeros of UTF-16: all that may stand before the first character of a body.
@@ -50,13 +51,29 @@ def read_fields(body: bytes, query: str = "") -> Sequence[Fields]:
     elif first == b"<":
         value = _xml(body)
     else:
-        value = _form(body if first else query.encode("utf-8", "replace"))
+        value = _form(body if first else _bytes_of(query))
+    if not _is_plain(value):
+        raise NotUnderstoodError("it is nested too deeply, or has half of a character")
     return _opened(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is not nested too deeply, and all its texts can be written as UTF-8."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        if any(isinstance(each, str) and _SURROGATES.search(each) for each in level):
+            return False
+        names = [name for each in level if isinstance(each, dict) for name in each]
+        inner = [part for each in level if isinstance(each, dict) for part in each.values()]
+        level = [*names, *inner, *(part for each in level if isinstance(each, list) for part in each)]
+        if not level:
+            return True
+    return False
 
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite)
     except NotUnderstoodError:
         raise
     except RecursionError:
@@ -73,6 +90,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise NotUnderstoodError("an object has a field twice")
     return fields
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):  # 1e999, which would be no JSON when it is printed
+        raise NotUnderstoodError("a number is too large")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -92,20 +116,29 @@ def _form(body: bytes) -> dict[str, str]:
     return _object([(name, value) for name, value in pairs])
 
 
+def _bytes_of(query: str) -> bytes:
+    try:
+        return query.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise NotUnderstoodError("the query has half of a character") from None
+
+
 class _Element:
     """An open element of an XML document: its text, and the elements in it."""
 
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
-        self.fields: list[tuple[str, Any]] = [(_local(key), value) for key, value in attributes.items()]
+        self.attributes = [(_local(key), value) for key, value in attributes.items()]
+        self.elements: list[tuple[str, Any]] = []
         self.text: list[str] = []
 
     def value(self) -> Any:
         """Return the text of a leaf; otherwise a dict, with a list for each name that stands more than once."""
-        if not self.fields:
-            return "".join(self.text).strip()
+        text = "".join(self.text).strip()
+        if not self.elements and (text or not self.attributes):
+            return text
         fields: dict[str, list[Any]] = {}
-        for name, value in self.fields:
+        for name, value in [*self.attributes, *self.elements]:
             fields.setdefault(name, []).append(value)
         return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
@@ -130,7 +163,7 @@ class _Reader:
     def end(self, _name: str) -> None:
         element = self._open.pop()
         if self._open:
-            self._open[-1].fields.append((element.name, element.value()))
+            self._open[-1].elements.append((element.name, element.value()))
         else:
             self.root = {element.name: element.value()}
 

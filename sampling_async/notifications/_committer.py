@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from sampling_async.notifications._store import Store
 
 T = TypeVar("T")
-_Job: TypeAlias = "tuple[Future[Any], Callable[[Store], Any]]"
+_Job: TypeAlias = "tuple[Future[Any], Callable[[Store], Any], int]"
 
 GROUP: Final = 64
 """The most operations in one transaction."""
 
 MOST_WAITING: Final = 4_096
 """The most operations that wait; beyond it new ones are refused, so that memory stays bounded."""
+
+
+MOST_BYTES_WAITING: Final = 64 << 20
+"""The most bytes of bodies that wait, likewise."""
 
 
 class Committer:
@@ -45,6 +49,7 @@ class Committer:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_open = False
+        self._waiting_bytes = 0
 
     def start(self) -> None:
         """Open the store and start the thread. It may block.
@@ -66,8 +71,12 @@ class Committer:
             self._thread.join()
         self._store.close()
 
-    def submit(self, operation: Callable[[Store], T]) -> Future[T]:
+    def submit(self, operation: Callable[[Store], T], *, size: int = 0) -> Future[T]:
         """Have an operation run; its result is there when it is on the disk.
+
+        Args:
+            operation: What to do.
+            size: The bytes that it keeps in memory until then.
 
         Raises:
             StoreError: Too many wait, or the store is closed.
@@ -76,19 +85,20 @@ class Committer:
         with self._lock:
             if not self._is_open:
                 raise StoreError("the store of notifications is closed")
-            if self._jobs.qsize() >= MOST_WAITING:
-                raise StoreError(f"{MOST_WAITING:,} notifications wait to be stored; try again later")
-            self._jobs.put((future, operation))
+            if self._jobs.qsize() >= MOST_WAITING or self._waiting_bytes > MOST_BYTES_WAITING:
+                raise StoreError("too many notifications wait to be stored; try again later")
+            self._waiting_bytes += size
+            self._jobs.put((future, operation, size))
         return future
 
-    async def run(self, operation: Callable[[Store], T]) -> T:
+    async def run(self, operation: Callable[[Store], T], *, size: int = 0) -> T:
         """Run an operation, and return its result when it is on the disk. If cancelled, it runs all the same.
 
         Raises:
             StoreError: It could not be stored.
         """
         call_soon, over = call_soon_here(), anyio.Event()
-        future = self.submit(operation)
+        future = self.submit(operation, size=size)
 
         def wake(_: Future[T]) -> None:
             with suppress(RuntimeError):  # the event loop has ended: nobody waits
@@ -111,20 +121,28 @@ class Committer:
                     break
                 group.append(another)
             self._commit(group)
+            with self._lock:
+                self._waiting_bytes -= sum(size for _, _, size in group)
             if is_last:
                 return
 
     def _commit(self, group: list[_Job]) -> None:
+        has_begun = False
         try:
             with self._store.transaction():
-                results = [operation(self._store) for _, operation in group]
+                has_begun = True
+                results = [operation(self._store) for _, operation, _ in group]
         except BaseException as exc:  # noqa: BLE001  told to whoever waits
             if len(group) == 1:
                 group[0][0].set_exception(exc)
+                return
+            if not has_begun:  # somebody else holds the lock, and would do so for each of them
+                for future, _, _ in group:
+                    future.set_exception(StoreError(str(exc)))
                 return
             # One of them may be to blame, or the disk: each finds out for itself.
             for job in group:
                 self._commit([job])
             return
-        for (future, _), result in zip(group, results, strict=True):
+        for (future, _, _), result in zip(group, results, strict=True):
             future.set_result(result)

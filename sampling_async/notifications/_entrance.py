@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     _Network: TypeAlias = IPv4Network | IPv6Network
 
 _SHORTEST: Final = 16
+_UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
 
 
 class Entrance:
@@ -42,7 +44,8 @@ class Entrance:
         trusted_proxies: Iterable[str] = (),
     ) -> None:
         self._secrets = {
-            kind: [_checked(secret, "secret").encode() for secret in each] for kind, each in secrets.items()
+            kind: [_in_a_path(_checked(secret, "secret")).encode() for secret in each]
+            for kind, each in secrets.items()
         }
         self._basic = [f"{name}:{_checked(password, 'password')}".encode() for name, password in basic]
         self._networks = [_network(text) for text in networks]
@@ -82,6 +85,14 @@ def _checked(secret: str, what: str) -> str:
     if not isinstance(secret, str) or len(secret) < _SHORTEST:
         raise InvalidRequestError(
             f"a {what} of notifications has at least {_SHORTEST} characters; secrets.token_urlsafe() makes one"
+        )
+    return secret
+
+
+def _in_a_path(secret: str) -> str:
+    if not _UNRESERVED.fullmatch(secret):
+        raise InvalidRequestError(
+            "a secret stands in a URL: it has letters, digits and -._~ only; secrets.token_urlsafe() makes one"
         )
     return secret
 

@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -18,6 +18,7 @@ from attrs import field, frozen
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import Background
+from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async.notifications._records import Notification, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError
@@ -29,18 +30,23 @@ if TYPE_CHECKING:
     from sampling_async.notifications._records import Kind
 
 Handler: TypeAlias = Callable[[Fact[Any]], Awaitable[object] | object]
-N = TypeVar("N", bound=Notification)
-H = TypeVar("H", bound=Callable[..., Any])
-
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _LONGEST_ERROR: Final = 500
+_LONGEST_RETRY: Final = 31 * 86_400
+_SHORTEST_RETRY: Final = 0.1
 
 
 class RetryLater(Exception):  # noqa: N818  what it asks for
-    """Raised by a handler: call it again with this fact, after some seconds. It may be raised without end."""
+    """Raised by a handler: call it again with this fact, after some seconds. It may be raised without end.
+
+    Args:
+        seconds: From 0 to 31 days; at least a tenth of a second passes.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = number_from_0(seconds, "seconds")
+        if self.seconds > _LONGEST_RETRY:
+            raise InvalidRequestError(f"seconds must be at most {_LONGEST_RETRY:,} (31 days), not {seconds!r}")
         super().__init__(f"in {self.seconds} seconds")
 
 
@@ -143,14 +149,12 @@ class Handling(Background):
         policy: HandlerPolicy,
         *,
         clock: Callable[[], float] = time.time,
-        random_number: Callable[[], float] = random.random,
     ) -> None:
         super().__init__()
         self._committer = committer
         self._handlers = handlers
         self._policy = policy
         self._clock = clock
-        self._random_number = random_number
         self._owner = secrets.token_hex(8)
         self._held: dict[int, Fact[Any]] = {}
         self._news_of_facts = anyio.Event()
@@ -204,19 +208,21 @@ class Handling(Background):
             return []
         kinds, now = self._handlers.kinds, self._clock()
         try:
-            return list(
-                await self._committer.run(
-                    lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most)
-                )
+            facts = await self._committer.run(
+                lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most)
             )
-        except StoreError as exc:
-            _LOG.warning("facts cannot be read: %s", exc)
+            # A lease that ran out while its handler was still running comes to us again.
+            return [fact for fact in facts if fact.id not in self._held]
+        except Exception as exc:  # noqa: BLE001  whatever it is, handling must go on
+            reason = exc if isinstance(exc, StoreError) else type(exc).__name__
+            _LOG.error("facts cannot be read, and are looked for again: %s", reason)
             return []
 
     async def _keep_leases(self) -> None:
         while True:
             await anyio.sleep(self._policy.lease / 3)
-            self._prolong(list(self._held), self._clock() + self._policy.lease)
+            if self._held:
+                self._prolong(list(self._held), self._clock() + self._policy.lease)
 
     def _prolong(self, held: list[int], until: float) -> None:
         self._submit(lambda store: store.extend(self._owner, held, until))
@@ -236,9 +242,15 @@ class Handling(Background):
         try:
             await _called(self._handlers.of(fact), fact)
         except RetryLater as exc:
-            return Settled(fact_id=fact.id, state=State.PENDING, due=self._clock() + exc.seconds)
-        except Exception as exc:  # noqa: BLE001  a handler may raise anything
-            error = f"{type(exc).__name__}: {exc}"[:_LONGEST_ERROR]
+            due = self._clock() + max(exc.seconds, _SHORTEST_RETRY)
+            return Settled(fact_id=fact.id, state=State.PENDING, due=due, counts=False)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            # Our own cancellation ends the handler. Another one, of a future that it awaited, is a failure.
+            if isinstance(exc, anyio.get_cancelled_exc_class()) and not is_stray(exc):
+                raise
+            error = _text_of(exc)
             is_dead = isinstance(exc, GiveUp) or fact.attempts >= self._policy.attempts
             # The text of the exception may hold a member code, and belongs into the store only.
             _LOG.warning(
@@ -247,7 +259,7 @@ class Handling(Background):
             )
             if is_dead:
                 return Settled(fact_id=fact.id, state=State.DEAD, error=error)
-            wait = self._policy.wait(fact.attempts, self._random_number())
+            wait = self._policy.wait(fact.attempts, random.random())  # noqa: S311  no secret
             return Settled(fact_id=fact.id, state=State.PENDING, due=self._clock() + wait, error=error)
         return Settled(fact_id=fact.id, state=State.HANDLED)
 
@@ -256,6 +268,15 @@ class Handling(Background):
             self._committer.submit(operation).add_done_callback(_told)
         except StoreError as exc:
             _LOG.warning("the state of facts cannot be stored: %s", exc)
+
+
+def _text_of(exc: BaseException) -> str:
+    """Return type and text of an exception, in a form that can be stored."""
+    try:
+        text = str(exc)
+    except Exception:  # noqa: BLE001  a __str__ may raise anything
+        text = "its text cannot be read"
+    return f"{type(exc).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
 async def _called(handler: Handler, fact: Fact[Any]) -> None:

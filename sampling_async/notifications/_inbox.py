@@ -7,14 +7,13 @@ import os
 import secrets as random_secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import anyio
 from attrs import frozen
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import begun, in_thread
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entrance import Entrance
@@ -29,6 +28,7 @@ from sampling_async.notifications._store import Receipt, StoreError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sampling_async._pacing.threads import Run
     from sampling_async.notifications._app import NotificationsApp
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import State, Store
@@ -38,9 +38,11 @@ H = TypeVar("H", bound=Callable[..., Any])
 Headers: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a hit, names in any case."""
 
+_Pairs: TypeAlias = "list[tuple[str, str]]"
+
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
-_LARGE: Final = 1 << 16
+_LARGE: Final = 1 << 13
 
 
 @frozen
@@ -139,8 +141,9 @@ class Inbox:
             raise RuntimeError("an inbox is entered once; make another one")
         self._handlers.close()
         self._was_entered = True
-        await in_thread(self._committer.start)
+        self._reading = anyio.Lock()
         try:
+            await _to_its_end(begun(self._committer.start))
             if self._handlers:
                 self._handling = Handling(self._committer, self._handlers, self._policy, clock=self._clock)
                 await self._handling.__aenter__()
@@ -161,8 +164,7 @@ class Inbox:
                 finally:
                     await self._handling.__aexit__(exc_type, exc, traceback)
         finally:
-            with anyio.CancelScope(shield=True):
-                await in_thread(self._committer.stop)
+            await _to_its_end(begun(self._committer.stop))
 
     # --- The way in
 
@@ -197,9 +199,11 @@ class Inbox:
             peer: The address of the other end of the connection.
             secret: The secret in the path.
         """
+        return self._refusal(kind, _pairs(headers), peer or "", secret or "")
+
+    def _refusal(self, kind: str, pairs: _Pairs, peer: str, secret: str) -> Reply | None:
         if not self._is_open:
             return _NOT_STORED
-        pairs = _pairs(headers)
         if kind not in list(Kind) or not self._entrance.admits(Kind(kind), secret, pairs):
             return _NOT_FOUND
         source = self._entrance.source(peer, pairs)
@@ -224,17 +228,18 @@ class Inbox:
             secret: The secret in the path.
             query: The query string, without its question mark.
         """
-        refusal = self.refuses(kind, headers, peer, secret=secret)
-        if refusal is not None:
-            return refusal
-        if len(body) > MOST_BYTES:
-            return _TOO_LARGE
-        prepare = partial(self._prepared, Kind(kind), body, headers, peer, query)
-        # A large body takes longer to read than the event loop should stall.
-        operation, reply = prepare() if len(body) < _LARGE else await in_thread(prepare)
         try:
-            await self._committer.run(operation)
-        except StoreError as exc:
+            hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
+            if isinstance(hit, Reply):
+                return hit
+            if len(hit.body) < _LARGE:
+                operation, reply = self._prepared(hit)
+            else:
+                # A large body takes longer to read than the event loop should stall; two at once no less.
+                async with self._reading:
+                    operation, reply = await in_thread(self._prepared, hit)
+            await self._committer.run(operation, size=len(hit.body))
+        except Exception as exc:  # noqa: BLE001  the service must hear that it has to send it again
             return self._not_stored(exc)
         return self._stored(reply)
 
@@ -242,37 +247,45 @@ class Inbox:
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
     ) -> Reply:
         """Take in a hit as `receive` does, from any thread but the event loop's: it blocks."""
-        refusal = self.refuses(kind, headers, peer, secret=secret)
+        try:
+            hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
+            if isinstance(hit, Reply):
+                return hit
+            operation, reply = self._prepared(hit)
+            self._committer.submit(operation, size=len(hit.body)).result()
+        except Exception as exc:  # noqa: BLE001  likewise
+            return self._not_stored(exc)
+        return self._stored(reply)
+
+    def _admitted(
+        self,
+        kind: str,
+        body: bytes,
+        headers: Headers,
+        peer: str,
+        *,
+        secret: str,
+        query: str,
+    ) -> Receipt | Reply:
+        """Return a hit as its receipt, or the response if it is refused."""
+        pairs = _pairs(headers)
+        refusal = self._refusal(kind, pairs, peer or "", secret or "")
         if refusal is not None:
             return refusal
         if len(body) > MOST_BYTES:
             return _TOO_LARGE
-        operation, reply = self._prepared(Kind(kind), body, headers, peer, query)
-        try:
-            self._committer.submit(operation).result()
-        except StoreError as exc:
-            return self._not_stored(exc)
-        return self._stored(reply)
+        told = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs]
+        source = self._entrance.source(peer or "", pairs)
+        return Receipt(Kind(kind), self._clock(), bytes(body), query or "", told, source)
 
-    def _prepared(
-        self, kind: Kind, body: bytes, headers: Headers, peer: str, query: str
-    ) -> tuple[Callable[[Store], object], Reply]:
+    def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], Reply]:
         """Return the operation that stores a hit, and the response when it is stored."""
-        pairs = _pairs(headers)
-        receipt = Receipt(
-            kind,
-            self._clock(),
-            bytes(body),
-            query,
-            [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs],
-            self._entrance.source(peer, pairs),
-        )
         try:
-            entries = read_entries(kind, body, query, self._signatures)
+            entries = read_entries(hit.kind, hit.body, hit.query, self._signatures)
         except ForgedError as exc:
             verdict = str(exc)
-            return lambda store: store.receive(receipt, (), verdict), _NOT_SIGNED
-        return lambda store: store.receive(receipt, entries), _STORED
+            return lambda store: store.receive(hit, (), verdict), _NOT_SIGNED
+        return lambda store: store.receive(hit, entries), _STORED
 
     def _stored(self, reply: Reply) -> Reply:
         if self._not_stored_count:
@@ -282,9 +295,11 @@ class Inbox:
             self._handling.wake()
         return reply
 
-    def _not_stored(self, exc: StoreError) -> Reply:
+    def _not_stored(self, exc: Exception) -> Reply:
         if not self._not_stored_count:  # one line for a full disk, not one for each hit
-            _LOG.error("notifications are not stored, and are answered with 503: %s", exc)
+            # The text of another exception may hold what was posted.
+            reason = exc if isinstance(exc, StoreError) else type(exc).__name__
+            _LOG.error("notifications are not stored, and are answered with 503: %s", reason)
         self._not_stored_count += 1
         return _NOT_STORED
 
@@ -360,7 +375,9 @@ def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> M
 def _with_store(
     store: Store | str | os.PathLike[str], operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
 ) -> Mapping[Kind, Sequence[str]]:
-    opened: Store = SqliteStore(store) if isinstance(store, str | os.PathLike) else store
+    # A store of its own: the one that was passed may be that of an open inbox.
+    path = store.path if isinstance(store, SqliteStore) else store
+    opened: Store = SqliteStore(path) if isinstance(path, str | os.PathLike) else path
     opened.open()
     try:
         with opened.transaction():
@@ -387,6 +404,28 @@ def _several(secrets: str | Iterable[str]) -> tuple[str, ...]:
     return (secrets,) if isinstance(secrets, str) else tuple(secrets)
 
 
-def _pairs(headers: Headers) -> list[tuple[str, str]]:
+def _pairs(headers: Headers) -> _Pairs:
     items = headers.items() if isinstance(headers, Mapping) else headers
-    return [(str(name).lower(), str(value)) for name, value in items]
+    return [(_text(name).lower(), _text(value)) for name, value in items]
+
+
+def _text(value: str | bytes) -> str:
+    """Return a name or value of a header as text; some frameworks have bytes."""
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+async def _to_its_end(run: Run[None]) -> None:
+    """Wait for a run in a thread. Cancellations during the wait are raised after it.
+
+    Otherwise a thread and an open file would stay behind, or what was submitted last would not be stored.
+    """
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):  # which does not stop `Task.cancel` of asyncio
+        while not run.over.is_set():
+            try:
+                await run.over.wait()
+            except anyio.get_cancelled_exc_class() as exc:
+                cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+    run.result()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
 from sampling_async.notifications._understanding import Named, understand
@@ -38,7 +40,7 @@ CREATE TABLE IF NOT EXISTS receipts (
 );
 CREATE TABLE IF NOT EXISTS facts (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, receipt INTEGER NOT NULL,
-    kind TEXT, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
     content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
     receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
     standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
@@ -47,8 +49,10 @@ CREATE TABLE IF NOT EXISTS facts (
     ended REAL
 );
 CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
-CREATE INDEX IF NOT EXISTS facts_due ON facts (due, id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands';
+CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
 CREATE TABLE IF NOT EXISTS invites (
     key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
     quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL
@@ -67,14 +71,18 @@ _COLUMNS: Final = (
 
 _CLAIM: Final = f"""
 UPDATE facts SET due = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
-    SELECT id FROM facts AS f WHERE state = 'pending' AND due <= ? AND coalesce(kind, '') IN (%s)
-    AND NOT EXISTS (
-        SELECT 1 FROM facts AS e
-        WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND coalesce(e.kind, '') IN (%s)
-    ) ORDER BY due, id LIMIT ?
+    SELECT id FROM (%s) ORDER BY due, id LIMIT ?
 ) RETURNING {_COLUMNS}
 """  # noqa: S608  the columns are ours
 
+# One query for each kind, so that the index finds what is due of it, however much waits of other kinds.
+_CLAIM_OF_KIND: Final = """
+SELECT * FROM (
+    SELECT id, due FROM facts AS f WHERE state = 'pending' AND kind = ? AND due <= ? AND NOT EXISTS (
+        SELECT 1 FROM facts AS e WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND e.kind IN (%s)
+    ) ORDER BY due, id LIMIT ?
+)
+"""
 
 _JOINED: Final = """
 WITH ends AS MATERIALIZED (
@@ -129,14 +137,17 @@ class SqliteStore:
         Raises:
             StoreError: It cannot be opened, or is something else.
         """
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise StoreError(f"SQLite 3.35 or newer is needed, and Python has {sqlite3.sqlite_version}")
         with self._failing("cannot be opened"):
             self._make_private()
             database = self._connected()
             try:
-                _check_form(database, self.path)
-                database.execute("PRAGMA journal_mode = WAL")
+                if _form_of(database, self.path) < _FORM:
+                    _retried(lambda: database.executescript(_TABLES))
+                if database.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                    _retried(lambda: database.execute("PRAGMA journal_mode = WAL"))
                 database.execute("PRAGMA synchronous = FULL")
-                database.executescript(_TABLES)
             except BaseException:
                 database.close()
                 raise
@@ -245,13 +256,13 @@ class SqliteStore:
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         cursor = self._open.execute(
             "INSERT INTO facts (at, receipt, kind, posted_as, key, identity, content, rank, fields,"
-            " reason, verified, member, survey, wave, quota, origin, amount, label, ended)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " reason, verified, due, member, survey, wave, quota, origin, amount, label, ended)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (identity) DO NOTHING",
             (
                 at,
                 receipt,
-                entry.kind,
+                entry.kind or "",
                 entry.posted_as,
                 entry.key,
                 entry.identity,
@@ -260,6 +271,7 @@ class SqliteStore:
                 entry.fields,
                 entry.reason,
                 entry.verified,
+                at,  # so that a retry that is due earlier comes before
                 *_end_values(entry.end),
             ),
         )
@@ -277,7 +289,11 @@ class SqliteStore:
     def _place(self, number: int, entry: Entry) -> str:
         """Hold a new fact against the older ones of its key: which of them are still true?"""
         if entry.rank is not None:
-            newest = self._one("SELECT max(rank) FROM facts WHERE key = ? AND id != ?", entry.key, number)
+            newest = self._one(
+                "SELECT max(rank) FROM facts WHERE key = ? AND standing = 'stands' AND id != ?",
+                entry.key,
+                number,
+            )
             if newest is not None and newest > entry.rank:
                 self._dethrone(Standing.STALE, "id = ?", number)
                 return Standing.STALE
@@ -295,8 +311,10 @@ class SqliteStore:
         return "new"
 
     def _dethrone(self, standing: Standing, where: str, *values: object) -> None:
+        # A fact that is being handled stays pending, so that the next one of its key waits for the handler.
         change = (
-            "UPDATE facts SET standing = ?, state = CASE state WHEN 'pending' THEN 'skipped' ELSE state END"
+            "UPDATE facts SET standing = ?, state ="
+            " CASE WHEN state = 'pending' AND owner IS NULL THEN 'skipped' ELSE state END"
         )
         # The conditions are those of the callers above, and their values are passed as values.
         self._open.execute(f"{change} WHERE standing = 'stands' AND {where}", (standing, *values))
@@ -337,9 +355,16 @@ class SqliteStore:
         self, owner: str, kinds: Sequence[Kind | None], now: float, until: float, most: int
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival."""
-        names, marks = _names(kinds), _marks(kinds)
-        values = (until, owner, now, *names, *names, most)
-        rows = self._open.execute(_CLAIM % (marks, marks), values).fetchall()
+        # What fell while its handler ran, and whose lease is over since, needs no handler any more.
+        self._open.execute(
+            "UPDATE facts SET state = 'skipped', owner = NULL"
+            " WHERE state = 'pending' AND standing != 'stands' AND due <= ?",
+            (now,),
+        )
+        names = _names(kinds)
+        of_kinds = " UNION ALL ".join([_CLAIM_OF_KIND % _marks(kinds)] * len(names))
+        values = [value for name in names for value in (name, now, *names, most)]
+        rows = self._open.execute(_CLAIM % of_kinds, (until, owner, *values, most)).fetchall()
         return [_fact(row, partial(_body, self._open)) for row in sorted(rows)]
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
@@ -352,7 +377,7 @@ class SqliteStore:
     def release(self, owner: str) -> None:
         """End all leases of somebody, without counting their last attempt."""
         self._open.execute(
-            "UPDATE facts SET due = 0, owner = NULL, attempts = attempts - 1"
+            "UPDATE facts SET due = at, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
             (owner,),
         )
@@ -360,22 +385,33 @@ class SqliteStore:
     def settle(self, owner: str, settled: Settled) -> bool:
         """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
         cursor = self._open.execute(
-            "UPDATE facts SET state = CASE standing WHEN 'stands' THEN ? ELSE state END, due = ?, owner = NULL,"
-            " error = ? WHERE id = ? AND owner = ?",
-            (settled.state, settled.due, settled.error, settled.fact_id, owner),
+            "UPDATE facts SET"
+            " state = CASE WHEN ?1 = 'handled' OR standing = 'stands' THEN ?1 ELSE 'skipped' END, due = ?2,"
+            " owner = NULL, error = ?3, attempts = attempts - ?4 WHERE id = ?5 AND owner = ?6",
+            (settled.state, settled.due, settled.error, not settled.counts, settled.fact_id, owner),
         )
         return cursor.rowcount == 1
 
     def replay(self, fact_ids: Iterable[int] | None = None) -> int:
-        """Make facts due again: those named, or all dead ones. Returns how many."""
+        """Make facts due again: those named, or all dead ones. Returns how many.
+
+        What a handler has got just now needs no replay, and is passed over.
+        """
         change = (
-            "UPDATE facts SET state = 'pending', due = 0, attempts = 0, owner = NULL WHERE standing = 'stands'"
+            "UPDATE facts SET state = 'pending', due = at, attempts = 0"
+            " WHERE standing = 'stands' AND owner IS NULL"
         )
         if fact_ids is None:
             return self._open.execute(f"{change} AND state = 'dead'").rowcount
         return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in fact_ids)
 
     # --- Reading
+
+    def last_id(self) -> int:
+        """Return the ID of the newest fact; 0 if there is none."""
+        with self._failing("cannot be read"), closing(self._connected()) as database:
+            newest: int = database.execute("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0]
+            return newest
 
     def facts(
         self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
@@ -388,7 +424,7 @@ class SqliteStore:
         values: list[Any] = [after]
         if kinds is not None:
             wanted = list(kinds)
-            conditions.append(f"coalesce(kind, '') IN ({_marks(wanted)})")
+            conditions.append(f"kind IN ({_marks(wanted)})")
             values += _names(wanted)
         if state is not None:
             conditions.append("state = ?")
@@ -424,16 +460,36 @@ def _marks(kinds: Sequence[Kind | None]) -> str:
     return ", ".join("?" * len(kinds))
 
 
-def _check_form(database: sqlite3.Connection, path: Path) -> None:
-    tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    form = database.execute("PRAGMA user_version").fetchone()[0]
+def _form_of(database: sqlite3.Connection, path: Path) -> int:
+    """Return the form of the tables in a file; 0 if there are none.
+
+    Raises:
+        StoreError: The file is of something else, or of a newer version.
+    """
+    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application: int = database.execute("PRAGMA application_id").fetchone()[0]
+    form: int = database.execute("PRAGMA user_version").fetchone()[0]
     if tables and application != _APPLICATION:
         raise StoreError(f"{path} is a database of something else; name another file")
     if form > _FORM:
         raise StoreError(
             f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
         )
+    return form
+
+
+def _retried(step: Callable[[], object]) -> None:
+    """Do a step of opening again while another process holds a lock: here SQLite itself may not wait."""
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            step()
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _body(database: sqlite3.Connection, receipt: int) -> bytes:
@@ -446,10 +502,12 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
     corrects, standing, state, attempts, error = rest
     fields = json.loads(fields_json)
     notification: Notification
-    if kind is None:
-        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=reason)
-    else:
+    try:
+        if not kind:
+            raise NotUnderstoodError(reason)  # noqa: TRY301
         notification = understand(Kind(kind), Named(fields))
+    except NotUnderstoodError as exc:  # or another version has understood it
+        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
     return Fact(
         id=number,
         notification=notification,

@@ -100,11 +100,11 @@ class Entry:
 
     kind: Kind | None
     posted_as: Kind
-    key: str
-    identity: str
+    key: str = field(repr=hidden)
+    identity: str = field(repr=hidden)
     content: str
     rank: int | None = None
-    fields: str = "{}"
+    fields: str = field(default="{}", repr=hidden)
     reason: str = ""
     verified: bool = False
     end: SurveyEnd | None = None
@@ -164,18 +164,20 @@ class Settled:
         state: Handled or dead; pending if it is tried again.
         due: When it is tried again, in seconds since 1970.
         error: What the attempt raised.
+        counts: Whether the attempt counts; one that ends in `RetryLater` does not.
     """
 
     fact_id: int
     state: State
     due: float = 0.0
-    error: str | None = None
+    error: str | None = field(default=None, repr=hidden)
+    counts: bool = True
 
 
 class Store(Protocol):
     """Where receipts and facts are kept. Every method is called in one thread, and may block.
 
-    Each method but `open`, `close`, `facts` and `receipts` is called inside the block of `transaction()`. What
+    Each method but `open`, `close` and `facts` is called inside the block of `transaction()`. What
     was done there must be on the disk when the block ends, or the block must raise `StoreError`. If the block
     is left by an exception, nothing of it may stay.
     """

@@ -97,6 +97,8 @@ class Outbox:
         self._notifying = notifying or Notifying()
         self._is_on = notifying is not None
         self._random = Random(f"{seed}/notifications")  # noqa: S311  no secret
+        # Of its own, so that what happens does not depend on when it is delivered.
+        self._spelling = Random(f"{seed}/spelling")  # noqa: S311
         self._began_at = (began if began.tzinfo else began.replace(tzinfo=UTC)).astimezone(UTC)
         self._clock = clock
         self._began = clock()
@@ -189,7 +191,7 @@ class Outbox:
         notifying, random = self._notifying, self._random
         if notifying.shared_secret and kind in ("completion", "terminate"):
             fields = signed(fields, notifying.shared_secret)
-        posting = Posting(self._number, kind, fields, at)
+        posting = Posting(len(self._told), kind, fields, at)
         with self._lock:
             self._told.append(posting)
             self._put(posting, at + (notifying.late_seconds if random.random() < notifying.late else 0))
@@ -199,7 +201,7 @@ class Outbox:
                 forged = {**fields, "Revenue": 99_999_00} if kind == "completion" else dict(fields)
                 if "EncryptedValue" in forged:
                     forged["EncryptedValue"] = "0" * 64
-                self._put(Posting(self._number, kind, forged, at, is_forged=True), at)
+                self._put(Posting(posting.number, kind, forged, at, is_forged=True), at)
 
     def _put(self, posting: Posting, due: float) -> None:
         heappush(self._queue, (due, self._number, posting))
@@ -282,13 +284,13 @@ class Outbox:
             return
         if posting.is_forged and "EncryptedValue" not in posting.fields:
             url += "x"
-        is_drifted = self._random.random() < self._notifying.drifted
+        is_drifted = self._spelling.random() < self._notifying.drifted
         body, content_type = (
-            drifted_body(posting.fields, self._random) if is_drifted else plain_body(posting.fields)
+            drifted_body(posting.fields, self._spelling) if is_drifted else plain_body(posting.fields)
         )
         try:
             response = await client.post(url, content=body, headers={"Content-Type": content_type})
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL):
             is_stored = False
         else:
             is_stored = response.is_success
