@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import anyio
 
@@ -36,6 +36,8 @@ class Background(ABC):
             it is SystemExit or KeyboardInterrupt, asyncio has raised it out of the event loop already.
     """
 
+    _called: ClassVar[str] = "stream"  # in errors and warnings
+
     def __init__(self) -> None:
         self.left = False
         self.has_ended_the_loop = False
@@ -48,8 +50,8 @@ class Background(ABC):
 
     async def __aenter__(self) -> Self:
         if self._runner is not None:
-            raise RuntimeError("a stream is entered once; make another one")
-        self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
+            raise RuntimeError(f"a {self._called} is entered once; make another one")
+        self._runner = _Nursery(self, self._called) if asyncio_loop() is None else _Task(self)
         try:
             await self._runner.start()
         except BaseException:
@@ -95,9 +97,9 @@ class Background(ABC):
     def _must_be_inside(self) -> None:
         """Raise if the block is not open. Outside of it no work runs, and a wait for results would not end."""
         if self._runner is None:
-            raise RuntimeError("enter the stream first: async with ... as stream")
+            raise RuntimeError(f"enter the {self._called} first: async with ... as {self._called}")
         if self.left and (self._has_more or not self._came_to_its_end):
-            raise RuntimeError("the stream's block has been left before its end")
+            raise RuntimeError(f"the {self._called}'s block has been left before its end")
 
     @property
     @abstractmethod
@@ -127,10 +129,10 @@ class Background(ABC):
             self._failure = self._failure or exc
             return
         if is_stray(exc):
-            stray = RuntimeError("something awaited was cancelled, and not by who runs the stream")
+            stray = RuntimeError(f"something awaited was cancelled, and not by who runs the {self._called}")
             self._failure = self._failure or stray
             return
-        self._failure = self._failure or RuntimeError(f"the stream was ended by {type(exc).__name__}")
+        self._failure = self._failure or RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
         raise exc
 
     def _end(self) -> None:
@@ -195,8 +197,9 @@ class _Task:
 class _Nursery:
     """Runs the work on trio, in a task group that is open in the task of the block."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: Background, called: str) -> None:
         self._background = background
+        self._called = called
         self._scope = anyio.CancelScope()
         self._tasks: TaskGroup = anyio.create_task_group()
         self._entered_by = anyio.get_current_task().id
@@ -214,9 +217,9 @@ class _Nursery:
         self._scope.cancel()
         if anyio.get_current_task().id != self._entered_by:
             warnings.warn(
-                "a stream of sampling_async was entered in one task and left in another: do not leave it open "
-                "in an async generator that may not be read to its end (PEP 789); read it where it is entered, "
-                "or close the generator with contextlib.aclosing",
+                f"a {self._called} of sampling_async was entered in one task and left in another: do not leave "
+                "it open in an async generator that may not be read to its end (PEP 789); read it where it is "
+                "entered, or close the generator with contextlib.aclosing",
                 RuntimeWarning,
                 stacklevel=2,
             )
