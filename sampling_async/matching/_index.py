@@ -390,7 +390,7 @@ class QuotaIndex:
     def carry_over(self, older: QuotaIndex) -> None:
         """Take over the recontact lists of an older index of the same service."""
         # The dict is never changed, see `recontact`, so both may have it.
-        self._recontact = older._recontact  # noqa: SLF001  its own class
+        self._recontact = older._recontact
 
     @property
     def recontact_lists(self) -> Mapping[int, frozenset[str]]:

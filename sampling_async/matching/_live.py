@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import aclosing
-from datetime import UTC
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
 from sampling_async._pacing.standing import Standing
-from sampling_async._pacing.stepwise import Turns, let_go
+from sampling_async._pacing.stepwise import let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async.matching._index import QuotaIndex
 
@@ -22,13 +19,11 @@ if TYPE_CHECKING:
     from sampling_async._contract.records import Participation, Quotas
     from sampling_async._watch.changes import Key
     from sampling_async.matching._evaluate import Reason
+    from sampling_async.matching._following import Following
     from sampling_async.matching._index import MatchResult, Member, Rank
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._questions import Profile, QuestionKinds
-    from sampling_async.notifications import Fact, Inbox, QuotaStatus, SurveyClosed
-
-_LOG: Final = logging.getLogger("sampling_async.matching")
-_RETRY_SECONDS: Final = 5.0
+    from sampling_async.notifications import Inbox
 
 
 class LiveIndex(Standing):
@@ -61,7 +56,7 @@ class LiveIndex(Standing):
     ) -> None:
         super().__init__()
         self._watch = watch
-        self._options = {"kinds": kinds, "policy": policy, "rank": rank}
+        self._kinds, self._policy, self._rank = kinds, policy, rank
         self._index: QuotaIndex | None = None
         self._compiled: Quotas | None = None  # the inventory of the index
         self._since: datetime | None = None
@@ -182,6 +177,8 @@ class LiveIndex(Standing):
             inbox: The inbox. It must be open.
             after: The ID of the last fact that needs no look.
         """
+        from sampling_async.matching._following import Following  # noqa: PLC0415  not all have an inbox
+
         return Following(self._watch, inbox, after)
 
     # --- The work
@@ -232,7 +229,9 @@ class LiveIndex(Standing):
         await let_go(old)
 
     def _made(self, given: Quotas, before: QuotaIndex | None) -> QuotaIndex:
-        return QuotaIndex(given, **self._options) if before is None else before.updated(given)
+        if before is not None:
+            return before.updated(given)
+        return QuotaIndex(given, kinds=self._kinds, policy=self._policy, rank=self._rank)
 
     def _close_in(self, index: QuotaIndex) -> None:
         for quota_id in self._watch.hidden():
@@ -244,57 +243,3 @@ class LiveIndex(Standing):
         for quota_id in tuple(index.quota_ids):
             if quota_id not in shown:
                 index.close(quota_id)
-
-
-class Following(Standing):
-    """The notifications of an inbox take effect on a live index while this block is open.
-
-    Attributes:
-        after: The ID of the last fact that was looked at.
-    """
-
-    _called = "following"
-
-    def __init__(self, watch: QuotaWatch, inbox: Inbox, after: int) -> None:
-        super().__init__()
-        self.after = after
-        self._watch = watch
-        self._inbox = inbox
-
-    async def _work(self) -> None:
-        from sampling_async.notifications import QuotaStatus, StoreError, SurveyClosed  # noqa: PLC0415
-
-        turns = Turns()
-        while True:
-            try:
-                facts = self._inbox.facts(QuotaStatus, SurveyClosed, after=self.after, follow=True)
-                async with aclosing(facts) as read:  # type: ignore[type-var]
-                    async for fact in read:
-                        self._apply(fact)
-                        self.after = fact.id
-                        await turns.step()
-            except StoreError as exc:
-                # It may pass: a disk that is full, a file that is locked.
-                _LOG.warning("notifications cannot be read, they are tried again: %s", exc)
-                await anyio.sleep(_RETRY_SECONDS)
-
-    def _apply(self, fact: Fact[QuotaStatus | SurveyClosed]) -> None:
-        told, came = fact.notification, fact.received_at
-        if fact.standing != "stands":
-            return
-        if told.kind == "quota_status":
-            if told.is_live:
-                self._watch.refresh_soon(came)
-                return
-            was_open = self._watch.close_quota(told.quota_id, at=came)
-        else:
-            was_open = self._watch.close_survey(told.survey_id, told.wave_id, at=came)
-        since = self._watch.since
-        if was_open and since is not None and told.at is not None and _utc(told.at) < since:
-            # By the service's own clock, the newest poll is newer than this: it came late, or the clocks
-            # differ. It is closed all the same, because that does less harm, and a poll decides soon.
-            self._watch.refresh_soon()
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
