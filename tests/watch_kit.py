@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
-from matching_kit import A, of_some, quota, sub_quota, survey
+from matching_kit import NOW, A, quota, sub_quota, survey
 
 from sampling_async import Quotas
 from sampling_async._watch.cache import CacheFile
@@ -87,7 +87,7 @@ class FakeService:
 
 def inventory(*quota_ids: int, **changes: Any) -> Quotas:
     """Return an inventory with one quota in each survey; the survey's ID is a hundred times the quota's."""
-    return of_some(*(one(quota_id, **changes) for quota_id in quota_ids))
+    return Quotas(1, NOW, tuple(one(quota_id, **changes) for quota_id in quota_ids))
 
 
 def one(quota_id: int, **changes: Any) -> Any:

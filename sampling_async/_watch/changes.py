@@ -106,8 +106,11 @@ def differences(key: Key, before: Survey | None, after: Survey | None) -> Iterat
 
 
 def _quotas(survey: Survey | None) -> dict[int, Quota]:
-    # Of a quota that is listed twice, the first one counts, as in a `QuotaIndex`.
-    return {} if survey is None else {quota.quota_id: quota for quota in reversed(survey.quotas)}
+    found: dict[int, Quota] = {}
+    for quota in () if survey is None else survey.quotas:
+        # Of a quota that is listed twice, the first one counts, as in a `QuotaIndex`.
+        found.setdefault(quota.quota_id, quota)
+    return found
 
 
 def _of_quotas(key: Key, before: dict[int, Quota], after: dict[int, Quota]) -> Iterator[Change]:

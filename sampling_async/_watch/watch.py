@@ -411,6 +411,7 @@ class QuotaWatch(Standing):
             self._arranged = None
         self._shown, self._since, self._is_cached = shown, since, running.poll == 0
         self.board.view = shown.view
+        self.board.version += 1
         self.board.moved(changed)
         self._tell()
         if before is not None:

@@ -58,7 +58,8 @@ class LiveIndex(Standing):
         self._watch = watch
         self._kinds, self._policy, self._rank = kinds, policy, rank
         self._index: QuotaIndex | None = None
-        self._compiled: Quotas | None = None  # the inventory of the index
+        self._version = 0  # of the board, when the inventory of the index was taken
+        self._given: Quotas | None = None  # that inventory
         self._since: datetime | None = None
         self._moved: anyio.Event | None = None  # created only if the work has to wait
 
@@ -185,7 +186,7 @@ class LiveIndex(Standing):
 
     def moved(self, keys: Iterable[Key]) -> None:  # noqa: ARG002  the watch says which quotas are closed
         """Learn that something looks different now, and close what is closed."""
-        if self._index is not None and self._compiled is self._watch.given:
+        if self._index is not None and self._version == self._watch.board.version:
             self._close_in(self._index)
         elif self._index is not None:
             # The index is one poll behind. All that the newest poll does not show is closed.
@@ -203,7 +204,7 @@ class LiveIndex(Standing):
         board.add(self)
         try:
             while True:
-                while board.view is not None and self._compiled is not self._watch.given:
+                while self._version != board.version:
                     await self._compile()
                 if board.is_over:
                     return
@@ -213,17 +214,18 @@ class LiveIndex(Standing):
             board.remove(self)
 
     async def _compile(self) -> None:
-        given, since, before = self._watch.given, self._watch.since, self._index
+        version, before = self._watch.board.version, self._index
+        given, since = self._watch.given, self._watch.since
         index = await in_thread(self._made, given, before)
         if before is not None:
             index.carry_over(before)
-        if given is self._watch.given:
+        if version == self._watch.board.version:
             self._close_in(index)
         else:
             self._close_rest_in(index)
         # No await between the closing and this.
-        old = [] if self._compiled is None else list(self._compiled.surveys)
-        self._index, self._compiled, self._since = index, given, since
+        old = [] if self._given is None else list(self._given.surveys)
+        self._index, self._given, self._version, self._since = index, given, version, since
         self._tell()
         del before, given
         await let_go(old)
