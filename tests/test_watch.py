@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import stat
 from datetime import UTC, datetime
 from math import inf
@@ -433,11 +432,14 @@ async def test_a_closing_while_a_new_inventory_is_arranged(monkeypatch):
 
 async def test_a_survey_that_is_listed_twice_counts_once():
     clock, service = HandClock(), FakeService(inventory(1, 2))
-    service.inventory = evolve(service.inventory, surveys=(*service.inventory.surveys, one(1, loi=99)))
+    twice = evolve(one(3), quotas=one(3).quotas * 2)
+    service.inventory = evolve(service.inventory, surveys=(*service.inventory.surveys, one(1, loi=99), twice))
     async with watch_of(service, clock) as watch:
         await watch.ready()
         assert watch.quotas is service.inventory
         watch.close_quota(2)
+        assert watch.quotas.surveys == (one(1), twice)
+        watch.close_quota(3)
         assert watch.quotas.surveys == (one(1),)
 
 
@@ -486,8 +488,8 @@ async def filled(path, clock) -> None:
 async def test_the_last_good_inventory_is_there_at_the_next_start(tmp_path):
     path, clock = tmp_path / "cache", HandClock()
     await filled(path, clock)
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["cache"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
     began = clock()
     await clock.advance(100)
     service = FakeService(inventory(2, 3))
@@ -543,7 +545,7 @@ async def test_a_cache_that_cannot_be_read_or_written_is_told(tmp_path, caplog, 
         await watch.ready()
     assert "cannot be read" in caplog.text
     assert "cannot be written" in caplog.text
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     async with watch_of(FakeService(inventory(7)), clock, cache=cache_at(tmp_path / "no" / "cache")) as watch:
         await watch.ready()
     assert caplog.text.count("cannot be written") == 2
@@ -582,8 +584,8 @@ async def test_a_client_watches_a_simulator(tmp_path):
             sim.close_quota(sim.inventory.surveys[0].quotas[0].quota_id)
             await watch.refresh()
             assert watch.quotas == sim.inventory
-            # Unchanged surveys are the same objects: they were not decoded again, but for the first and the last
-            # ones of a body, whose bounds are found in another way.
+            # Unchanged surveys are the same objects: they were not decoded again, but for the first and the
+            # last ones of a body, whose bounds are found in another way.
             still = {id(survey) for survey in watch.quotas.surveys}
             assert sum(id(survey) not in still for survey in known) <= 4
             sim.faults.add(Fault.html())

@@ -9,11 +9,12 @@ import anyio.lowlevel
 from matching_kit import NOW, A, quota, sub_quota, survey
 
 from sampling_async import Quotas
-from sampling_async._watch.cache import CacheFile
 from sampling_async._watch.watch import QuotaWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sampling_async._watch.cache import CacheFile
 
 
 class HandClock:

@@ -28,9 +28,6 @@ class Closings:
         self.quotas = quotas or {}
         self.surveys = surveys or {}
 
-    def __bool__(self) -> bool:
-        return bool(self.quotas or self.surveys)
-
     def since(self, poll: int) -> Closings:
         """Return the closings that a poll did not know of, by the poll's number."""
         return Closings(
