@@ -45,7 +45,7 @@ class Truth:
 
 async def until(is_so) -> None:
     with anyio.fail_after(5):
-        while not is_so():  # noqa: ASYNC110  threads are waited for
+        while not is_so():
             await anyio.lowlevel.checkpoint()
 
 
