@@ -73,7 +73,7 @@ _OF_SURVEY: Final[tuple[tuple[ChangeKind, tuple[str, ...]], ...]] = (
     ("targeting", ("device_type_ids", "is_survey_recontact", "survey_wave_exclusions")),
     ("details", ("study_type_id", "scheduled_completion_date", "completes_required", "survey_name")),
 )
-_FIELDS_OF_SURVEY: Final = dict(_OF_SURVEY)
+_FIELDS_OF_SURVEY: Final[dict[str, tuple[str, ...]]] = dict(_OF_SURVEY)
 
 
 def key_of(survey: Survey) -> Key:
