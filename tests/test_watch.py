@@ -127,6 +127,7 @@ async def test_after_a_403_polls_are_rare_until_two_have_succeeded():
         await clock.advance(240)
         assert service.polls == 4
         assert watch.status == "ready"
+        watch.refresh_soon()
         await clock.advance(119)
         assert service.polls == 4
         await clock.advance(1)
@@ -404,6 +405,13 @@ async def test_the_time_of_a_closing_is_compared_with_the_polls():
         gate.set()
         await settle()
         assert ids_of(watch.quotas) == [1, 2]
+        gate = service.hold()
+        await clock.advance(60)
+        assert watch.close_quota(2, at=moment(clock, +1))
+        assert not watch.close_quota(2, at=moment(clock, -1))  # told again, and older: the newer one counts
+        gate.set()
+        await settle()
+        assert ids_of(watch.quotas) == [1, 3]
         with pytest.raises(InvalidRequestError, match="time zone"):
             watch.close_quota(1, at=datetime(2026, 1, 1))  # noqa: DTZ001
 

@@ -39,6 +39,11 @@ class Pace:
         self._random = random
         self._unhealed = 0
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing has failed lately."""
+        return not self.failures and not self._unhealed
+
     def after_success(self) -> float:
         """Return the seconds from a success to the next poll."""
         self.failures = 0

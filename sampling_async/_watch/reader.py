@@ -33,6 +33,7 @@ class Board:
     Attributes:
         view: The surveys that are shown; None before the first inventory.
         version: How many inventories there have been.
+        since: When the poll began that gave it, by the clock of the watch.
         is_over: Whether nothing will change any longer.
         failure: Makes the error to raise then; None if the end is an ordinary one.
     """
@@ -40,6 +41,7 @@ class Board:
     def __init__(self) -> None:
         self.view: Mapping[Key, Survey] | None = None
         self.version = 0
+        self.since = 0.0
         self.is_over = False
         self.failure: Callable[[], RuntimeError] | None = None
         self._listeners: dict[Listener, None] = {}

@@ -28,6 +28,14 @@ class Closings:
         self.quotas = quotas or {}
         self.surveys = surveys or {}
 
+    def close_quota(self, quota_id: int, begun: int) -> None:
+        """Note that a quota was told to be closed, when so many polls had begun."""
+        self.quotas[quota_id] = max(begun, self.quotas.get(quota_id, 0))
+
+    def close_wave(self, wave: Wave, begun: int) -> None:
+        """Note that a survey was told to be closed, when so many polls had begun."""
+        self.surveys[wave] = max(begun, self.surveys.get(wave, 0))
+
     def since(self, poll: int) -> Closings:
         """Return the closings that a poll did not know of, by the poll's number."""
         return Closings(

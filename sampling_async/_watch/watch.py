@@ -273,9 +273,9 @@ class QuotaWatch(Standing):
         begun = self._told_at(at)
         if begun is None:
             return False
-        self._closings.quotas[quota_id] = begun
+        self._closings.close_quota(quota_id, begun)
         if self._arranged is not None:
-            self._arranged.quotas[quota_id] = begun
+            self._arranged.close_quota(quota_id, begun)
             self._late.append(quota_id)
         return self._hide(() if self._shown is None else self._shown.homes(quota_id))
 
@@ -294,9 +294,9 @@ class QuotaWatch(Standing):
         if begun is None:
             return False
         wave = survey_id, wave_id
-        self._closings.surveys[wave] = begun
+        self._closings.close_wave(wave, begun)
         if self._arranged is not None:
-            self._arranged.surveys[wave] = begun
+            self._arranged.close_wave(wave, begun)
             self._late.append(wave)
         return self._hide(() if self._shown is None else self._shown.waves(wave))
 
@@ -354,7 +354,7 @@ class QuotaWatch(Standing):
         if self._next is not None:
             return 0.0
         due = self._due
-        if self._is_wanted_soon and not self._pace.failures:
+        if self._is_wanted_soon and self._pace.is_usual:
             due = min(due, self._began + self._pace.soonest)
         return due - self._clock()
 
@@ -370,18 +370,19 @@ class QuotaWatch(Standing):
         except _FAILURES as exc:
             # The traceback would keep the frames of the call in memory.
             error = exc.with_traceback(None)
+            self.last_error = error
             self._due = self._clock() + self._pace.after_failure(error)
             _LOG.info(
                 "the inventory was not read, the next poll is in %.0f s: %s", self._due - self._clock(), error
             )
         else:
+            self.last_error = None
             self._due = self._clock() + self._pace.after_success()
             if not self._is_held_back(quotas):
                 await self._show(quotas, running, self._began)
                 self._save()
         finally:
             self._running = None
-        self.last_error = error
         poll, self._round = self._round, None
         if poll is not None:
             poll.end(error)
@@ -412,6 +413,7 @@ class QuotaWatch(Standing):
         self._shown, self._since, self._is_cached = shown, since, running.poll == 0
         self.board.view = shown.view
         self.board.version += 1
+        self.board.since = since
         self.board.moved(changed)
         self._tell()
         if before is not None:

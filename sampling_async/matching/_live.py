@@ -13,7 +13,6 @@ from sampling_async.matching._index import QuotaIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from sampling_async import QuotaWatch, WatchStatus
     from sampling_async._contract.records import Participation, Quotas
@@ -60,7 +59,7 @@ class LiveIndex(Standing):
         self._index: QuotaIndex | None = None
         self._version = 0  # of the board, when the inventory of the index was taken
         self._given: Quotas | None = None  # that inventory
-        self._since: datetime | None = None
+        self._since = 0.0  # when the poll began that gave it
         self._moved: anyio.Event | None = None  # created only if the work has to wait
 
     def __repr__(self) -> str:
@@ -87,11 +86,11 @@ class LiveIndex(Standing):
     @property
     def age(self) -> float | None:
         """Seconds since the poll began that gave the inventory of the index; None without one."""
-        age, newest = self._watch.age, self._watch.since
-        if self._since is None or age is None or newest is None:
+        age = self._watch.age
+        if self._index is None or age is None:
             return None
         # The watch may be one poll ahead, while its inventory is being compiled.
-        return age + (newest - self._since).total_seconds()
+        return age + self._watch.board.since - self._since
 
     async def ready(self) -> None:
         """Wait until there is an index. Bound it with `anyio.fail_after` or the like.
@@ -215,7 +214,7 @@ class LiveIndex(Standing):
 
     async def _compile(self) -> None:
         version, before = self._watch.board.version, self._index
-        given, since = self._watch.given, self._watch.since
+        given, since = self._watch.given, self._watch.board.since
         index = await in_thread(self._made, given, before)
         if before is not None:
             index.carry_over(before)
