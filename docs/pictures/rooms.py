@@ -39,9 +39,10 @@ def picture() -> str:
         draw.text(x + width / 2, y + 46, does, size=14)
     for x in (LEFT + HALF / 2, RIGHT + HALF / 2):
         for y in (128, 212, 296, 380, 464):
-            if (x, y) != (RIGHT + HALF / 2, 212):  # a watch makes no calls itself: the client hands them in
+            # A watch makes no calls itself, the client hands them in. It needs _json and _pacing only.
+            if (x, y) != (RIGHT + HALF / 2, 212):
                 draw.arrow(x, y + TALL + 2, x, y + 81)
-    draw.arrow(RIGHT - 20, 212 + TALL + 2, RIGHT - 20, 296 + 81)
+    draw.arrow(LEFT + HALF - 20, 212 + TALL + 2, RIGHT + 20, 212 + 81)
     draw.arrow(RIGHT + 20, 296 + TALL + 2, LEFT + HALF - 20, 296 + 81)  # a call asks one of the five requests
     draw.text(MIDDLE, 628, "an arrow means: imports", size=13, colour="soft")
     return draw.svg()
