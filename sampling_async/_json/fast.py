@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Uni
 import attrs
 import msgspec
 
-from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Price, QuestionAndAnswers, Quotas, Setting, Survey
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._json.drafts import draft_of
@@ -168,20 +167,6 @@ def read_bulk(body: bytes) -> list[WireItem] | None:
     return None if answer is None else answer.Invites
 
 
-def unpacked(record: type[T], line: bytes) -> T:
-    """Read a record from JSON in the names of its fields.
-
-    Raises:
-        DecodeError: It is not JSON, or not such a record.
-    """
-    try:
-        return cast("T", _plain_decoder(cast("Any", record)).decode(line))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        rule = f"expected a line of JSON as it was written: {exc}"
-    # Raised outside of the handler: the context of the error would hold the error above, and that the line.
-    raise DecodeError("$", rule)
-
-
 def _decoded(what: Any, body: bytes) -> Any:
     if not is_usable() or not _is_utf8(body):
         return None
@@ -223,11 +208,6 @@ def is_usable() -> bool:
 @cache
 def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(_on_the_wire(what))
-
-
-@cache
-def _plain_decoder(record: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(record)
 
 
 def _on_the_wire(hint: Any) -> Any:

@@ -1,7 +1,8 @@
 """The last good inventory in a file, for the next start. It is read and written in a thread.
 
-The first line says what the file is; then comes one survey in each line; the last line holds a digest of all
-lines before it. A file that was cut off, altered or made by something else is not used.
+The first line says what the file is. Then come the inventory without its surveys, and its surveys line by line.
+The last line holds a digest of all lines before it. A file that was cut off, altered or made by something else is
+not used.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import logging
 import os
 import tempfile
 from contextlib import suppress
-from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import packed, unpacked
+from sampling_async._json.codec import packed, parse, unpacked
 from sampling_async._json.gc_pauses import put_off_a_pause
 
 if TYPE_CHECKING:
@@ -29,18 +29,6 @@ _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0
 """Seconds by which a file may be from the future: clocks are set back."""
-
-
-@frozen
-class _Head:
-    """The first line: the form, whose inventory it is, when it was read, and its frame without surveys."""
-
-    form: str
-    owner: str
-    began: float
-    country_id: int
-    cache_expires: datetime
-    surveys: int
 
 
 class CacheFile:
@@ -81,18 +69,18 @@ class CacheFile:
 
     def _read(self, body: bytes) -> tuple[Quotas, float]:
         lines = body.splitlines(keepends=True)
-        head = unpacked(_Head, lines[0] if lines else b"")
-        if head.form != _FORM:
+        head = parse(lines[0] if lines else b"")
+        if not isinstance(head, dict) or head.get("form") != _FORM:
             raise ValueError("it has another form")
-        if head.owner != self._owner:
+        if head.get("owner") != self._owner:
             raise ValueError("it belongs to another address, panel or option")
-        if len(lines) != head.surveys + 2 or lines[-1] != _digest(lines[:-1]):
+        if lines[-1] != _digest(lines[:-1]):
             raise ValueError("it is damaged")
         surveys: list[Survey] = []
-        for line in lines[1:-1]:
+        for line in lines[2:-1]:
             put_off_a_pause()
             surveys.append(unpacked(Survey, line))
-        return Quotas(head.country_id, head.cache_expires, tuple(surveys)), head.began
+        return evolve(unpacked(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
 
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
@@ -113,9 +101,9 @@ class CacheFile:
             _LOG.warning("the cache %s cannot be written: %s", self._path, exc.strerror or exc)
 
     def _lines(self, quotas: Quotas, began: float) -> Iterator[bytes]:
-        head = _Head(_FORM, self._owner, began, quotas.country_id, quotas.cache_expires, len(quotas.surveys))
+        head = {"form": _FORM, "owner": self._owner, "began": began}
         digest = blake2b()
-        for record in (head, *quotas.surveys):
+        for record in (head, evolve(quotas, surveys=()), *quotas.surveys):
             line = packed(record) + b"\n"
             digest.update(line)
             yield line
