@@ -1,8 +1,8 @@
 """The last good inventory in a file, for the next start. It is read and written in a thread.
 
-The first line says what the file is. Then come the inventory without its surveys, and its surveys line by line.
-The last line holds a digest of all lines before it. A file that was cut off, altered or made by something else is
-not used.
+The first line says what the file is. Then come the inventory without its surveys, and each survey in a line of
+its own. The last line holds a digest of all lines before it. A file that was cut off, altered or made by
+something else is not used.
 """
 
 from __future__ import annotations
