@@ -11,7 +11,7 @@ nox.options.reuse_existing_virtualenvs = True
 CORE = [
     *(
         f"sampling_async/_{room}/*"
-        for room in ("bulk", "calls", "contract", "journal", "json", "pacing", "protocol", "wire")
+        for room in ("bulk", "calls", "contract", "journal", "json", "pacing", "protocol", "watch", "wire")
     ),
     "sampling_async/_client.py",
     "sampling_async/_snapshot.py",

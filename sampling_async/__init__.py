@@ -63,12 +63,17 @@ if TYPE_CHECKING:
     from sampling_async._calls.recontact import RecontactStream
     from sampling_async._client import SamplingClient
     from sampling_async._journal.journal import Journal
+    from sampling_async._watch.changes import Change, ChangeKind
+    from sampling_async._watch.reader import QuotaChanges
+    from sampling_async._watch.watch import QuotaWatch, WatchStatus
     from sampling_async._wire.bodies import BodyLimits
 
 __all__ = [
     "BadRequestError",
     "BodyLimits",
     "BulkInviteResult",
+    "Change",
+    "ChangeKind",
     "ClientClosedError",
     "DecodeError",
     "Delivery",
@@ -94,6 +99,8 @@ __all__ = [
     "Progress",
     "QuestionAndAnswers",
     "Quota",
+    "QuotaChanges",
+    "QuotaWatch",
     "Quotas",
     "RecontactMembers",
     "RecontactStream",
@@ -112,6 +119,7 @@ __all__ = [
     "TransportError",
     "TransportTimeoutError",
     "UnexpectedStatusError",
+    "WatchStatus",
     "__version__",
     "from_json",
     "to_json",
@@ -120,12 +128,17 @@ __all__ = [
 # Names that `__getattr__` loads, each with its module.
 _OF_CLIENT: Final = {
     "BodyLimits": "_wire.bodies",
+    "Change": "_watch.changes",
+    "ChangeKind": "_watch.changes",
     "Goal": "_bulk.source",
     "Journal": "_journal.journal",
     "OutcomeStream": "_bulk.stream",
     "Progress": "_bulk.stream",
+    "QuotaChanges": "_watch.reader",
+    "QuotaWatch": "_watch.watch",
     "RecontactStream": "_calls.recontact",
     "SamplingClient": "_client",
+    "WatchStatus": "_watch.watch",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random as _random
+import time
 from collections.abc import Collection
 from functools import partial
 from math import inf
@@ -41,6 +42,8 @@ from sampling_async._protocol import requests
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of
 from sampling_async._snapshot import Snapshot
+from sampling_async._watch.cache import CacheFile
+from sampling_async._watch.watch import QuotaWatch
 from sampling_async._wire.address import (
     Secret,
     base_url_of,
@@ -164,6 +167,7 @@ class SamplingClient:
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
         # Surveys decoded earlier that the user still holds. Get Quotas reuses them where the JSON is the same.
         self._known = WeakValueDictionary[bytes, "Survey"]()
+        self._sleep, self._random = sleep, random
         warm_up()
         policy = retry or RetryPolicy()
         self._caller = Caller(
@@ -299,6 +303,52 @@ class SamplingClient:
                     yield survey
         finally:
             await stream.aclose()
+
+    def watch_quotas(
+        self,
+        every: float = 60.0,
+        *,
+        include_routables: bool = True,
+        max_age: float | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_max_age: float = 86_400.0,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> QuotaWatch:
+        """Poll Get Quotas in the background, and hold the newest good inventory.
+
+            async with client.watch_quotas() as watch:
+                await watch.ready()
+                async with watch.changes() as changes:
+                    async for change in changes: ...
+
+        Args:
+            every: Seconds from a success to the next poll, give or take 10 %.
+            include_routables: As for `get_quotas`.
+            max_age: Seconds after which an inventory that cannot be renewed counts as failing. Default: ten
+                times `every`.
+            cache: A file that keeps the last good inventory for the next start. It is loaded as stale. Only its
+                owner can read it. A file that cannot be used is ignored, and a warning is logged.
+            cache_max_age: Seconds after which the inventory of that file is too old; default, one day.
+            wall_clock: Returns seconds since 1970, to compare with times of other clocks.
+
+        Raises:
+            InvalidRequestError: A number is not above 0.
+        """
+        file = None
+        number_above_0(cache_max_age, "cache_max_age", "seconds")
+        if cache is not None:
+            owner = f"{self._base_url} {self._panel_guid} {bool(include_routables)}"
+            file = CacheFile(cache, owner, cache_max_age)
+        return QuotaWatch(
+            partial(self.get_quotas, include_routables=include_routables),
+            every=every,
+            max_age=max_age,
+            cache=file,
+            clock=self._gate.clock,
+            sleep=self._sleep,
+            random=self._random,
+            wall_clock=wall_clock,
+        )
 
     async def generate_invite(
         self, member_code: str, quota_id: SupportsIndex, *, deadline: float | None = None

@@ -22,6 +22,7 @@ ROOMS = {
     "_wire": {"_contract", "_pacing", "_version"},
     "_calls": {"_contract", "_json", "_pacing", "_protocol", "_wire"},
     "_journal": {"_contract", "_json", "_pacing", "_protocol"},
+    "_watch": {"_contract", "_json", "_pacing"},
     "_bulk": {"_calls", "_contract", "_journal", "_pacing", "_protocol"},
     "_client": {
         "_bulk",
@@ -32,6 +33,7 @@ ROOMS = {
         "_pacing",
         "_protocol",
         "_snapshot",
+        "_watch",
         "_wire",
     },
 }

@@ -5,6 +5,7 @@ from typing import assert_type
 
 from sampling_async import (
     BulkInviteResult,
+    Change,
     Goal,
     Invite,
     InviteOutcome,
@@ -14,17 +15,21 @@ from sampling_async import (
     OutcomeStream,
     PartnerSettings,
     Progress,
+    QuotaChanges,
     Quotas,
+    QuotaWatch,
     RecontactMembers,
     SamplingClient,
     SamplingError,
     Setting,
+    WatchStatus,
     from_json,
     to_json,
 )
 from sampling_async.matching import (
     BatchReader,
     Counts,
+    LiveIndex,
     MatchResult,
     Member,
     Output,
@@ -103,3 +108,19 @@ def read(body: bytes) -> None:
     assert_type(settings[0], Setting)
     assert_type(settings.max_surveys_to_fetch, int | None)
     assert_type(to_json(from_json(Quotas, body)), bytes)
+
+
+async def watch(client: SamplingClient) -> None:
+    """Use the live inventory, and declare what it gives."""
+    async with client.watch_quotas(60, cache="inventory.cache") as watched, LiveIndex(watched) as live:
+        assert_type(watched, QuotaWatch)
+        assert_type(watched.quotas, Quotas)
+        assert_type(watched.status, WatchStatus)
+        assert_type(watched.age, float | None)
+        assert_type(await watched.refresh(), Quotas)
+        assert_type(live.index, QuotaIndex)
+        assert_type(live.match({1: 2}), MatchResult)
+        async with watched.changes() as changes:
+            assert_type(changes, QuotaChanges)
+            async for change in changes:
+                assert_type(change, Change)

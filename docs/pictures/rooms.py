@@ -11,7 +11,8 @@ TOOLS = ("matching", "simulator", "_cli")
 ROOMS = (
     # room, what it does, x, y, width
     ("_client  _snapshot", "the promise to the user", LEFT, 128, WIDE),
-    ("_bulk", "chunks in, outcomes out", LEFT, 212, WIDE),
+    ("_bulk", "chunks in, outcomes out", LEFT, 212, HALF),
+    ("_watch", "the newest inventory", RIGHT, 212, HALF),
     ("_journal", "sent and answered, on disk", LEFT, 296, HALF),
     ("_calls", "one call: attempts, retries", RIGHT, 296, HALF),
     ("_protocol", "five requests, outcomes", LEFT, 380, HALF),
@@ -36,10 +37,12 @@ def picture() -> str:
         draw.box(x, y, width, TALL, fill="box", edge="strong")
         draw.text(x + width / 2, y + 25, room, size=16, mono=True, bold=True, colour="strong")
         draw.text(x + width / 2, y + 46, does, size=14)
-    draw.arrow(MIDDLE, 128 + TALL + 2, MIDDLE, 128 + 81)
     for x in (LEFT + HALF / 2, RIGHT + HALF / 2):
-        for y in (212, 296, 380, 464):
-            draw.arrow(x, y + TALL + 2, x, y + 81)
+        for y in (128, 212, 296, 380, 464):
+            # A watch makes no calls itself, the client hands them in. It needs _json and _pacing only.
+            if (x, y) != (RIGHT + HALF / 2, 212):
+                draw.arrow(x, y + TALL + 2, x, y + 81)
+    draw.arrow(LEFT + HALF - 20, 212 + TALL + 2, RIGHT + 20, 212 + 81)
     draw.arrow(RIGHT + 20, 296 + TALL + 2, LEFT + HALF - 20, 296 + 81)  # a call asks one of the five requests
     draw.text(MIDDLE, 628, "an arrow means: imports", size=13, colour="soft")
     return draw.svg()

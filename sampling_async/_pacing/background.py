@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import anyio
 
@@ -37,6 +37,8 @@ class Background(ABC):
             it is SystemExit or KeyboardInterrupt, asyncio has raised it out of the event loop already.
     """
 
+    _called: ClassVar[str] = "stream"  # in errors and warnings
+
     def __init__(self) -> None:
         self.left = False
         self.has_ended_the_loop = False
@@ -49,8 +51,8 @@ class Background(ABC):
 
     async def __aenter__(self) -> Self:
         if self._runner is not None:
-            raise RuntimeError("a stream can be entered only once; make a new one")
-        self._runner = _Nursery(self) if asyncio_loop() is None else _Task(self)
+            raise RuntimeError(f"a {self._called} can be entered only once; make a new one")
+        self._runner = _Nursery(self, self._called) if asyncio_loop() is None else _Task(self)
         try:
             await self._runner.start()
         except BaseException:  # pragma: no cover  swept in tests/faults
@@ -94,9 +96,9 @@ class Background(ABC):
     def _must_be_inside(self) -> None:
         """Raise if the block is not open. Outside of it no work runs, and a wait for results would not end."""
         if self._runner is None:
-            raise RuntimeError("enter the stream first: async with ... as stream")
+            raise RuntimeError(f"enter the {self._called} first: async with ... as {self._called}")
         if self.left and (self._has_more or not self._came_to_its_end):
-            raise RuntimeError("the `async with` block of the stream has ended, so it gives no more")
+            raise RuntimeError(f"the `async with` block of the {self._called} has ended, so it gives no more")
 
     @property
     @abstractmethod
@@ -114,11 +116,12 @@ class Background(ABC):
             return
         if is_stray(exc):
             stray = RuntimeError(
-                "something that the stream awaited was cancelled, but the stream's own task was not"
+                f"something that the {self._called} awaited was cancelled, but the {self._called}'s own"
+                " task was not"
             )
             self._failure = self._failure or stray
             return
-        self._failure = self._failure or RuntimeError(f"the stream was ended by {type(exc).__name__}")
+        self._failure = self._failure or RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
         raise exc
 
     def _end(self) -> None:
@@ -181,8 +184,9 @@ class _Task:
 class _Nursery:
     """Runs the work on trio, in a task group that is open in the task of the block."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: Background, called: str) -> None:
         self._background = background
+        self._called = called
         self._scope = anyio.CancelScope()
         self._tasks: TaskGroup = anyio.create_task_group()
         self._entered_by = anyio.get_current_task().id
@@ -200,9 +204,9 @@ class _Nursery:
         self._scope.cancel()
         if anyio.get_current_task().id != self._entered_by:
             warnings.warn(
-                "a stream of sampling_async was entered in one task and left in another. An async generator "
-                "that is not read to its end does this (PEP 789). Read the stream where it is entered, or "
-                "close the generator with contextlib.aclosing",
+                f"a {self._called} of sampling_async was entered in one task and left in another. An async "
+                "generator that is not read to its end does this (PEP 789). Read it where it is entered, "
+                "or close the generator with contextlib.aclosing",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio.lowlevel
 
@@ -69,3 +69,11 @@ class Turns:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
             self._since = time.perf_counter()
+
+
+async def let_go(items: list[Any]) -> None:
+    """Forget objects one by one. To release a whole inventory at once would block the event loop."""
+    turns = Turns()
+    while items:
+        items.pop()
+        await turns.step(_EACH)

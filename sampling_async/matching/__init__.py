@@ -34,6 +34,8 @@ from sampling_async.matching._program import Diagnostic
 from sampling_async.matching._questions import Bands, Profile, QuestionKinds
 
 if TYPE_CHECKING:
+    from sampling_async.matching._following import Following
+    from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel import BatchReader, Counts, Output, PanelMatcher, Sample, TopK, Workers
 
 __all__ = [
@@ -41,6 +43,8 @@ __all__ = [
     "BatchReader",
     "Counts",
     "Diagnostic",
+    "Following",
+    "LiveIndex",
     "MatchPolicy",
     "MatchResult",
     "Member",
@@ -61,11 +65,14 @@ __all__ = [
     "most_wanted",
 ]
 
+_LIVE: Final = {"Following": "_following", "LiveIndex": "_live"}
 _OF_PANEL: Final = frozenset({"BatchReader", "Counts", "Output", "PanelMatcher", "Sample", "TopK", "Workers"})
 
 
 def __getattr__(name: str) -> Any:
-    """Import the panel's names on first use: they need numpy and pyarrow, the other names do not."""
+    """Import the panel's names on first use: they need numpy and pyarrow. Those that are live need anyio."""
+    if name in _LIVE:
+        return getattr(import_module(f"sampling_async.matching.{_LIVE[name]}"), name)
     if name not in _OF_PANEL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

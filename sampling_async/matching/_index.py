@@ -387,6 +387,11 @@ class QuotaIndex:
         # Replace the dict, do not change it: another thread may be iterating over it in `match`.
         self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
 
+    def carry_over(self, older: QuotaIndex) -> None:
+        """Take over the recontact lists of an older index of the same service."""
+        # The dict is never changed, see `recontact`, so both may have it.
+        self._recontact = older._recontact
+
     @property
     def recontact_lists(self) -> Mapping[int, frozenset[str]]:
         """The lists that were given to `recontact`, by quota ID."""

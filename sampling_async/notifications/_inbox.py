@@ -405,8 +405,8 @@ def _several(secrets: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _pairs(headers: Headers) -> _Pairs:
-    items = headers.items() if isinstance(headers, Mapping) else headers
-    return [(_text(name).lower(), _text(value)) for name, value in items]
+    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
+    return [(_text(name).lower(), _text(value)) for name, value in pairs]
 
 
 def _text(value: str | bytes) -> str:

@@ -1,0 +1,59 @@
+"""Work that goes on for as long as a block is open, with state that others look at and wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sampling_async._pacing.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class Standing(Background):
+    """A background whose results are its state. A failure of the work is raised when the block is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_leaving = False
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Work that is still running is ended now, which is no failure.
+        had_ended, self._is_leaving = self._finished, True
+        await super().__aexit__(exc_type, exc, traceback)
+        if had_ended and exc_type is None:
+            self._end()
+
+    @property
+    def _has_more(self) -> bool:
+        return False
+
+    @property
+    def _broken_by(self) -> Exception | None:
+        """The failure that has ended the work while its block was open."""
+        return None if self._is_leaving else self._failure
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for a state of the work.
+
+        Raises:
+            RuntimeError: The work has ended, so the state will never come.
+        """
+        if self._runner is None:
+            self._must_be_inside()
+        while not is_so():
+            if self._finished:
+                raise self._ended()
+            await self._progress.wait()
+
+    def _ended(self) -> RuntimeError:
+        """Return the error for those who wait for work that has ended; the failure is its cause."""
+        failure = self._broken_by
+        if failure is None:
+            return RuntimeError(f"the {self._called} has ended")
+        error = RuntimeError(f"the {self._called} was ended by {type(failure).__name__}: {failure}")
+        error.__cause__ = failure
+        return error

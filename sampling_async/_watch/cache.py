@@ -1,0 +1,121 @@
+"""The last good inventory in a file, for the next start. It is read and written in a thread.
+
+The first line says what the file is. Then come the inventory without its surveys, and each survey in a line of
+its own. The last line holds a digest of all lines before it. A file that was cut off, altered or made by
+something else is not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve
+
+from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.records import Quotas, Survey
+from sampling_async._json.codec import packed, parse, unpacked
+from sampling_async._json.gc_pauses import put_off_a_pause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FORM: Final = "sampling_async inventory 1"
+_LOG: Final = logging.getLogger("sampling_async.watch")
+_LATE_START: Final = 300.0
+"""Seconds by which a file may be from the future: clocks are set back."""
+
+
+class CacheFile:
+    """The file of one watch.
+
+    Args:
+        path: The file.
+        owner: Identifies the address, the panel and the options. An inventory of another owner is not used.
+        max_age: Seconds after which an inventory is too old to be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], owner: str, max_age: float) -> None:
+        self._path = Path(path)
+        self._owner = blake2b(owner.encode(), digest_size=16).hexdigest()
+        self._max_age = max_age
+
+    def load(self, now: float) -> tuple[Quotas, float] | None:
+        """Return the inventory and when it was read, in seconds since 1970; None if there is none to be used.
+
+        Nothing raises: what is wrong with the file is logged.
+        """
+        try:
+            body = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            _LOG.warning("the cache %s cannot be read: %s", self._path, exc.strerror or exc)
+            return None
+        try:
+            quotas, began = self._read(body)
+        except (DecodeError, ValueError) as exc:
+            _LOG.warning("the cache %s is not used: %s", self._path, exc)
+            return None
+        if not -_LATE_START <= now - began <= self._max_age:
+            _LOG.info("the cache %s is not used: it is %.0f s old", self._path, now - began)
+            return None
+        return quotas, began
+
+    def _read(self, body: bytes) -> tuple[Quotas, float]:
+        lines = body.splitlines(keepends=True)
+        head = parse(lines[0] if lines else b"")
+        if not isinstance(head, dict) or head.get("form") != _FORM:
+            raise ValueError("it has another form")
+        if head.get("owner") != self._owner:
+            raise ValueError("it belongs to another address, panel or option")
+        if lines[-1] != _digest(lines[:-1]):
+            raise ValueError("it is damaged")
+        surveys: list[Survey] = []
+        for line in lines[2:-1]:
+            put_off_a_pause()
+            surveys.append(unpacked(Survey, line))
+        return evolve(unpacked(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
+
+    def save(self, quotas: Quotas, began: float) -> None:
+        """Replace the file. Nothing raises: a failure is logged."""
+        target = self._path.absolute()
+        try:
+            # mkstemp() makes a file that only its owner can read. It lies in the same folder, because only
+            # there it can be renamed in one step.
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.writelines(self._lines(quotas, began))
+                Path(name).replace(target)
+            except BaseException:
+                with suppress(OSError):
+                    Path(name).unlink()
+                raise
+        except OSError as exc:
+            _LOG.warning("the cache %s cannot be written: %s", self._path, exc.strerror or exc)
+
+    def _lines(self, quotas: Quotas, began: float) -> Iterator[bytes]:
+        head = {"form": _FORM, "owner": self._owner, "began": began}
+        digest = blake2b()
+        for record in (head, evolve(quotas, surveys=()), *quotas.surveys):
+            line = packed(record) + b"\n"
+            digest.update(line)
+            yield line
+        yield _ended(digest.hexdigest())
+
+
+def _digest(lines: list[bytes]) -> bytes:
+    digest = blake2b()
+    for line in lines:
+        digest.update(line)
+    return _ended(digest.hexdigest())
+
+
+def _ended(digest: str) -> bytes:
+    return b'{"digest":"%b"}\n' % digest.encode()

@@ -1,0 +1,177 @@
+"""What has changed between two states of a survey, as records. Plain functions: two surveys in, changes out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from attrs import evolve, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sampling_async._contract.records import Quota, Survey
+
+Key: TypeAlias = tuple[int, int]
+"""What identifies a survey: its ID and its wave."""
+
+ChangeKind: TypeAlias = Literal[
+    "survey_opened",
+    "survey_closed",
+    "quota_opened",
+    "quota_closed",
+    "price",
+    "loi",
+    "ir",
+    "remaining",
+    "targeting",
+    "details",
+    "synced",
+]
+"""What a `Change` is about."""
+
+
+@frozen(kw_only=True)
+class Change:
+    """One change of the inventory, from what the reader knew to what is true now.
+
+    The kinds, and what `before` and `after` are:
+
+    - `survey_opened`, `survey_closed`: None and a `Survey`, or the other way round.
+    - `quota_opened`, `quota_closed`: None and a `Quota`, or the other way round.
+    - `price` (a `Price`), `loi` and `ir` (whole numbers): of a survey.
+    - `remaining`: the `estimated_completes_remaining` of a survey or of a quota.
+    - `targeting`: a `Survey` whose devices, exclusions or kind (recontact) have changed, or a `Quota` whose
+      conditions have.
+    - `details`: a `Survey` or a `Quota` of which something else has changed, such as a count of a sub-quota.
+    - `synced`: None. The first inventory has been told whole.
+
+    Attributes:
+        kind: What it is about.
+        survey_id: The survey; 0 for `synced`.
+        wave_id: The wave of the survey; 0 for `synced`.
+        quota_id: The quota; None if the change is about the survey.
+        before: What the reader knew.
+        after: What is true now.
+    """
+
+    kind: ChangeKind
+    survey_id: int = 0
+    wave_id: int = 0
+    quota_id: int | None = None
+    before: Any = None
+    after: Any = None
+
+
+SYNCED: Final = Change(kind="synced")
+
+# The fields of each kind. With one field, a change tells its value; with several, it tells the whole record.
+_OF_SURVEY: Final[tuple[tuple[ChangeKind, tuple[str, ...]], ...]] = (
+    ("price", ("price",)),
+    ("loi", ("loi",)),
+    ("ir", ("ir",)),
+    ("remaining", ("estimated_completes_remaining",)),
+    ("targeting", ("device_type_ids", "is_survey_recontact", "survey_wave_exclusions")),
+    ("details", ("study_type_id", "scheduled_completion_date", "completes_required", "survey_name")),
+)
+_FIELDS_OF_SURVEY: Final[dict[str, tuple[str, ...]]] = dict(_OF_SURVEY)
+
+
+def key_of(survey: Survey) -> Key:
+    """Return what identifies a survey."""
+    return survey.survey_id, survey.wave_id
+
+
+def differences(key: Key, before: Survey | None, after: Survey | None) -> Iterator[Change]:
+    """Yield the changes that lead from one state of a survey to another; None is a survey that is not open.
+
+    A survey opens before its quotas, and closes after them.
+    """
+    survey_id, wave_id = key
+    if before is None and after is not None:
+        yield Change(kind="survey_opened", survey_id=survey_id, wave_id=wave_id, after=after)
+    elif before is not None and after is not None:
+        for kind, fields in _OF_SURVEY:
+            if any(getattr(before, name) != getattr(after, name) for name in fields):
+                one = len(fields) == 1
+                yield Change(
+                    kind=kind,
+                    survey_id=survey_id,
+                    wave_id=wave_id,
+                    before=getattr(before, fields[0]) if one else before,
+                    after=getattr(after, fields[0]) if one else after,
+                )
+    yield from _of_quotas(key, _quotas(before), _quotas(after))
+    if before is not None and after is None:
+        yield Change(kind="survey_closed", survey_id=survey_id, wave_id=wave_id, before=before)
+
+
+def _quotas(survey: Survey | None) -> dict[int, Quota]:
+    found: dict[int, Quota] = {}
+    for quota in () if survey is None else survey.quotas:
+        # Of a quota that is listed twice, the first one counts, as in a `QuotaIndex`.
+        found.setdefault(quota.quota_id, quota)
+    return found
+
+
+def _of_quotas(key: Key, before: dict[int, Quota], after: dict[int, Quota]) -> Iterator[Change]:
+    def change(kind: ChangeKind, quota_id: int, old: object, new: object) -> Change:
+        return Change(kind=kind, survey_id=key[0], wave_id=key[1], quota_id=quota_id, before=old, after=new)
+
+    for quota_id, old in before.items():
+        if quota_id not in after:
+            yield change("quota_closed", quota_id, old, None)
+    for quota_id, new in after.items():
+        known = before.get(quota_id)
+        if known is None:
+            yield change("quota_opened", quota_id, None, new)
+        elif known is not new and known != new:
+            remaining, now = known.estimated_completes_remaining, new.estimated_completes_remaining
+            if remaining != now:
+                yield change("remaining", quota_id, remaining, now)
+            has_other_layers = known.layers != new.layers
+            is_other_target = has_other_layers and _conditions(known) != _conditions(new)
+            if is_other_target:
+                yield change("targeting", quota_id, known, new)
+            if known.completes_required != new.completes_required or (has_other_layers and not is_other_target):
+                yield change("details", quota_id, known, new)
+
+
+def _conditions(quota: Quota) -> list[object]:
+    """Return the layers of a quota without their counts."""
+    return [
+        (layer.layer_id, [(part.sub_quota_id, part.questions_and_answers) for part in layer.sub_quotas])
+        for layer in quota.layers
+    ]
+
+
+def told(known: Survey | None, change: Change) -> Survey | None:
+    """Return what a reader knows of a survey after one more change, in the order of `differences`."""
+    survey: Survey
+    if change.kind == "survey_opened":
+        # The quotas of the survey are told one by one after it.
+        survey = change.after
+        return evolve(survey, quotas=())
+    if change.kind == "survey_closed":
+        return None
+    assert known is not None
+    if change.quota_id is not None:
+        return evolve(known, quotas=tuple(_quotas_after(known, change)))
+    fields = _FIELDS_OF_SURVEY[change.kind]
+    if len(fields) == 1:
+        return evolve(known, **{fields[0]: change.after})
+    return evolve(known, **{name: getattr(change.after, name) for name in fields})
+
+
+def _quotas_after(known: Survey, change: Change) -> Iterator[Quota]:
+    for quota in known.quotas:
+        if quota.quota_id != change.quota_id:
+            yield quota
+        elif change.kind == "remaining":
+            yield evolve(quota, estimated_completes_remaining=change.after)
+        elif change.kind == "targeting":
+            yield evolve(quota, layers=change.after.layers)
+        elif change.kind == "details":
+            new = change.after
+            yield evolve(quota, layers=new.layers, completes_required=new.completes_required)
+    if change.kind == "quota_opened":
+        yield change.after

@@ -1,0 +1,186 @@
+"""Readers of changes. Each one is told the way from what it knows to what is true, however slow it reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, Self
+
+import anyio
+
+from sampling_async._pacing.stepwise import Turns
+from sampling_async._watch.changes import SYNCED, Change, Key, differences, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from sampling_async._contract.records import Survey
+
+
+class Listener(Protocol):
+    """Somebody who is called in the same turn of the event loop in which something changes."""
+
+    def moved(self, keys: Iterable[Key]) -> None:
+        """Learn which surveys look different now."""
+
+    def ended(self) -> None:
+        """Learn that nothing will change any longer."""
+
+
+class Board:
+    """What is shown now, and who wants to know of it.
+
+    Attributes:
+        view: The surveys that are shown; None before the first inventory.
+        version: How many inventories there have been.
+        since: When the poll began that gave it, by the clock of the watch.
+        is_over: Whether nothing will change any longer.
+        failure: Makes the error to raise then; None if the end is an ordinary one.
+    """
+
+    def __init__(self) -> None:
+        self.view: Mapping[Key, Survey] | None = None
+        self.version = 0
+        self.since = 0.0
+        self.is_over = False
+        self.failure: Callable[[], RuntimeError] | None = None
+        self._listeners: dict[Listener, None] = {}
+
+    def add(self, listener: Listener) -> None:
+        """Tell a listener of all changes from now on."""
+        self._listeners[listener] = None
+
+    def remove(self, listener: Listener) -> None:
+        """Tell a listener no more."""
+        self._listeners.pop(listener, None)
+
+    def moved(self, keys: Iterable[Key]) -> None:
+        """Tell all listeners which surveys look different now."""
+        for listener in self._listeners:
+            listener.moved(keys)
+
+    def end(self, failure: Callable[[], RuntimeError] | None) -> None:
+        """Tell all listeners that nothing will change any longer. It may be called several times."""
+        if not self.is_over:
+            self.is_over, self.failure = True, failure
+        for listener in self._listeners:
+            listener.ended()
+
+
+class QuotaChanges:
+    """The changes of an inventory, in an `async with` block and an `async for` loop.
+
+    The first inventory comes as `survey_opened` and `quota_opened`, followed by one `synced`. After that, each
+    change comes when it is known. Changes that were not read are merged: a quota that opened and closed
+    meanwhile is not told, and a price that went from 1 to 2 to 3 is one change from 1 to 3. So a slow reader
+    takes no more memory than the inventory, and always ends at the truth.
+
+    One task reads it. The loop ends when the block of the watch is left.
+
+    Raises:
+        RuntimeError: While iterating: the block is not open, or an unexpected error has ended the watch.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._known: dict[Key, Survey] = {}  # what the reader knows
+        self._due: dict[Key, None] = {}  # the surveys that may look different from that
+        self._batch: deque[Change] = deque()  # the changes of one survey, which are being read
+        self._batch_key: Key = (0, 0)
+        self._target: Survey | None = None  # what the survey was when these changes were found
+        self._read: list[Change] = []  # those of them that were read
+        self._turns = Turns()
+        self._is_synced = False
+        self._is_entered = False
+        self._is_open = False
+        self._news: anyio.Event | None = None  # created only if the reader has to wait
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("a reader of changes is entered once; make another one")
+        self._is_entered = self._is_open = True
+        self._due = dict.fromkeys(self._board.view or ())
+        self._board.add(self)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        self._board.remove(self)
+        self.ended()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while self._is_open:
+            # Before a change is taken: nothing is lost if this is cancelled.
+            await self._turns.step()
+            if self._batch:
+                self._look_again()
+            if self._batch:
+                return self._taken()
+            if self._due:
+                self._find()
+            elif self._board.view is not None and not self._is_synced:
+                self._is_synced = True
+                return SYNCED
+            elif self._board.is_over:
+                if self._board.failure is not None:
+                    raise self._board.failure()
+                raise StopAsyncIteration
+            else:
+                self._news = anyio.Event()
+                await self._news.wait()
+        raise RuntimeError("read changes inside their block: async with watch.changes() as changes")
+
+    def moved(self, keys: Iterable[Key]) -> None:
+        """Learn which surveys look different now."""
+        self._due.update(dict.fromkeys(keys))
+        self.ended()
+
+    def ended(self) -> None:
+        """Wake the reader."""
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    def _now(self, key: Key) -> Survey | None:
+        view = self._board.view
+        assert view is not None
+        return view.get(key)
+
+    def _find(self) -> None:
+        """Find the changes of the next survey that may look different."""
+        key = next(iter(self._due))
+        self._batch_key, self._target, self._read = key, self._now(key), []
+        self._batch.extend(differences(key, self._known.get(key), self._target))
+        del self._due[key]
+        if not self._batch:
+            self._knows(key, self._target)
+
+    def _taken(self) -> Change:
+        change = self._batch.popleft()
+        self._read.append(change)
+        if not self._batch:
+            self._knows(self._batch_key, self._target)
+        return change
+
+    def _look_again(self) -> None:
+        """Drop the changes that were found and not read, if the survey has changed once more."""
+        key = self._batch_key
+        if self._now(key) is self._target:
+            return
+        known = self._known.get(key)
+        for change in self._read:
+            known = told(known, change)
+        self._knows(key, known)
+        self._batch.clear()
+        self._due[key] = None
+
+    def _knows(self, key: Key, survey: Survey | None) -> None:
+        if survey is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = survey

@@ -1,0 +1,143 @@
+"""An inventory as it is shown: what a poll gave, without what was told to be closed since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import evolve
+
+from sampling_async._pacing.stepwise import Turns
+from sampling_async._watch.changes import Key, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async._contract.records import Quotas, Survey
+
+Wave: TypeAlias = "tuple[int, int | None]"
+"""A survey and its wave, or None for all its waves."""
+
+
+class Closings:
+    """What was told to be closed, each with the number of polls that had begun by then.
+
+    A poll that began before a closing was told may still show the quota as open. A later one knows better.
+    """
+
+    def __init__(self, quotas: dict[int, int] | None = None, surveys: dict[Wave, int] | None = None) -> None:
+        self.quotas = quotas or {}
+        self.surveys = surveys or {}
+
+    def close_quota(self, quota_id: int, begun: int) -> None:
+        """Note that a quota was told to be closed, when so many polls had begun."""
+        self.quotas[quota_id] = max(begun, self.quotas.get(quota_id, 0))
+
+    def close_wave(self, wave: Wave, begun: int) -> None:
+        """Note that a survey was told to be closed, when so many polls had begun."""
+        self.surveys[wave] = max(begun, self.surveys.get(wave, 0))
+
+    def since(self, poll: int) -> Closings:
+        """Return the closings that a poll did not know of, by the poll's number."""
+        return Closings(
+            {quota_id: begun for quota_id, begun in self.quotas.items() if begun >= poll},
+            {wave: begun for wave, begun in self.surveys.items() if begun >= poll},
+        )
+
+    def left_of(self, survey: Survey) -> Survey | None:
+        """Return a survey without its closed quotas; None if it is closed or all its quotas are."""
+        if self.surveys and (key_of(survey) in self.surveys or (survey.survey_id, None) in self.surveys):
+            return None
+        if not self.quotas or not any(quota.quota_id in self.quotas for quota in survey.quotas):
+            return survey
+        left = tuple(quota for quota in survey.quotas if quota.quota_id not in self.quotas)
+        return evolve(survey, quotas=left) if left else None
+
+
+class Shown:
+    """What one poll gave, and what is shown of it.
+
+    Attributes:
+        given: What the poll gave.
+        poll: The number of the poll; 0 for an inventory from the cache.
+        began: When the poll began, in seconds since 1970.
+        view: The surveys that are shown, each without its closed quotas.
+    """
+
+    def __init__(self, given: Quotas, poll: int, began: float) -> None:
+        self.given = given
+        self.poll = poll
+        self.began = began
+        self.view: dict[Key, Survey] = {}
+        self.surveys: dict[Key, Survey] = {}  # as they were given
+        self._homes: dict[int, tuple[Key, ...]] = {}
+        self._quotas: Quotas | None = None
+
+    async def fill(self, closings: Closings, before: Shown | None) -> dict[Key, None]:
+        """Arrange the surveys, and return those that differ from what was shown before.
+
+        The event loop goes round meanwhile.
+        """
+        turns, old = Turns(), {} if before is None else before.view
+        changed: dict[Key, None] = {}
+        for survey in self.given.surveys:
+            key = key_of(survey)
+            # Of a survey that is listed twice, the first one counts.
+            if self.surveys.setdefault(key, survey) is not survey:
+                continue
+            for quota in survey.quotas:
+                homes = self._homes.get(quota.quota_id, ())
+                if key not in homes:
+                    self._homes[quota.quota_id] = (*homes, key)
+            left = closings.left_of(survey)
+            if left is not None:
+                self.view[key] = left
+            # An unchanged survey mostly is the same object, and `is` is faster than a comparison by value.
+            known = old.get(key)
+            if left is not known and left != known:
+                changed[key] = None
+            await turns.step(1 + len(survey.quotas))
+        changed.update(dict.fromkeys(key for key in old if key not in self.view))
+        return changed
+
+    def homes(self, quota_id: int) -> tuple[Key, ...]:
+        """Return the surveys that list a quota: one, or none."""
+        return self._homes.get(quota_id, ())
+
+    def waves(self, wave: Wave) -> tuple[Key, ...]:
+        """Return the surveys that a closing of a survey is about."""
+        survey_id, wave_id = wave
+        if wave_id is not None:
+            return ((survey_id, wave_id),) if (survey_id, wave_id) in self.surveys else ()
+        return tuple(key for key in self.surveys if key[0] == survey_id)
+
+    def hide(self, keys: Iterable[Key], closings: Closings) -> dict[Key, None]:
+        """Show surveys without their closed quotas, and return those that look different now."""
+        changed: dict[Key, None] = {}
+        for key in keys:
+            known, left = self.view.get(key), closings.left_of(self.surveys[key])
+            if left == known:
+                continue
+            changed[key] = self._quotas = None
+            if left is None:
+                del self.view[key]
+            else:
+                self.view[key] = left
+        return changed
+
+    def hidden(self, closings: Closings) -> list[int]:
+        """Return the IDs of the quotas that the poll gave and that are closed."""
+        found = [quota_id for quota_id in closings.quotas if quota_id in self._homes]
+        for wave in closings.surveys:
+            found += (quota.quota_id for key in self.waves(wave) for quota in self.surveys[key].quotas)
+        return found
+
+    def size(self) -> int:
+        """Return how many quotas are shown."""
+        return sum(len(survey.quotas) for survey in self.view.values())
+
+    def quotas(self, closings: Closings) -> Quotas:
+        """Return the inventory: the very object that was given, if nothing of it is closed."""
+        if self._quotas is None:
+            whole = not self.hidden(closings)
+            self._quotas = self.given if whole else evolve(self.given, surveys=tuple(self.view.values()))
+        return self._quotas

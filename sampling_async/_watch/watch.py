@@ -1,0 +1,444 @@
+"""`QuotaWatch`: polls the inventory in the background, and holds the newest good one."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import anyio
+from attrs import frozen
+
+from sampling_async._contract.checks import number_above_0
+from sampling_async._contract.errors import (
+    DecodeError,
+    InvalidRequestError,
+    OutageError,
+    SamplingError,
+    ServiceError,
+    TransportError,
+    delivered,
+)
+from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.stepwise import let_go
+from sampling_async._pacing.threads import begun, in_thread
+from sampling_async._watch.pace import Pace
+from sampling_async._watch.reader import Board, QuotaChanges
+from sampling_async._watch.shown import Closings, Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from sampling_async._contract.records import Quotas
+    from sampling_async._pacing.threads import Run
+    from sampling_async._watch.cache import CacheFile
+    from sampling_async._watch.changes import Key
+    from sampling_async._watch.shown import Wave
+
+WatchStatus: TypeAlias = Literal["starting", "ready", "stale", "failing"]
+"""The state of a `QuotaWatch`.
+
+`starting`: there is no inventory yet. `ready`: the inventory is new. `stale`: it is older than two usual
+pauses, or comes from the cache. `failing`: the last poll failed, and there is no inventory, or one that is
+older than `max_age`; or an unexpected error has ended the watch.
+"""
+
+_FAILURES: Final = (DecodeError, OutageError, ServiceError, TransportError)
+"""Failures of a poll that may pass. Any other error ends the watch."""
+
+_STALE: Final = 2
+_MAX_AGE: Final = 10
+_NEAR_EMPTY: Final = 10
+_MANY: Final = 20
+_LAST_WRITE: Final = 10.0
+
+_LOG: Final = logging.getLogger("sampling_async.watch")
+
+
+class _Round:
+    """A poll that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+        self.is_done = False
+        self.error: SamplingError | None = None
+
+    def end(self, error: SamplingError | None) -> None:
+        self.is_done, self.error = True, error
+        self.over.set()
+
+
+@frozen
+class _Running:
+    """The poll that is running: its number, and when it began, in seconds since 1970."""
+
+    poll: int
+    began: float
+
+
+class QuotaWatch(Standing):
+    """The inventory of a service that is polled in the background while a block is open.
+
+        async with client.watch_quotas(every=60) as watch:
+            await watch.ready()
+            print(watch.quotas, watch.status, watch.age)
+
+    `client.watch_quotas` makes it. It can be entered once. A failed poll is not raised: the last good
+    inventory stays, and `status`, `age` and `last_error` say how good it is. After failures the pauses grow
+    from 5 seconds up to 5 minutes; after a 403 they last for minutes, until two polls in a row have succeeded.
+    An unexpected error ends the watch: it is raised when the block is left.
+
+    A poll with fewer than a tenth of the quotas is held back, if there were at least 20: the service may have
+    lost them for a moment. If the next poll agrees, it is believed.
+
+    Attributes:
+        board: What is shown now; for other parts of this package.
+        held_back: Whether the last good poll was held back, because its inventory was suddenly near-empty.
+        last_error: The error of the last poll; None if it succeeded.
+    """
+
+    _called = "watch"
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Quotas]],
+        *,
+        every: float,
+        max_age: float | None,
+        cache: CacheFile | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        random: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self._every = number_above_0(every, "every", "seconds")
+        self._max_age = (
+            _MAX_AGE * self._every if max_age is None else number_above_0(max_age, "max_age", "seconds")
+        )
+        self.board = Board()
+        self.held_back = False
+        self.last_error: Exception | None = None
+        self._read = read
+        self._cache = cache
+        self._clock = clock
+        self._sleep = sleep
+        self._wall = wall_clock
+        self._pace = Pace(self._every, random)
+        self._shown: Shown | None = None
+        self._closings = Closings()
+        self._arranged: Closings | None = None  # those of an inventory that is being arranged
+        self._late: list[int | Wave] = []  # what was closed meanwhile
+        self._is_cached = False
+        self._since = 0.0  # when the poll that is shown began, by `clock`
+        self._polls = 0  # how many have begun
+        self._running: _Running | None = None
+        self._round: _Round | None = None  # of the running poll
+        self._next: _Round | None = None  # of the next one
+        self._is_wanted_soon = False
+        self._began = 0.0  # when the latest poll began, by `clock`
+        self._due = 0.0
+        self._resting: anyio.CancelScope | None = None
+        self._writing: Run[None] | None = None
+
+    def __repr__(self) -> str:
+        age = "" if self.age is None else f", {self.age:.0f} s old"
+        return f"<QuotaWatch {self.status}{age}, {self._polls} polls>"
+
+    # --- What is known
+
+    @property
+    def quotas(self) -> Quotas:
+        """The last good inventory, without what was told to be closed since.
+
+        Raises:
+            RuntimeError: There is none yet; `await watch.ready()` waits for it.
+        """
+        if self._shown is None:
+            raise RuntimeError("there is no inventory yet: await watch.ready() first")
+        return self._shown.quotas(self._closings)
+
+    @property
+    def status(self) -> WatchStatus:
+        """How good the inventory is; see `WatchStatus`."""
+        age = self.age
+        if self._broken_by is not None or (
+            self.last_error is not None and (age is None or age > self._max_age)
+        ):
+            return "failing"
+        if age is None:
+            return "starting"
+        return "stale" if self._is_cached or age > _STALE * self._every else "ready"
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the poll began that gave the inventory: it is not older than that. None without one."""
+        return None if self._shown is None else max(0.0, self._clock() - self._since)
+
+    @property
+    def since(self) -> datetime | None:
+        """When the poll began that gave the inventory; None without one."""
+        return None if self._shown is None else datetime.fromtimestamp(self._shown.began, UTC)
+
+    @property
+    def given(self) -> Quotas:
+        """What the last good poll gave; for other parts of this package."""
+        assert self._shown is not None
+        return self._shown.given
+
+    def hidden(self) -> list[int]:
+        """Return the quotas of the last good poll that are closed; for other parts of this package."""
+        return [] if self._shown is None else self._shown.hidden(self._closings)
+
+    async def ready(self) -> None:
+        """Wait until there is an inventory, be it from the cache. Bound it with `anyio.fail_after` or the like.
+
+        Raises:
+            RuntimeError: The watch has ended, or was not entered.
+        """
+        await self._until(lambda: self._shown is not None)
+
+    def changes(self) -> QuotaChanges:
+        """Return a reader of all changes from now on, which begins with the whole inventory.
+
+        async with watch.changes() as changes:
+            async for change in changes: ...
+        """
+        if self._runner is None:
+            self._must_be_inside()
+        return QuotaChanges(self.board)
+
+    # --- Asking for a poll
+
+    async def refresh(self) -> Quotas:
+        """Poll now, without regard to the pauses, and return the inventory after it.
+
+        A poll that is running when this is called does not count, because the service may have given its answer
+        already. All callers that come before the next poll begins share that poll. So there is never more than
+        one poll in flight, and ten callers cost one.
+
+        Raises:
+            SamplingError: The poll failed. The last good inventory stays.
+            RuntimeError: The watch has ended, or was not entered.
+        """
+        self._must_be_inside()
+        if self._finished:
+            raise self._ended()
+        if self._next is None:
+            self._next = _Round()
+        poll = self._next
+        self._wake()
+        await poll.over.wait()
+        if not poll.is_done:
+            raise self._ended()
+        if poll.error is not None:
+            raise delivered(poll.error, poll.error.delivery)  # each caller gets an error of its own
+        return self.quotas
+
+    def refresh_soon(self, at: datetime | None = None) -> None:
+        """Have the next poll begin soon, and do not wait for it: as after a notification that a quota is live.
+
+        There are at least 5 seconds between the beginnings of two polls, or `every` if that is less. After a
+        failure the pauses for failures are kept.
+
+        Args:
+            at: When the news came; None for now. Nothing is done if a poll began after that.
+
+        Raises:
+            InvalidRequestError: `at` has no time zone.
+        """
+        if self._told_at(at) is not None:
+            self._is_wanted_soon = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+
+    # --- Closing
+
+    def close_quota(self, quota_id: int, *, at: datetime | None = None) -> bool:
+        """Show a quota as closed from now on, as after a notification; return whether it was open.
+
+        A poll that began before that does not open it again. A poll that began after it decides.
+
+        Args:
+            quota_id: The quota.
+            at: When this was told, by the clock of this machine; None for now. If the poll that is shown began
+                after that, nothing is done.
+
+        Raises:
+            InvalidRequestError: `at` has no time zone.
+        """
+        begun = self._told_at(at)
+        if begun is None:
+            return False
+        self._closings.close_quota(quota_id, begun)
+        if self._arranged is not None:
+            self._arranged.close_quota(quota_id, begun)
+            self._late.append(quota_id)
+        return self._hide(() if self._shown is None else self._shown.homes(quota_id))
+
+    def close_survey(self, survey_id: int, wave_id: int | None = None, *, at: datetime | None = None) -> bool:
+        """Show a survey as closed from now on, by the rules of `close_quota`; return whether it was open.
+
+        Args:
+            survey_id: The survey.
+            wave_id: The wave; None for all waves.
+            at: See `close_quota`.
+
+        Raises:
+            InvalidRequestError: `at` has no time zone.
+        """
+        begun = self._told_at(at)
+        if begun is None:
+            return False
+        wave = survey_id, wave_id
+        self._closings.close_wave(wave, begun)
+        if self._arranged is not None:
+            self._arranged.close_wave(wave, begun)
+            self._late.append(wave)
+        return self._hide(() if self._shown is None else self._shown.waves(wave))
+
+    def _told_at(self, at: datetime | None) -> int | None:
+        """Return how many polls had begun when something was told; None if a later poll has decided already."""
+        if at is None:
+            return self._polls
+        if at.tzinfo is None:
+            raise InvalidRequestError("at is a datetime with a time zone, such as datetime.now(UTC)")
+        moment = at.timestamp()
+        if self._running is not None and self._running.began <= moment:
+            return self._polls
+        if self._shown is not None and self._shown.began <= moment:
+            return self._polls if self._running is None else self._polls - 1
+        # Either the poll that is shown began later, or the first poll will.
+        return None
+
+    def _hide(self, keys: Iterable[Key]) -> bool:
+        if self._shown is None:
+            return False
+        changed = self._shown.hide(keys, self._closings)
+        if changed:
+            self.board.moved(changed)
+        return bool(changed)
+
+    # --- The work
+
+    async def _work(self) -> None:
+        try:
+            await self._load()
+            while True:
+                await self._rest()
+                await self._poll()
+        finally:
+            await self._finish_writing()
+
+    def is_over(self) -> None:
+        """Learn that the work has ended. It may be called several times."""
+        super().is_over()
+        broken = self._broken_by
+        if broken is not None:
+            self.last_error = broken
+        self.board.end(None if broken is None else self._ended)
+        for poll in (self._round, self._next):
+            if poll is not None:
+                poll.over.set()
+
+    async def _rest(self) -> None:
+        while (seconds := self._until_due()) > 0:
+            with anyio.CancelScope() as self._resting:
+                await self._sleep(seconds)
+            self._resting = None
+
+    def _until_due(self) -> float:
+        if self._next is not None:
+            return 0.0
+        due = self._due
+        if self._is_wanted_soon and self._pace.is_usual:
+            due = min(due, self._began + self._pace.soonest)
+        return due - self._clock()
+
+    async def _poll(self) -> None:
+        self._round, self._next = self._next, None
+        self._is_wanted_soon = False
+        self._polls += 1
+        self._began = self._clock()
+        running = self._running = _Running(self._polls, self._wall())
+        error: SamplingError | None = None
+        try:
+            quotas = await self._read()
+        except _FAILURES as exc:
+            # The traceback would keep the frames of the call in memory.
+            error = exc.with_traceback(None)
+            self.last_error = error
+            self._due = self._clock() + self._pace.after_failure(error)
+            _LOG.info(
+                "the inventory was not read, the next poll is in %.0f s: %s", self._due - self._clock(), error
+            )
+        else:
+            self.last_error = None
+            self._due = self._clock() + self._pace.after_success()
+            if not self._is_held_back(quotas):
+                await self._show(quotas, running, self._began)
+                self._save()
+        finally:
+            self._running = None
+        poll, self._round = self._round, None
+        if poll is not None:
+            poll.end(error)
+
+    def _is_held_back(self, quotas: Quotas) -> bool:
+        before = 0 if self._shown is None else self._shown.size()
+        now = sum(len(survey.quotas) for survey in quotas.surveys)
+        is_sudden = before >= _MANY and now * _NEAR_EMPTY < before
+        # Two polls that agree are believed.
+        self.held_back = is_sudden and not self.held_back
+        if self.held_back:
+            _LOG.warning("an inventory of %d quotas is held back for one poll: there were %d", now, before)
+        return self.held_back
+
+    async def _show(self, quotas: Quotas, running: _Running, since: float) -> None:
+        before, shown = self._shown, Shown(quotas, running.poll, running.began)
+        self._arranged, self._late = self._closings.since(running.poll), []
+        try:
+            changed = await shown.fill(self._arranged, before)
+            # No await from here on: whoever looks sees the old inventory, or the new one.
+            for late in self._late:
+                keys = shown.homes(late) if isinstance(late, int) else shown.waves(late)
+                for key in shown.hide(keys, self._arranged):
+                    changed[key] = None
+            self._closings = self._arranged
+        finally:
+            self._arranged = None
+        self._shown, self._since, self._is_cached = shown, since, running.poll == 0
+        self.board.view = shown.view
+        self.board.version += 1
+        self.board.since = since
+        self.board.moved(changed)
+        self._progress.notify()
+        if before is not None:
+            old = [*before.surveys.values(), *before.view.values()]
+            del before
+            await let_go(old)
+
+    # --- The cache
+
+    async def _load(self) -> None:
+        if self._cache is None:
+            return
+        now, at = self._wall(), self._clock()
+        found = await in_thread(self._cache.load, now)
+        if found is not None:
+            quotas, began = found
+            await self._show(quotas, _Running(0, began), at - (now - began))
+
+    def _save(self) -> None:
+        # A disk that is slower than the polls gets only some of the inventories.
+        is_free = self._writing is None or self._writing.over.is_set()
+        if self._cache is not None and self._shown is not None and is_free:
+            self._writing = begun(self._cache.save, self.quotas, self._shown.began)
+
+    async def _finish_writing(self) -> None:
+        if self._writing is not None:
+            with anyio.move_on_after(_LAST_WRITE, shield=True):
+                await self._writing.over.wait()

@@ -1,0 +1,72 @@
+"""Notifications that take effect on an inventory that is watched."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.stepwise import Turns
+from sampling_async.notifications import Fact, QuotaStatus, StoreError, SurveyClosed
+from sampling_async.notifications import Standing as Truth
+
+if TYPE_CHECKING:
+    from sampling_async import QuotaWatch
+    from sampling_async.notifications import Inbox
+
+_LOG: Final = logging.getLogger("sampling_async.matching")
+_RETRY_SECONDS: Final = 5.0
+
+
+class Following(Standing):
+    """The notifications of an inbox take effect while this block is open; see `LiveIndex.follow`.
+
+    Attributes:
+        after: The ID of the last fact that was looked at.
+    """
+
+    _called = "following"
+
+    def __init__(self, watch: QuotaWatch, inbox: Inbox, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self._watch = watch
+        self._inbox = inbox
+
+    async def _work(self) -> None:
+        turns = Turns()
+        while True:
+            try:
+                facts: Any = self._inbox.facts(QuotaStatus, SurveyClosed, after=self.after, follow=True)
+                async for fact in facts:
+                    self._apply(fact)
+                    self.after = fact.id
+                    await turns.step()
+            except StoreError as exc:
+                # It may pass: a disk that is full, a file that is locked.
+                _LOG.warning("notifications cannot be read, they are tried again: %s", exc)
+                await anyio.sleep(_RETRY_SECONDS)
+
+    def _apply(self, fact: Fact[QuotaStatus | SurveyClosed]) -> None:
+        told, came = fact.notification, fact.received_at
+        if fact.standing != Truth.STANDS:
+            return
+        if isinstance(told, SurveyClosed):
+            was_open = self._watch.close_survey(told.survey_id, told.wave_id, at=came)
+        elif told.is_live:
+            self._watch.refresh_soon(came)
+            return
+        else:
+            was_open = self._watch.close_quota(told.quota_id, at=came)
+        since = self._watch.since
+        if was_open and since is not None and told.at is not None and _utc(told.at) < since:
+            # By the service's own clock, the newest poll is newer than this: it came late, or the clocks
+            # differ. It is closed all the same, because that does less harm, and a poll decides soon.
+            self._watch.refresh_soon()
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
