@@ -87,7 +87,7 @@ def outcomes(
     for file in invites or ():
         _record_all(ledger, file)
     if not store.is_file():
-        ended_by_failure(lambda: _missing(store))
+        ended_by_failure(lambda: _no_store(store))
     if output is not None:
         ended_by_failure(lambda: _write(ledger, output))
         return
@@ -99,7 +99,7 @@ def outcomes(
     ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
 
 
-def _missing(store: Path) -> None:
+def _no_store(store: Path) -> None:
     raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
 
 

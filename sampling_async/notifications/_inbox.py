@@ -143,7 +143,7 @@ class Inbox:
         self._was_entered = True
         self._reading = anyio.Lock()
         try:
-            await _to_its_end(begun(self._committer.start))
+            await _finished(begun(self._committer.start))
             if self._handlers:
                 self._handling = Handling(self._committer, self._handlers, self._policy, clock=self._clock)
                 await self._handling.__aenter__()
@@ -164,7 +164,7 @@ class Inbox:
                 finally:
                     await self._handling.__aexit__(exc_type, exc, traceback)
         finally:
-            await _to_its_end(begun(self._committer.stop))
+            await _finished(begun(self._committer.stop))
 
     # --- The way in
 
@@ -414,7 +414,7 @@ def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-async def _to_its_end(run: Run[None]) -> None:
+async def _finished(run: Run[None]) -> None:
     """Wait for a run in a thread. Cancellations during the wait are raised after it.
 
     Otherwise a thread and an open file would stay behind, or what was submitted last would not be stored.
