@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from decimal import Decimal
 
 import anyio
 import pytest
@@ -59,6 +61,21 @@ async def test_facts_are_read_when_the_inbox_is_closed(path):
         await post(inbox, "quota_status", status(1, is_live=True))
     assert [fact.notification.quota_id async for fact in inbox.facts(QuotaStatus)] == [1100]
     assert [fact.id async for fact in inbox.facts(after=1)] == [2]
+
+
+async def test_facts_are_a_table(path):
+    async with inbox_at(path) as inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "quota_status", status(1, is_live=True))
+        await post(inbox, "invite", b"?")
+    table = await inbox.facts().to_arrow()
+    assert table["kind"].to_pylist() == ["completion", "quota_status", None]
+    assert table["revenue"].to_pylist() == [Decimal("1.50"), None, None]
+    assert table["is_live"].to_pylist() == [None, True, None]
+    assert json.loads(table["fields"][0].as_py()) == COMPLETION
+    assert (await inbox.facts(Terminate).to_arrow()).num_rows == 0
+    with pytest.raises(InvalidRequestError, match="have no end"):
+        await inbox.facts(follow=True).to_arrow()
 
 
 async def test_facts_can_be_followed(path):

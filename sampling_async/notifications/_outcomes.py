@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._arrow import arrow
 from sampling_async.notifications._entries import member_key
 from sampling_async.notifications._sqlite import SqliteStore
 
@@ -234,10 +234,7 @@ class OutcomeLedger:
 
     def read_arrow(self) -> Any:
         """Return what `to_arrow` returns, in this thread."""
-        try:
-            pa: Any = import_module("pyarrow")  # an extra; it has no types
-        except ModuleNotFoundError as exc:
-            raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'") from exc
+        pa = arrow()
         moment = pa.timestamp("us", tz="UTC")
         schema = pa.schema(
             [

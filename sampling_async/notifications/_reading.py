@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 import anyio
 
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._arrow import facts_table
 from sampling_async.notifications._records import Notification
 
 if TYPE_CHECKING:
@@ -59,6 +61,22 @@ class FactStream(Generic[N]):
         fact: Fact[N] = self._page.popleft()
         self._after = fact.id
         return fact
+
+    async def to_arrow(self) -> Any:
+        """Return the facts that are left as an Arrow table, one row each. It needs the extra `panel`.
+
+        The columns are those of `Fact`, the fields as JSON, and of the records what most have: member, survey,
+        wave, quota, revenue, reason, `is_live` and `at`; null where a record has no such thing.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            InvalidRequestError: The facts are followed, so there is no last one.
+            StoreError: The store cannot be read.
+        """
+        if self._poll is not None:
+            raise InvalidRequestError("facts that are followed have no end: use follow=False for a table")
+        facts = [fact async for fact in self]
+        return await in_thread(facts_table, facts)
 
     def _read(self) -> list[Any]:
         found = self._store.facts(kinds=self._kinds, after=self._after, state=self._state)

@@ -1,0 +1,47 @@
+"""Facts as an Arrow table."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sampling_async.notifications._store import Fact
+
+_OF_FACTS: Final = ("id", "received_at", "receipts", "differing", "verified", "corrects", "standing", "state")
+_OF_RECORDS: Final = ("member_code", "survey_id", "wave_id", "quota_id", "revenue", "reason", "is_live", "at")
+
+
+def arrow() -> Any:
+    """Return the module pyarrow, as `Any`, because it has no types.
+
+    Raises:
+        ImportError: It is missing; the text says what to install.
+    """
+    try:
+        return import_module("pyarrow")
+    except ModuleNotFoundError as exc:
+        raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'") from exc
+
+
+def facts_table(facts: Sequence[Fact[Any]]) -> Any:
+    """Return facts as an Arrow table; see `FactStream.to_arrow`."""
+    pa = arrow()
+    moment, text, number = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
+    types = {
+        **dict.fromkeys(("received_at", "at"), moment),
+        **dict.fromkeys(("verified", "is_live"), pa.bool_()),
+        **dict.fromkeys(("standing", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
+        "revenue": pa.decimal128(18, 2),
+    }
+    columns: dict[str, list[Any]] = {
+        "kind": [None if fact.kind is None else str(fact.kind) for fact in facts],
+        "posted_as": [str(fact.posted_as) for fact in facts],
+        **{name: [getattr(fact, name) for fact in facts] for name in _OF_FACTS},
+        **{name: [getattr(fact.notification, name, None) for fact in facts] for name in _OF_RECORDS},
+        "fields": [json.dumps(fact.fields) for fact in facts],
+    }
+    return pa.table({name: pa.array(values, types.get(name, number)) for name, values in columns.items()})
