@@ -75,7 +75,7 @@ class Raising:
             return None  # an exception in a finalizer is only printed
         if not self._where(code.co_filename, code.co_name):
             return None
-        # Before the next line: from Python 3.13 on, instructions are traced only in frames that are traced by then.
+        # Set first: from Python 3.13 on, instructions are traced only in frames that have a trace function.
         frame.f_trace = self._step
         frame.f_trace_opcodes, frame.f_trace_lines = self._instructions, not self._instructions
         return self._step
