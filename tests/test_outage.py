@@ -385,3 +385,22 @@ async def test_an_outage_that_is_closed_during_a_probe_plans_no_other():
     outage.failed("gone", 0.0)
     assert await outage.over(600.0, 0.0)
     assert asked == 1
+
+
+async def test_a_chunk_refused_for_long_beside_answered_ones_has_its_refusal_as_its_error():
+    time = doubles.FakeTime()
+
+    def bulk(request: httpx.Request) -> httpx.Response:
+        if 1 in doubles.asked(request):
+            return httpx.Response(429, headers={"Retry-After": "20"})
+        return doubles.bulk(request)
+
+    options = {"outage": OutagePolicy(patience=30.0), "max_concurrency": 2}
+    async with (
+        doubles.client(doubles.Service(bulk), time, **options) as client,
+        client.stream_bulk_invite("m", range(1, 9), chunk_size=1) as outcomes,
+    ):
+        seen = {outcome.quota_id: outcome async for outcome in outcomes}
+    assert seen[1].status == "not_sent"
+    assert type(seen[1].error).__name__ == "UnexpectedStatusError"
+    assert {seen[quota_id].status for quota_id in range(2, 9)} == {"invited", "rejected"}

@@ -126,13 +126,13 @@ class OutcomeStream:
         if not (most and self._inviter.has_journal and job.answered is not None):
             return 0
         count, answers = 0, job.answered.answer.answers
-        for quota_id, times in job.chunk.places.items():
+        items = iter(job.chunk.places.items())
+        while most > 0:
+            quota_id, times = next(items)
             answer = answers[quota_id]
             if isinstance(answer, InviteOutcome) and answer.replayed:
                 count += min(times, most)
             most -= times
-            if most <= 0:
-                break
         return count
 
     def _release(self, job: Job) -> None:

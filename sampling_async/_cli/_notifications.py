@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
 _WHO: Final = "Who may post"
 _MOST_ROWS: Final = 50
+_WIDE: Final = 100
 _POLL_SECONDS: Final = 0.5
 _UNKNOWN: Final = "unknown"
 
@@ -346,13 +347,15 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
     for fact in facts:
         count += 1
         shown.append(fact)
-    columns = (("Fact", 0), ("Kind", 0), ("Received", 5), ("Times", 0), ("State", 3), ("Fields", 0))
-    table = show.new_table(*(name for name, _ in columns), right=["Fact", "Times"])
+    # On a narrow terminal the fields need the room.
+    is_wide = screen.width >= _WIDE
+    names = ("Fact", "Kind", *(["Received"] if is_wide else []), "Times", "State", "Fields")
+    table = show.new_table(*names, right=["Fact", "Times"])
     for fact in shown:
         table.add_row(
             str(fact.id),
             _kind_name(fact),
-            f"{fact.received_at:%m-%d %H:%M:%S}",
+            *([f"{fact.received_at:%m-%d %H:%M:%S}"] if is_wide else []),
             str(fact.receipts),
             fact.state if fact.standing is Standing.STANDS else fact.standing,
             show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),

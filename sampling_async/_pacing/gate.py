@@ -328,7 +328,7 @@ class Gate:
             for lane in self._lanes():
                 while lane:
                     waiter = lane.leave()
-                    if waiter.turn_came is not None:
+                    if waiter.turn_came is not None:  # pragma: no branch  it is None before its first wait
                         waiter.turn_came.set()
             return
         for kind in self._kinds.values():
