@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
@@ -31,6 +30,8 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._store import run_once
+from sampling_async.simulator._listening import listening
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
 _WHO: Final = "Who may post"
 _MOST_ROWS: Final = 50
+_BACKLOG: Final = 2048
 _WIDE: Final = 100
 _POLL_SECONDS: Final = 0.5
 _UNKNOWN: Final = "unknown"
@@ -154,7 +156,8 @@ def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
 async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> None:
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
+        listener.listen(_BACKLOG)
         address = f"[{host}]" if ":" in host else host
         urls = inbox.urls(public_url or f"http://{address}:{listener.getsockname()[1]}")
         config = uvicorn.Config(
@@ -170,21 +173,6 @@ async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> 
             # The socket listens by now, so whoever reads the URLs can post to them.
             _show_urls(urls)
             await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
-    # responses take 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _show_urls(urls: dict[Kind, str]) -> None:
@@ -221,7 +209,7 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
     async def follow() -> None:
-        last = _existing(store).last_id()
+        last = existing_store(store).last_id()
         while True:
             for fact in _facts(store, kind, after=last):
                 last = fact.id
@@ -245,13 +233,7 @@ def replay(
     """Hand facts to their handlers again: those named, or all dead ones."""
 
     def again() -> int:
-        opened = _existing(store)
-        opened.open()
-        try:
-            with opened.transaction():
-                return opened.replay(fact_ids)
-        finally:
-            opened.close()
+        return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
 
     count = ended_by_failure(again)
     typer.echo(f"{count:,} facts are due to their handlers", err=True)
@@ -321,7 +303,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     return "same" if value == url else "another URL"
 
 
-def _existing(store: Path) -> SqliteStore:
+def existing_store(store: Path) -> SqliteStore:
     """Return the store in a file that must be there already.
 
     Raises:
@@ -335,7 +317,7 @@ def _existing(store: Path) -> SqliteStore:
 def _facts(
     store: Path, kinds: list[Kind] | None, state: State | None = None, *, after: int = 0
 ) -> Iterator[Fact[Any]]:
-    yield from _existing(store).facts(kinds=kinds or None, state=state, after=after)
+    yield from existing_store(store).facts(kinds=kinds or None, state=state, after=after)
 
 
 def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:

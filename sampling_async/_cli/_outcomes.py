@@ -17,6 +17,7 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure
+from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async.notifications import Ending, OutcomeLedger
 
@@ -86,8 +87,7 @@ def outcomes(
     ledger = OutcomeLedger(store)
     for file in invites or ():
         _record_all(ledger, file)
-    if not store.is_file():
-        ended_by_failure(lambda: _no_store(store))
+    ended_by_failure(lambda: existing_store(store))
     if output is not None:
         ended_by_failure(lambda: _write(ledger, output))
         return
@@ -97,10 +97,6 @@ def outcomes(
         raise typer.Exit(INCOMPLETE if found and not rows else DONE)
     funnel = ended_by_failure(ledger.read_funnel)
     ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
-
-
-def _no_store(store: Path) -> None:
-    raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
 
 
 def _record_all(ledger: OutcomeLedger, file: Path) -> None:

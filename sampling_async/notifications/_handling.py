@@ -19,6 +19,7 @@ from sampling_async._contract.checks import number_from_0, positive, whole_from_
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import Background
 from sampling_async._pacing.cancellation import is_stray
+from sampling_async._pacing.change import Change
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async.notifications._records import Notification, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError
@@ -158,7 +159,7 @@ class Handling(Background):
         self._owner = secrets.token_hex(8)
         self._held: dict[int, Fact[Any]] = {}
         self._news_of_facts = anyio.Event()
-        self._idle = anyio.Event()
+        self._idle = Change()
         self._stopping = False
         self._call_soon = call_soon_here()
 
@@ -182,7 +183,6 @@ class Handling(Background):
         self._look()
         with anyio.move_on_after(self._policy.grace):
             while self._held:
-                self._idle = anyio.Event()
                 await self._idle.wait()
 
     async def _work(self) -> None:
@@ -236,7 +236,7 @@ class Handling(Background):
             del self._held[fact.id]
             self._look()
             if not self._held:
-                self._idle.set()
+                self._idle.notify()
 
     async def _attempt(self, fact: Fact[Any]) -> Settled:
         try:

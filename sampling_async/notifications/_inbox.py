@@ -23,7 +23,7 @@ from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._signatures import ForgedError, Signatures
 from sampling_async.notifications._sqlite import SqliteStore
-from sampling_async.notifications._store import Receipt, StoreError
+from sampling_async.notifications._store import Receipt, StoreError, run_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -377,13 +377,7 @@ def _with_store(
 ) -> Mapping[Kind, Sequence[str]]:
     # A store of its own: the one that was passed may be that of an open inbox.
     path = store.path if isinstance(store, SqliteStore) else store
-    opened: Store = SqliteStore(path) if isinstance(path, str | os.PathLike) else path
-    opened.open()
-    try:
-        with opened.transaction():
-            return operation(opened)
-    finally:
-        opened.close()
+    return run_once(SqliteStore(path) if isinstance(path, str | os.PathLike) else path, operation)
 
 
 def _fresh() -> dict[Kind, str]:

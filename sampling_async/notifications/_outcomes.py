@@ -17,6 +17,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
 from sampling_async.notifications._entries import member_key
 from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._store import run_once
 
 if TYPE_CHECKING:
     import os
@@ -261,16 +262,7 @@ class OutcomeLedger:
         return pa.table(columns, schema=schema)
 
     async def _written(self, operation: Callable[[SqliteStore], T]) -> T:
-        return await in_thread(lambda: self._write(operation))
-
-    def _write(self, operation: Callable[[SqliteStore], T]) -> T:
-        store = SqliteStore(self._path)
-        store.open()
-        try:
-            with store.transaction():
-                return operation(store)
-        finally:
-            store.close()
+        return await in_thread(lambda: run_once(SqliteStore(self._path), operation))
 
 
 class _Counts:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications._store import Fact, State, Store
 
 N = TypeVar("N", bound=Notification)
-_PAGE: Final = 500
+_PAGE: Final = 1_000
 
 
 class FactStream(Generic[N]):

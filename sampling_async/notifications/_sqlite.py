@@ -431,9 +431,12 @@ class SqliteStore:
             values.append(state)
         query = f"SELECT {_COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"  # noqa: S608
         with self._failing("cannot be read"), closing(self._connected()) as database:
-            while rows := database.execute(query, values).fetchall():
+            while True:
+                rows = database.execute(query, values).fetchall()
                 for row in rows:
                     yield _fact(row, partial(_body, database))
+                if len(rows) < _PAGE:
+                    return
                 values[0] = rows[-1][0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -16,6 +16,8 @@ from sampling_async.notifications._records import Fields, Kind, Notification, Un
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+T = TypeVar("T")
+S = TypeVar("S", bound="Store")
 N_co = TypeVar("N_co", bound=Notification, covariant=True)
 
 
@@ -245,3 +247,17 @@ class Store(Protocol):
     ) -> Iterator[Fact[Notification]]:
         """Yield the facts with a higher ID than `after`, in the order of arrival."""
         ...
+
+
+def run_once(store: S, operation: Callable[[S], T]) -> T:
+    """Open a store that nobody else uses, run one operation in a transaction, and close it.
+
+    Raises:
+        StoreError: The store cannot be opened or written.
+    """
+    store.open()
+    try:
+        with store.transaction():
+            return operation(store)
+    finally:
+        store.close()

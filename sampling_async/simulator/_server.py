@@ -14,6 +14,7 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError("uvicorn is missing: pip install 'sampling-async[simulator]'") from exc
 
+from sampling_async.simulator._listening import listening
 from sampling_async.simulator._transport import with_connection
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
     Raises:
         OSError: The port is taken.
     """
-    with _listening("127.0.0.1", port) as listener:
+    with listening("127.0.0.1", port) as listener:
         server = _Server(_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
         thread.start()
@@ -97,7 +98,7 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
 def run(app: ASGIApp, *, host: str, port: int) -> None:
     """Serve an application in this thread until a signal ends it."""
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
-    with _listening(host, port) as listener, suppress(KeyboardInterrupt):
+    with listening(host, port) as listener, suppress(KeyboardInterrupt):
         _Server(_config(app, log_level="warning")).run([listener])
 
 
@@ -106,20 +107,6 @@ def _await_listening(server: _Server, thread: threading.Thread) -> None:
     while not server.listens.wait(0.1):
         if not thread.is_alive():
             raise OSError("the simulator's server ended before it began to listen")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
-    # responses take 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:
