@@ -9,7 +9,6 @@ from collections.abc import Collection
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -26,7 +25,7 @@ from sampling_async._bulk.source import (
 )
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls.call import Caller
-from sampling_async._calls.quotas import SurveyStream, read_quotas
+from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import number_above_0, whole_number
@@ -165,14 +164,13 @@ class SamplingClient:
             random=random,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
-        # Surveys decoded earlier that the user still holds. Get Quotas reuses them where the JSON is the same.
-        self._known = WeakValueDictionary[bytes, "Survey"]()
         self._sleep, self._random = sleep, random
         warm_up()
         policy = retry or RetryPolicy()
         self._caller = Caller(
             self._session, self._gate, self._outage, policy, clock=clock, sleep=sleep, random=random
         )
+        self._quotas = QuotasReader(self._caller)
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
@@ -266,6 +264,10 @@ class SamplingClient:
     async def get_quotas(self, *, include_routables: bool = True, deadline: float | None = None) -> Quotas:
         """Return the surveys and quotas that need supply (endpoint Get Quotas).
 
+        What you still hold of an earlier inventory is not decoded again where it is the same. If the service
+        gives an ETag, the next call sends it, and a 304 returns the inventory that you hold. After ten minutes
+        of 304 the inventory is read whole again.
+
         Args:
             include_routables: Whether the response includes conditions on routable questions.
             deadline: Seconds the whole call may take: queueing, attempts and the pauses between them.
@@ -274,9 +276,7 @@ class SamplingClient:
             SamplingError: The call failed after its retries.
         """
         call = requests.get_quotas(self._panel_guid, include_routables=include_routables)
-        return await self._caller.run(
-            call, self._interactive(call.endpoint, deadline), read=partial(read_quotas, known=self._known)
-        )
+        return await self._quotas.get(call, self._interactive(call.endpoint, deadline))
 
     async def iter_surveys(
         self, *, include_routables: bool = True, deadline: float | None = None

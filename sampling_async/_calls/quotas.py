@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary, ref
 
 import anyio
 import anyio.lowlevel
-from attrs import evolve
+from attrs import evolve, frozen
 
 from sampling_async._contract.exchange import OK, Reply, Track
 from sampling_async._json.gc_pauses import put_off_a_pause
@@ -14,7 +15,6 @@ from sampling_async._json.inventory import Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from weakref import WeakValueDictionary
 
     from sampling_async._calls.call import Caller
     from sampling_async._contract.exchange import Call
@@ -25,8 +25,63 @@ if TYPE_CHECKING:
 _SLICE: Final = 2**17
 """Bytes that are decoded before the event loop gets a turn."""
 
+_BELIEVED: Final = 600.0
+"""Seconds for which the service may say 304. Then the inventory is read whole again, in case the ETag of a proxy
+does not change with the inventory."""
 
-async def read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
+
+@frozen
+class _Earlier:
+    """An inventory that was read whole, its ETag if it has one, and when that was."""
+
+    quotas: ref[Quotas]
+    etag: str | None
+    read_at: float
+
+
+class QuotasReader:
+    """Get Quotas of one client. It does not read again what the user still holds of earlier inventories.
+
+    A survey whose JSON is the same as before is not decoded again. A service may also give an ETag, although the
+    contract does not show one. Then the next call sends it, and a 304 stands for the whole inventory.
+
+    Args:
+        caller: Makes the calls.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._surveys = WeakValueDictionary[bytes, "Survey"]()
+        self._earlier: dict[str, _Earlier] = {}  # by the call's target
+
+    async def get(self, call: Call[Quotas], permit: Permit) -> Quotas:
+        """Return the inventory.
+
+        Raises:
+            SamplingError: The call failed after its retries.
+        """
+        earlier, now = self._earlier.get(call.target), self._caller.clock()
+        # Held until the response has arrived: a 304 is of no use without it.
+        held = None if earlier is None else earlier.quotas()
+        if earlier is not None and held is not None and now - earlier.read_at < _BELIEVED:
+            call = evolve(call, known=earlier.etag)
+        etag: str | None = None
+
+        async def read(body: Body) -> Reply:
+            nonlocal etag
+            if body.is_unchanged:
+                await body.aclose()
+                return Reply(OK, result=held)
+            etag = body.etag
+            return await _read_quotas(body, self._surveys)
+
+        quotas = await self._caller.run(call, permit, read=read)
+        if quotas is not held:
+            self._earlier[call.target] = _Earlier(ref(quotas), etag, now)
+        return quotas
+
+
+async def _read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
     """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
     stream = _Reading(body, known)
     surveys: list[Survey] = []

@@ -16,6 +16,7 @@ from sampling_async._contract.records import hidden
 T = TypeVar("T")
 
 OK: Final = 200
+NOT_MODIFIED: Final = 304
 TOO_MANY: Final = 429
 UNAVAILABLE: Final = 503
 
@@ -41,6 +42,8 @@ class Call(Generic[T]):
         body: The JSON body, or None.
         quota_ids: The number of quota IDs in the request. Time limits grow with it.
         private: Texts that errors must not repeat from a response: the member code, plain and encoded.
+        known: The ETag of an earlier response that the caller still has, or None. With it, a 304 is no refusal:
+            the service has nothing newer.
     """
 
     endpoint: Endpoint
@@ -50,6 +53,7 @@ class Call(Generic[T]):
     body: bytes | None = field(default=None, repr=False)
     quota_ids: int = 0
     private: tuple[str, ...] = field(default=(), repr=False)
+    known: str | None = field(default=None, repr=False)
 
     @property
     def has_effect(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from contextlib import suppress
 from inspect import isasyncgen
@@ -13,6 +14,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.checks import positive
 from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.exchange import NOT_MODIFIED
 from sampling_async._pacing.stepwise import Stepwise
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ _PARTS_A_TURN: Final = 256
 _SLICE: Final = 2**17
 """The most bytes that are decompressed at once: decoding them takes some milliseconds."""
 
+_ETAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e]{0,250}"')
 _ENCODINGS: Final = frozenset({b"identity", b"gzip", b"x-gzip", b""})
 
 
@@ -82,6 +85,17 @@ class Body:
         # A mock made this response from memory, and httpx has decompressed it already.
         if response.is_stream_consumed:
             self._inflater, self._source = None, Stepwise((response.content,))
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the response says that there is nothing newer (304); it has no body then."""
+        return self._response.status_code == NOT_MODIFIED
+
+    @property
+    def etag(self) -> str | None:
+        """The ETag of the response; None without one, and for one that is not safe to send back."""
+        etag = self._response.headers.get("ETag", "")
+        return etag if _ETAG.fullmatch(etag) else None
 
     async def next(self) -> bytes:
         """Return the next part, or nothing at the end. Parts are small if the transport gives small parts.

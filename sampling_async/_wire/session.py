@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
-"""A function that reads the body of a 200 and closes it."""
+"""A function that reads the body of a 200, or of the 304 to a `Call.known`, and closes it."""
 
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
@@ -195,7 +195,7 @@ class Session:
         response = await self._http.send(self._request(call, track, within), stream=True)
         body = Body(response, *self._limits.of(call.endpoint))
         try:
-            if response.status_code == OK:
+            if response.status_code == OK or (body.is_unchanged and call.known is not None):
                 return await (read or _read_whole)(body)
             return await _read_refusal(response, body)
         except BaseException:
@@ -218,6 +218,9 @@ class Session:
         timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
         extensions = {"timeout": timeout, "sent": sent}
         headers = self._headers if call.body is None else self._headers_for(len(call.body))
+        if call.known is not None:
+            headers = headers.copy()
+            headers["If-None-Match"] = call.known
         body = RequestBody(call.body or b"")
         return httpx.Request(
             call.method, self._url(call.target), headers=headers, stream=body, extensions=extensions
