@@ -10,6 +10,7 @@ import anyio.lowlevel
 from attrs import evolve, frozen
 
 from sampling_async._contract.exchange import OK, Reply, Track
+from sampling_async._contract.records import Quotas
 from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async._json.inventory import Inventory
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from sampling_async._calls.call import Caller
     from sampling_async._contract.exchange import Call
-    from sampling_async._contract.records import Quotas, Survey
+    from sampling_async._contract.records import Survey
     from sampling_async._pacing.gate import Permit
     from sampling_async._wire.bodies import Body
 
@@ -26,8 +27,7 @@ _SLICE: Final = 2**17
 """Bytes that are decoded before the event loop gets a turn."""
 
 _BELIEVED: Final = 600.0
-"""Seconds for which the service may say 304. Then the inventory is read whole again, in case the ETag of a proxy
-does not change with the inventory."""
+"""Seconds for which a 304 is believed. Then all is read again: the ETag of some proxies never changes."""
 
 
 @frozen
@@ -42,8 +42,8 @@ class _Earlier:
 class QuotasReader:
     """Get Quotas of one client. It does not read again what the user still holds of earlier inventories.
 
-    A survey whose JSON is the same as before is not decoded again. A service may also give an ETag, although the
-    contract does not show one. Then the next call sends it, and a 304 stands for the whole inventory.
+    A survey whose JSON is the same as before is not decoded again. A service may also give an ETag, although
+    the contract does not show one. Then the next call sends it, and a 304 stands for the whole inventory.
 
     Args:
         caller: Makes the calls.
