@@ -175,12 +175,22 @@ def test_dead_facts_are_shown_and_replayed(store):
     assert run("notifications", "replay", "99", "--store", store).exit_code == 1
 
 
-@pytest.mark.parametrize("command", ["show", "tail", "dead", "replay"])
+@pytest.mark.parametrize("command", ["show", "tail", "dead", "replay", "prune"])
 def test_a_store_that_is_not_there_is_not_made(store, command):
     done = run("notifications", command, "--store", store)
     assert done.exit_code == 2
     assert "no such store" in done.stderr
     assert not store.exists()
+
+
+def test_old_receipts_are_pruned(store):
+    put(store, ("completion", COMPLETION), ("completion", COMPLETION), ("invite", MEMBER))
+    done = run("notifications", "prune", "--store", store, "--older-than", "36500")
+    assert (done.exit_code, done.stderr) == (0, "0 receipts were deleted\n")
+    done = run("notifications", "prune", "--store", store, "--older-than", "0")
+    assert (done.exit_code, done.stderr) == (0, "3 receipts were deleted\n")
+    shown = run("notifications", "show", "--store", store).stdout.splitlines()
+    assert [json.loads(line)["receipts"] for line in shown] == [2, 1]
 
 
 def test_tail_prints_what_comes(store):

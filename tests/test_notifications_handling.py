@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from functools import partial
 
 import anyio
@@ -18,8 +19,10 @@ from sampling_async.notifications import (
     HandlerPolicy,
     Inbox,
     InviteNotification,
+    Kind,
     QuotaStatus,
     RetryLater,
+    SqliteStore,
     State,
     SurveyClosed,
     Terminate,
@@ -110,6 +113,24 @@ async def test_a_handler_that_fails_is_called_again_until_the_fact_is_dead(tmp_p
     assert [fact.id async for fact in inbox.facts(state=State.DEAD)] == [1]
     assert "raised LookupError in attempt 3; it is dead" in caplog.text
     assert "m-1" not in caplog.text
+
+
+async def test_a_fact_that_kills_its_process_is_dead_in_the_end(tmp_path, caplog):
+    async with new_inbox(tmp_path) as receiver:
+        await post(receiver, "completion", COMPLETION)
+    store = SqliteStore(tmp_path / "n.db")
+    store.open()
+    for _ in range(QUICK.attempts):
+        with store.transaction():  # by a process that is never heard of again, so its lease runs out
+            assert len(store.claim("dead", [Kind.COMPLETION], time.time(), 0.0, 1)) == 1
+    store.close()
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+    inbox.on(Completion)(seen.append)
+    async with inbox:
+        await until_states(inbox, State.DEAD)
+    assert not seen
+    assert "each time the process died" in (await facts_of(inbox))[0].error
+    assert "fact 1: no attempt has ended" in caplog.text
 
 
 async def test_a_handler_may_give_up_or_ask_for_time(tmp_path):
@@ -252,13 +273,13 @@ async def test_handlers_that_run_may_end(tmp_path):
 
 
 async def test_leases_are_prolonged_while_a_handler_runs(tmp_path):
-    policy = HandlerPolicy(lease=0.06, poll=0.005)
+    policy = HandlerPolicy(lease=0.3, poll=0.005)
     first, second = (with_fallback(new_inbox(tmp_path, policy)) for _ in range(2))
     seen = []
 
     async def slow(fact: Fact[Completion]) -> None:
         seen.append(fact.attempts)
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.7)
 
     first.on(Completion)(slow)
     second.on(Completion)(slow)

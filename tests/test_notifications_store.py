@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -26,6 +27,7 @@ from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._signatures import Signatures
 
 UNSIGNED = Signatures((), is_required=False)
+DAY = datetime(2026, 11, 22, 10, 1, tzinfo=UTC).timestamp()  # after the times of `status`
 
 
 @pytest.fixture
@@ -40,8 +42,8 @@ def put(store, kind, fields, at=1.0):
     """Store what was posted, and return what became of it."""
     body = encoded(fields)
     with store.transaction():
-        entries = read_entries(Kind(kind), body, "", UNSIGNED)
-        return list(store.receive(Receipt(Kind(kind), at, body, "", [], PEER), entries))
+        hit = Receipt(Kind(kind), at, body, "", [], PEER)
+        return list(store.receive(hit, read_entries(hit, UNSIGNED)))
 
 
 def facts(store, **only):
@@ -110,11 +112,11 @@ def test_a_terminate_of_another_wave_stands(store):
 
 
 def test_the_newest_status_of_a_quota_stands(store):
-    assert put(store, "quota_status", status(5, is_live=True)) == ["new"]
-    assert put(store, "quota_status", status(9, is_live=False)) == ["new"]
-    assert put(store, "quota_status", status(7, is_live=True)) == ["stale"]
-    assert put(store, "quota_status", status(9, is_live=False)) == ["repeated"]
-    assert put(store, "quota_status", status(1, is_live=True, quota_id=1101)) == ["new"]
+    assert put(store, "quota_status", status(5, is_live=True), at=DAY) == ["new"]
+    assert put(store, "quota_status", status(9, is_live=False), at=DAY) == ["new"]
+    assert put(store, "quota_status", status(7, is_live=True), at=DAY) == ["stale"]
+    assert put(store, "quota_status", status(9, is_live=False), at=DAY) == ["repeated"]
+    assert put(store, "quota_status", status(1, is_live=True, quota_id=1101), at=DAY) == ["new"]
     assert [(fact.notification.at.second, fact.standing) for fact in facts(store)] == [
         (5, Standing.STALE),
         (9, Standing.STANDS),
@@ -125,10 +127,22 @@ def test_the_newest_status_of_a_quota_stands(store):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_two_statuses_at_the_same_time_the_closed_one_stands(store, first):
-    put(store, "quota_status", status(5, is_live=first))
-    put(store, "quota_status", status(5, is_live=not first))
+    put(store, "quota_status", status(5, is_live=first), at=DAY)
+    put(store, "quota_status", status(5, is_live=not first), at=DAY)
     (standing,) = [fact for fact in facts(store) if fact.standing is Standing.STANDS]
     assert not standing.notification.is_live
+
+
+def test_a_status_of_another_year_does_not_silence_its_quota(store):
+    far = {**status(5, is_live=False), "UpdateDateTimeUTC": "2062-11-22T10:00:05Z"}
+    assert put(store, "quota_status", far, at=DAY) == ["new"]
+    assert put(store, "quota_status", status(9, is_live=True), at=DAY) == ["stale"]
+    assert put(store, "quota_status", far, at=DAY + 60) == ["repeated"]
+    # An hour later it is as good as any other time.
+    later = {**status(9, is_live=True), "UpdateDateTimeUTC": "2026-11-22T11:01:01Z"}
+    assert put(store, "quota_status", later, at=DAY + 3_601) == ["new"]
+    assert [fact.standing for fact in facts(store)] == [Standing.STALE, Standing.STALE, Standing.STANDS]
+    assert facts(store)[0].notification.at.year == 2062  # told as it came
 
 
 def test_other_kinds_are_facts_once(store):
@@ -268,7 +282,8 @@ def test_a_fact_that_was_overruled_while_it_was_handled_stays_skipped(store):
 def test_a_transaction_is_whole_or_not_there(store):
     def stored_then_failed() -> None:
         with store.transaction():
-            store.receive(Receipt(Kind.INVITE, 1.0, b"x"), read_entries(Kind.INVITE, b"x", "", UNSIGNED))
+            hit = Receipt(Kind.INVITE, 1.0, b"x")
+            store.receive(hit, read_entries(hit, UNSIGNED))
             raise LookupError
 
     with pytest.raises(LookupError):
@@ -364,3 +379,26 @@ def test_two_stores_share_a_file(store):
         assert claim(store, "a") == []
     finally:
         another.close()
+
+
+def test_receipts_are_pruned_and_facts_stay(store):
+    put(store, "completion", COMPLETION, at=DAY)
+    put(store, "completion", COMPLETION, at=DAY + 1)
+    put(store, "completion", b"no form", at=DAY)
+    for number in range(1_500):
+        put(store, "invite", {**MEMBER, "UniqueCode": f"m-{number}"}, at=DAY)
+    put(store, "terminate", {**TERMINATE, "WaveId": 78}, at=DAY + 3_600)
+    before = datetime.fromtimestamp(DAY, UTC) + timedelta(hours=1)
+    assert store.prune(before) == 1_502
+    assert store.prune(before) == 0
+    kept = store._open.execute("SELECT posted_as, at FROM receipts ORDER BY id").fetchall()
+    assert kept == [("completion", DAY), ("terminate", DAY + 3_600)]
+    assert [fact.notification.body for fact in facts(store, kinds=[None])] == [b"no form"]
+    assert len(facts(store)) == 1_503
+    # A late repetition is one.
+    assert put(store, "completion", COMPLETION, at=DAY + 7_200) == ["repeated"]
+
+
+def test_a_store_that_cannot_be_pruned_says_why(tmp_path):
+    with pytest.raises(StoreError, match="cannot be pruned"):
+        SqliteStore(tmp_path / "no.db").prune(datetime.now(UTC))

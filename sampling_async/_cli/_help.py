@@ -75,6 +75,9 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async notifications replay \\\n  --store notifications.db",
         "sampling-async notifications replay 17 18 \\\n  --store notifications.db",
     ),
+    "notifications prune": (
+        "sampling-async notifications prune \\\n  --store notifications.db --older-than 30",
+    ),
     "notifications settings": (
         (
             "sampling-async notifications settings \\\n"

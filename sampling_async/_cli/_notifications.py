@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -238,6 +239,27 @@ def replay(
     count = ended_by_failure(again)
     typer.echo(f"{count:,} facts are due to their handlers", err=True)
     raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
+
+
+@app.command(cls=Command)
+def prune(
+    *,
+    store: StoreFile,
+    days: Annotated[
+        float,
+        typer.Option(
+            "--older-than", help="Days for which receipts are kept.", min=0, max=36_500, metavar="DAYS"
+        ),
+    ] = 30,
+) -> None:
+    """Delete the receipts of hits that are older than some days.
+
+    Facts stay, because a repetition may come late, and so does whatever was
+    not understood. The file keeps its size and has free room.
+    """
+    before = datetime.now(UTC) - timedelta(days=days)
+    count = ended_by_failure(lambda: existing_store(store).prune(before))
+    typer.echo(f"{count:,} receipts were deleted", err=True)
 
 
 @app.command(cls=Command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import UTC, datetime
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from sampling_async.notifications._bodies import NotUnderstoodError, read_fields
@@ -23,24 +24,29 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._records import Fields, Kind, Notification
     from sampling_async.notifications._signatures import Signatures
+    from sampling_async.notifications._store import Receipt
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_AHEAD: Final = 3600.0
+"""Seconds that the service's clock may be ahead. A status dated in another year must not silence its quota."""
 
 
-def read_entries(kind: Kind, body: bytes, query: str, signatures: Signatures) -> Sequence[Entry]:
+def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
     """Return what a hit tells; what is not understood is an entry too.
 
     Raises:
         ForgedError: A signature in it is wrong, or missing.
     """
     try:
-        items = read_fields(body, query)
+        items = read_fields(hit.body, hit.query)
     except NotUnderstoodError as exc:
-        return [_unknown(kind, {}, _hash(body, query.encode("utf-8", "surrogatepass")), str(exc))]
-    return [_entry(kind, fields, signatures) for fields in items]
+        content = _hash(hit.body, hit.query.encode("utf-8", "surrogatepass"))
+        return [_unknown(hit.kind, {}, content, str(exc))]
+    return [_entry(hit, fields, signatures) for fields in items]
 
 
-def _entry(kind: Kind, fields: Fields, signatures: Signatures) -> Entry:
+def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
+    kind = hit.kind
     try:
         named = Named(fields)
         record = understand(kind, named)
@@ -55,7 +61,7 @@ def _entry(kind: Kind, fields: Fields, signatures: Signatures) -> Entry:
         key=key,
         identity=json.dumps([kind, key, more]),
         content=content,
-        rank=_rank(record),
+        rank=_rank(record, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),
         verified=verified,
         end=_end(record),
@@ -94,7 +100,7 @@ def _about(record: Notification, content: str) -> tuple[str, str | int | None]:
         case Terminate():
             return member_key(record.survey_id, record.wave_id, record.member_code), None
         case QuotaStatus():
-            return json.dumps(["quota", record.quota_id]), _rank(record)
+            return json.dumps(["quota", record.quota_id]), _rank(record, latest=inf)
         case SurveyClosed():
             return json.dumps(["survey", record.survey_id, record.wave_id]), None
         case InviteNotification():
@@ -103,12 +109,16 @@ def _about(record: Notification, content: str) -> tuple[str, str | int | None]:
             raise AssertionError(record)
 
 
-def _rank(record: Notification) -> int | None:
-    """Return the order of a quota's statuses: the time in microseconds. Of the same time, closed is last."""
+def _rank(record: Notification, *, latest: float) -> int | None:
+    """Return the order of a quota's statuses: the time in microseconds. Of the same time, closed is last.
+
+    A time after `latest`, in seconds since 1970, counts as that one.
+    """
     if not isinstance(record, QuotaStatus):
         return None
     since = record.at - _EPOCH
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 2 + (not record.is_live)
+    moment = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return int(min(moment, latest * 1_000_000)) * 2 + (not record.is_live)
 
 
 def _unknown(kind: Kind, fields: Fields, content: str, reason: str) -> Entry:

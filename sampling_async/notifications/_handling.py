@@ -239,6 +239,10 @@ class Handling(Background):
                 self._idle.notify()
 
     async def _attempt(self, fact: Fact[Any]) -> Settled:
+        if fact.attempts > self._policy.attempts:
+            error = "no attempt has ended: each time the process died, or lost its lease"
+            _LOG.warning("fact %d: %s; it is dead", fact.id, error)
+            return Settled(fact_id=fact.id, state=State.DEAD, error=error)
         try:
             await _called(self._handlers.of(fact), fact)
         except RetryLater as exc:

@@ -281,7 +281,7 @@ class Inbox:
     def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], Reply]:
         """Return the operation that stores a hit, and the response when it is stored."""
         try:
-            entries = read_entries(hit.kind, hit.body, hit.query, self._signatures)
+            entries = read_entries(hit, self._signatures)
         except ForgedError as exc:
             verdict = str(exc)
             return lambda store: store.receive(hit, (), verdict), _NOT_SIGNED

@@ -349,6 +349,30 @@ class SqliteStore:
             for row in database.execute(_JOINED):
                 yield {**row, "member": json.loads(row["member"])}
 
+    def prune(self, before: datetime) -> int:
+        """Delete the receipts of hits before a time, and return how many.
+
+        Facts stay, because a repetition may come late; so do the bodies of what was not understood. The file
+        keeps its size, and its free places are used again. This may run beside an open inbox.
+
+        Raises:
+            StoreError: The store cannot be read or written.
+        """
+        count = 0
+        with self._failing("cannot be pruned"), closing(self._connected()) as database:
+            database.execute(
+                "CREATE TEMP TABLE kept AS SELECT DISTINCT receipt FROM main.facts WHERE kind = ''"
+            )
+            database.execute("CREATE INDEX temp.kept_receipt ON kept (receipt)")
+            # In small transactions: whoever wants to write meanwhile gets a turn.
+            while deleted := database.execute(
+                "DELETE FROM receipts WHERE id IN (SELECT id FROM receipts WHERE at < ?"
+                " AND id NOT IN (SELECT receipt FROM temp.kept) ORDER BY id LIMIT ?)",
+                (before.timestamp(), _PAGE),
+            ).rowcount:
+                count += deleted
+        return count
+
     # --- Handlers
 
     def claim(
