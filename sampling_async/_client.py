@@ -332,11 +332,13 @@ class SamplingClient:
             wall_clock: Returns seconds since 1970, to compare with times of other clocks.
 
         Raises:
-            InvalidRequestError: A number is not above 0.
+            InvalidRequestError: A number is not above 0, or `cache` is no path.
         """
         file = None
         number_above_0(cache_max_age, "cache_max_age", "seconds")
         if cache is not None:
+            if not isinstance(cache, str | os.PathLike) or not str(cache):
+                raise InvalidRequestError(f"cache must be the path of a file, not {cache!r:.40}")
             owner = f"{self._base_url} {self._panel_guid} {bool(include_routables)}"
             file = CacheFile(cache, owner, cache_max_age)
         return QuotaWatch(

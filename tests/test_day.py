@@ -109,7 +109,7 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
             await settle()
             # Time moves, and polls run in it.
             await clock.advance(STEP)
-            await until(lambda: live._version == watch.board.version)
+            await until(lambda: live.age == watch.age)
             # What the index says is what the service said.
             since = watch.since
             assert since is not None
@@ -130,7 +130,7 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
         # The world rests, and everything is told: then the index is right.
         await sim.notifications.deliver(inbox)
         await clock.advance(400)
-        await until(lambda: live._version == watch.board.version)
+        await until(lambda: live.age == watch.age)
         assert frozenset(live.index.quota_ids) == truth.note()
         assert sim.eligible(member, next(iter(live.index.quota_ids))) is not None
         assert watch.since > datetime.fromtimestamp(clock() - 120, UTC)

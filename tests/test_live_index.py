@@ -13,7 +13,7 @@ from matching_kit import OTHER, B, quota, sub_quota, survey
 from notifications_kit import CLOSED, SECRET, post
 from watch_kit import FakeService, HandClock, ids_of, inventory, watch_of
 
-from sampling_async import ServerError
+from sampling_async import InvalidRequestError, ServerError
 from sampling_async.matching import LiveIndex, MatchPolicy, QuestionKinds, _live
 from sampling_async.matching import _following as following
 from sampling_async.notifications import HandlerPolicy, Inbox, StoreError
@@ -179,6 +179,67 @@ async def test_an_error_of_a_compilation_is_raised_when_the_block_is_left():
                     await live.ready()
 
 
+async def test_an_inventory_that_cannot_be_compiled_leaves_the_index_before_it(caplog):
+    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
+    async with watch_of(service, clock) as watch:
+        async with LiveIndex(watch, rank=lambda survey, _: 60 // survey.loi) as live:
+            await live.ready()
+            service.inventory = inventory(2, 3, 4, loi=0)
+            await watch.refresh()
+            await until(lambda: live.last_error is not None)
+            assert isinstance(live.last_error, ZeroDivisionError)
+            # What is closed is closed, whether a poll or a notification says so.
+            assert open_in(live) == [2, 3]
+            watch.close_quota(2)
+            assert open_in(live) == [3]
+            await clock.advance(50)
+            assert live.status == "ready"
+            await clock.advance(200)
+            assert (live.status, watch.status) == ("stale", "ready")
+            await clock.advance(500)
+            assert (live.status, watch.status) == ("failing", "ready")
+            service.inventory = inventory(2, 3, 4)
+            await watch.refresh()
+            await until(lambda: live.status == "ready")
+            assert open_in(live) == [2, 3, 4]
+        assert live.status == "failing"
+        assert "cannot be compiled" in caplog.text
+
+
+async def test_an_index_whose_watch_has_ended_is_failing_and_closes_what_it_is_told(caplog):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    with pytest.raises(MemoryError):
+        async with watch_of(service, clock) as watch, LiveIndex(watch) as live:
+            await live.ready()
+            service.error = MemoryError("no more")
+            await clock.advance(60)
+            assert (watch.status, live.status) == ("failing", "failing")
+            watch.close_quota(1)
+            assert open_in(live) == [2]
+            assert "the watch was ended by MemoryError" in caplog.text
+
+
+async def test_an_index_needs_a_watch_that_was_entered():
+    watch = watch_of(FakeService(inventory(1)), HandClock())
+    with pytest.raises(RuntimeError, match="enter the watch first"):
+        async with LiveIndex(watch):
+            pytest.fail("was entered")
+
+
+async def test_a_list_of_a_quota_that_is_gone_for_good_is_dropped():
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live:
+        await live.ready()
+        live.index.recontact(1, ["m"])
+        kept = []
+        for number in (3, 4, 5):
+            service.inventory, old = inventory(2, number), live.index
+            await watch.refresh()
+            await until(lambda old=old: live.index is not old)
+            kept.append(set(live.index.recontact_lists))
+        assert kept == [{1}, set(), set()]
+
+
 async def test_a_watch_that_ends_before_the_first_index():
     clock, service = HandClock(), FakeService(inventory(1))
     service.error = ZeroDivisionError("oops")
@@ -269,6 +330,47 @@ async def test_a_poll_that_began_before_the_notification_does_not_open_again(tmp
             await clock.advance(60)
             await until(lambda: live.index is not first)
             assert open_in(live) == [1, 2]
+
+
+async def test_a_quota_that_is_told_to_be_live_and_is_open_costs_no_poll(tmp_path):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
+        await live.ready()
+        async with live.follow(inbox) as followed:
+            await clock.advance(30)
+            for seconds in range(5):
+                await post(inbox, "quota_status", status(clock, 1, is_live=True, seconds=seconds))
+            await post(inbox, "quota_status", status(clock, 9, is_live=True, seconds=-86_400))
+            await until(lambda: followed.after == 6)
+            await clock.advance(10)
+            assert service.polls == 1
+
+
+async def test_a_survey_can_be_closed_a_second_time(tmp_path):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
+        await live.ready()
+        async with live.follow(inbox):
+            for wave, moment in ((1, "2026-11-22 10:00:00"), (0, "2026-11-22 11:00:00")):
+                clock.now += 10
+                closed = CLOSED | {"SurveyID": 100, "WaveId": wave, "DateTime": moment}
+                await post(inbox, "survey_closed", closed)
+                await until(lambda: open_in(live) == [2])
+                clock.now += 10
+                first = live.index
+                await watch.refresh()
+                await until(lambda first=first: live.index is not first)
+                assert open_in(live) == [1, 2]
+
+
+@pytest.mark.parametrize("after", ["0", None, 1.5, -1])
+async def test_following_checks_its_arguments(tmp_path, after):
+    clock = HandClock()
+    async with watch_of(FakeService(inventory(1)), clock) as watch, LiveIndex(watch) as live:
+        with pytest.raises(InvalidRequestError, match="follow takes an Inbox, not a str"):
+            live.follow("inbox.db")
+        with pytest.raises(InvalidRequestError, match="after must be a whole number"):
+            live.follow(inbox_at(tmp_path, clock), after=after)
 
 
 async def test_a_store_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch, caplog):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
+import threading
 from datetime import UTC, datetime
 from math import inf
 
@@ -136,6 +138,35 @@ async def test_after_a_403_polls_are_rare_until_two_have_succeeded():
         assert service.polls == 6
 
 
+async def test_the_successes_after_a_403_come_in_a_row():
+    clock, service = HandClock(), FakeService(inventory(1))
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        for error, seconds in (
+            (ForbiddenError("no", status=403), 60),
+            (ServerError("bad", status=500), 120),
+            (None, 240),
+            (ServerError("bad", status=500), 120),
+            (None, 120),
+            (None, 120),
+            (None, 60),
+        ):
+            before, service.error = service.polls, error
+            await clock.advance(seconds - 1)
+            assert service.polls == before
+            await clock.advance(1)
+            assert service.polls == before + 1
+
+
+async def test_a_retry_after_of_a_year_is_not_kept():
+    clock, service = HandClock(), FakeService(inventory(1))
+    service.error = error = ServerError("bad", status=503)
+    error.retry_after = 31_536_000.0
+    async with watch_of(service, clock):
+        await clock.advance(300)
+        assert service.polls == 2
+
+
 async def test_a_longer_retry_after_is_kept():
     clock, service = HandClock(), FakeService(inventory(1))
     error = ServerError("bad", status=503)
@@ -161,7 +192,7 @@ async def test_numbers_are_checked(options):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), ClientClosedError("closed")])
-async def test_an_unexpected_error_is_raised_when_the_block_is_left(error):
+async def test_an_unexpected_error_is_raised_when_the_block_is_left(error, caplog):
     clock, service = HandClock(), FakeService(inventory(1))
     with pytest.raises(type(error)):
         async with watch_of(service, clock) as watch:
@@ -175,6 +206,9 @@ async def test_an_unexpected_error_is_raised_when_the_block_is_left(error):
 
                 tasks.start_soon(refresh)
             assert (watch.status, watch.last_error) == ("failing", error)
+            # A service does not leave the block, so that a log must tell it.
+            assert caplog.text.count(f"the watch was ended by {type(error).__name__}") == 1
+            assert "oops" not in caplog.text
             with pytest.raises(RuntimeError, match="the watch was ended by"):
                 await watch.refresh()
             assert ids_of(watch.quotas) == [1]
@@ -341,6 +375,18 @@ async def test_a_poll_can_be_asked_for_without_a_hurry():
         assert service.polls == 5
 
 
+async def test_the_running_poll_knows_what_came_before_it():
+    clock, service = HandClock(), FakeService(inventory(1))
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        gate = service.hold()
+        await clock.advance(60)
+        watch.refresh_soon(moment(clock, -1))
+        gate.set()
+        await clock.advance(59)
+        assert service.polls == 2
+
+
 # --- Closings
 
 
@@ -436,6 +482,76 @@ async def test_a_closing_while_a_new_inventory_is_arranged(monkeypatch):
         assert ids_of(watch.quotas) == list(range(3, 31))
         await watch.refresh()
         assert ids_of(watch.quotas) == list(range(1, 31))
+
+
+async def test_a_closing_before_a_poll_does_not_count_while_that_poll_is_arranged(monkeypatch):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    fill, told = _watch.Shown.fill, []
+
+    async def slowly(shown, *arguments):
+        changed = await fill(shown, *arguments)
+        if shown.poll == 2:
+            watch.close_quota(1, at=moment(clock, -1))
+            watch.close_survey(200, at=moment(clock, -1))
+        return changed
+
+    monkeypatch.setattr(_watch.Shown, "fill", slowly)
+    async with watch_of(service, clock) as watch, watch.changes() as changes:
+        await watch.ready()
+        await clock.advance(30)
+        await watch.refresh()
+        assert ids_of(watch.quotas) == [1, 2]
+        with anyio.move_on_after(1):
+            while len(told) < 5:
+                change = await anext(changes)
+                told.append((change.kind, change.quota_id))
+    assert [each for each in told if each[0] == "quota_opened"] == [("quota_opened", 1), ("quota_opened", 2)]
+
+
+async def test_closings_count_after_the_clock_was_set_back():
+    clock, wall, service = HandClock(), HandClock(), FakeService(inventory(1, 2, 3))
+    async with watch_of(service, clock, wall_clock=wall) as watch:
+        await watch.ready()
+        clock.now, wall.now = clock.now + 10, wall.now - 3600
+        assert watch.close_quota(1, at=moment(wall))
+        gate = service.hold()
+        await clock.advance(50)
+        wall.now -= 3600
+        assert watch.close_quota(2, at=moment(wall))
+        gate.set()
+        await settle()
+        assert ids_of(watch.quotas) == [1, 3]
+
+
+class Odd:
+    def __index__(self) -> int:
+        return 1
+
+
+async def test_ids_are_whole_numbers_of_any_kind(monkeypatch):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    fill = _watch.Shown.fill
+
+    async def slowly(shown, *arguments):
+        if shown.poll == 2:
+            watch.close_quota(Odd())
+        return await fill(shown, *arguments)
+
+    monkeypatch.setattr(_watch.Shown, "fill", slowly)
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        await watch.refresh()
+        assert ids_of(watch.quotas) == [2]
+        for wrong in ("1", None, 1.0, True, [1]):
+            with pytest.raises(InvalidRequestError, match="quota_id must be a whole number"):
+                watch.close_quota(wrong)
+            with pytest.raises(InvalidRequestError, match="survey_id must be a whole number"):
+                watch.close_survey(wrong)
+        with pytest.raises(InvalidRequestError, match="wave_id must be a whole number"):
+            watch.close_survey(1, "2")
+        with pytest.raises(InvalidRequestError, match="datetime with a time zone"):
+            watch.close_quota(1, at="2026-11-22T10:00:00Z")
+        assert ids_of(watch.quotas) == [2]
 
 
 async def test_a_survey_that_is_listed_twice_counts_once():
@@ -557,6 +673,78 @@ async def test_a_cache_that_cannot_be_read_or_written_is_told(tmp_path, caplog, 
     async with watch_of(FakeService(inventory(7)), clock, cache=cache_at(tmp_path / "no" / "cache")) as watch:
         await watch.ready()
     assert caplog.text.count("cannot be written") == 2
+
+
+async def test_what_was_closed_since_the_cache_was_written_is_not_open(tmp_path, monkeypatch):
+    """Whoever tells it need not wait until the cache is loaded."""
+    path, clock = tmp_path / "cache", HandClock()
+    cache_at(path).save(inventory(1, 2), clock())
+    await clock.advance(100)
+    load, gate = CacheFile.load, threading.Event()
+
+    def slowly(self, now):
+        assert gate.wait(5)
+        return load(self, now)
+
+    monkeypatch.setattr(CacheFile, "load", slowly)
+    service = FakeService(inventory(1, 2, 3, 4))
+    service.error = ServerError("away", status=500)
+    async with watch_of(service, clock, cache=cache_at(path)) as watch:
+        await settle()
+        assert not watch.close_quota(1, at=moment(clock, -50))
+        assert not watch.close_quota(2, at=moment(clock, -150))  # the cache knew of it
+        assert not watch.close_survey(400)
+        gate.set()
+        await watch.ready()
+        await settle()
+        assert ids_of(watch.quotas) == [2]
+        service.error = None
+        await watch.refresh()  # and the poll knows of all that was told before it
+        assert ids_of(watch.quotas) == [1, 2, 3, 4]
+
+
+async def test_a_cache_is_a_regular_file(tmp_path, caplog):
+    clock = HandClock()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", f"{tmp_path}/with\0zero"):
+        async with watch_of(FakeService(inventory(7)), clock, cache=cache_at(path)) as watch:
+            await watch.ready()
+    assert "it is no regular file" in caplog.text
+    assert caplog.text.count("cannot be read") == 2
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    await filled(tmp_path / "link", clock)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").is_file()
+
+
+async def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    path, clock = tmp_path / "cache", HandClock()
+    old, new = tmp_path / ".cache.old", tmp_path / ".cache.new"
+    for each in (old, new):
+        each.write_text("")
+    os.utime(old, (1, 1))
+    await filled(path, clock)
+    assert set(tmp_path.iterdir()) == {path, new}  # another process may be writing that one
+
+
+async def test_without_a_thread_the_cache_is_not_written_and_the_watch_goes_on(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    clock, service = HandClock(), FakeService(inventory(7))
+    monkeypatch.setattr(_watch, "begun", refused)
+    async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
+        await watch.refresh()
+        assert watch.status == "ready"
+    assert "is not written to the cache: can't start new thread" in caplog.text
+
+
+@pytest.mark.parametrize("path", [5, b"x", ""])
+async def test_a_cache_is_given_by_its_path(path):
+    async with Simulator(seed=1).client() as client:
+        with pytest.raises(InvalidRequestError, match="cache must be the path of a file"):
+            client.watch_quotas(cache=path)
 
 
 async def test_a_slow_disk_gets_some_of_the_inventories(tmp_path, monkeypatch):

@@ -231,6 +231,42 @@ async def test_a_reader_that_is_cancelled_loses_nothing():
         ]
 
 
+async def test_two_tasks_may_wait_for_the_same_changes():
+    clock, service, found = HandClock(), FakeService(inventory(1)), []
+    async with watch_of(service, clock) as watch, watch.changes() as changes:
+        await watch.ready()
+        await read_all(changes)
+
+        async def read() -> None:
+            found.append(short(await anext(changes)))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+                tasks.start_soon(read)
+                await settle()
+                service.inventory = inventory(1, 2)
+                await watch.refresh()
+    assert found == [("survey_opened", 200), ("quota_opened", 2)]
+
+
+async def test_what_comes_and_goes_unread_takes_no_memory():
+    clock, service = HandClock(), FakeService(inventory(1))
+    async with watch_of(service, clock) as watch, watch.changes() as changes:
+        await watch.ready()
+        await read_all(changes)
+        for number in range(2, 50):
+            service.inventory = inventory(number)
+            await watch.refresh()
+        assert len(changes._due) == 2
+        assert [short(each) for each in await read_all(changes)] == [
+            ("quota_closed", 1),
+            ("survey_closed", 100),
+            ("survey_opened", 4900),
+            ("quota_opened", 49),
+        ]
+
+
 async def test_a_large_inventory_is_read_in_turns():
     clock, service = HandClock(), FakeService(inventory(*range(1, 3001)))
     rounds = 0

@@ -103,6 +103,7 @@ def watch_of(
     max_age: float | None = None,
     cache: CacheFile | None = None,
     random: Callable[[], float] = lambda: 0.5,
+    wall_clock: Callable[[], float] | None = None,
 ) -> QuotaWatch:
     return QuotaWatch(
         service.read,
@@ -112,7 +113,7 @@ def watch_of(
         clock=clock,
         sleep=clock.sleep,
         random=random,
-        wall_clock=clock,
+        wall_clock=wall_clock or clock,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sampling_async._contract.errors import InvalidRequestError
@@ -55,6 +56,19 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {_shown(value)}")
     return value
+
+
+def whole_id(value: object, name: str) -> int:
+    """Return an ID as an int; whole numbers of NumPy and the like are taken too.
+
+    Raises:
+        InvalidRequestError: The value is not a whole number.
+    """
+    try:
+        # `True` is an int in Python, but no ID.
+        return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  __index__ of a foreign class may raise anything
+        raise InvalidRequestError(f"{name} must be a whole number, not {_shown(value)}") from None
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -32,16 +32,19 @@ class _Collections:
     def __init__(self) -> None:
         self._seen = 0
         self._put_off = 0
+        self._is_frozen = False  # whether the host had frozen objects at the time of that collection
 
     def put_off(self) -> None:
         """Delay the next full collection, if it is due."""
-        # If the host has frozen objects itself, `unfreeze` would undo that, so nothing is done.
-        if not _has_pauses or gc.get_count()[2] < gc.get_threshold()[2] or gc.get_freeze_count():
+        if not _has_pauses or gc.get_count()[2] < gc.get_threshold()[2]:
             return
         seen = gc.get_stats()[2]["collections"]
         if seen != self._seen:
-            self._seen, self._put_off = seen, 0
-        if self._put_off < _PUT_OFF_AT_MOST:
+            self._seen, self._put_off, self._is_frozen = seen, 0, False
+        # If the host has frozen objects itself, `unfreeze` would undo that, so nothing is done. To count them
+        # takes long if there are many, so that they are counted once.
+        self._is_frozen = self._is_frozen or gc.get_freeze_count() > 0
+        if self._put_off < _PUT_OFF_AT_MOST and not self._is_frozen:
             self._put_off += 1
             # Freezing joins the lists of young and old objects, which takes no time, and sets the counters of
             # the generations to 0. Unfreezing puts all objects into the oldest generation.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from sampling_async._pacing.background import Background
 
@@ -11,12 +12,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+_LOG: Final = logging.getLogger("sampling_async")
+
+
 class Standing(Background):
-    """A background whose results are its state. A failure of the work is raised when the block is left."""
+    """A background whose results are its state. A failure of the work is raised when the block is left.
+
+    A service leaves the block only when it ends, so the failure is logged too, at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._is_leaving = False
+        self._is_logged = False
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -26,6 +34,15 @@ class Standing(Background):
         await super().__aexit__(exc_type, exc, traceback)
         if had_ended and exc_type is None:
             self._end()
+
+    def is_over(self) -> None:
+        """Learn that the work has ended. It may be called several times."""
+        super().is_over()
+        if self._broken_by is not None and not self._is_logged:
+            self._is_logged = True
+            # Its text may hold what a log must not.
+            name = type(self._broken_by).__name__
+            _LOG.error("the %s was ended by %s, which is raised when its block is left", self._called, name)
 
     @property
     def _has_more(self) -> bool:

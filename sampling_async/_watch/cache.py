@@ -7,9 +7,11 @@ something else is not used.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import tempfile
+import time
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +31,10 @@ _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0
 """Seconds by which a file may be from the future: clocks are set back."""
+
+
+_LEFTOVER: Final = 3600.0
+"""Seconds after which nobody writes to a temporary file any longer."""
 
 
 class CacheFile:
@@ -51,11 +57,16 @@ class CacheFile:
         Nothing raises: what is wrong with the file is logged.
         """
         try:
+            self._remove_leftovers()
+            # A pipe, for one, would be read for ever.
+            if self._path.exists() and not self._path.is_file():
+                raise ValueError("it is no regular file")  # noqa: TRY301
             body = self._path.read_bytes()
         except FileNotFoundError:
             return None
-        except OSError as exc:
-            _LOG.warning("the cache %s cannot be read: %s", self._path, exc.strerror or exc)
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            _LOG.warning("the cache %s cannot be read: %s", self._path, reason or exc)
             return None
         try:
             quotas, began = self._read(body)
@@ -84,8 +95,9 @@ class CacheFile:
 
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
-        target = self._path.absolute()
         try:
+            # A symbolic link is followed, as in reading.
+            target = self._path.resolve()
             # mkstemp() makes a file that only its owner can read. It lies in the same folder, because only
             # there it can be renamed in one step.
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -97,8 +109,17 @@ class CacheFile:
                 with suppress(OSError):
                     Path(name).unlink()
                 raise
-        except OSError as exc:
-            _LOG.warning("the cache %s cannot be written: %s", self._path, exc.strerror or exc)
+        except Exception as exc:  # noqa: BLE001  nobody waits for this thread
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            _LOG.warning("the cache %s cannot be written: %s", self._path, reason or exc)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that were killed while they wrote have left."""
+        target = self._path.resolve()
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*"):
+            with suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > _LEFTOVER:
+                    leftover.unlink()
 
     def _lines(self, quotas: Quotas, began: float) -> Iterator[bytes]:
         head = {"form": _FORM, "owner": self._owner, "began": began}

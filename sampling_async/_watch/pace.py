@@ -56,10 +56,12 @@ class Pace:
         # ldexp with a bounded exponent: 2.0 ** 1100 is an OverflowError.
         doubled = ldexp(1.0, min(self.failures - 1, 60))
         first = self.soonest
-        if isinstance(error, ForbiddenError) or error.permanent:
+        # After a refusal, any failure delays the healing: the successes must come in a row.
+        if self._unhealed or isinstance(error, ForbiddenError) or error.permanent:
             self._unhealed, first = _HEALED, max(self._every, _REFUSED)
-        pause = self._jittered(min(max(self._every, _LONGEST), first * doubled))
-        return max(pause, error.retry_after or 0.0)
+        longest = max(self._every, _LONGEST)
+        pause = self._jittered(min(longest, first * doubled))
+        return max(pause, min(error.retry_after or 0.0, longest))
 
     def _jittered(self, seconds: float) -> float:
         # Many clients may have started at the same moment. They should not poll at the same moments for ever.

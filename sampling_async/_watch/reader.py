@@ -131,13 +131,19 @@ class QuotaChanges:
                     raise self._board.failure()
                 raise StopAsyncIteration
             else:
-                self._news = anyio.Event()
+                self._news = self._news or anyio.Event()
                 await self._news.wait()
         raise RuntimeError("read changes inside their block: async with watch.changes() as changes")
 
     def moved(self, keys: Iterable[Key]) -> None:
         """Learn which surveys look different now."""
-        self._due.update(dict.fromkeys(keys))
+        view = self._board.view or {}
+        for key in keys:
+            # A survey that has come and gone without being read is no news.
+            if key in view or key in self._known or (self._batch and key == self._batch_key):
+                self._due[key] = None
+            else:
+                self._due.pop(key, None)
         self.ended()
 
     def ended(self) -> None:

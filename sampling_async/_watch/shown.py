@@ -70,6 +70,7 @@ class Shown:
         self.view: dict[Key, Survey] = {}
         self.surveys: dict[Key, Survey] = {}  # as they were given
         self._homes: dict[int, tuple[Key, ...]] = {}
+        self._waves: dict[int, list[Key]] = {}
         self._quotas: Quotas | None = None
 
     async def fill(self, closings: Closings, before: Shown | None) -> dict[Key, None]:
@@ -84,6 +85,7 @@ class Shown:
             # Of a survey that is listed twice, the first one counts.
             if self.surveys.setdefault(key, survey) is not survey:
                 continue
+            self._waves.setdefault(survey.survey_id, []).append(key)
             for quota in survey.quotas:
                 homes = self._homes.get(quota.quota_id, ())
                 if key not in homes:
@@ -108,7 +110,7 @@ class Shown:
         survey_id, wave_id = wave
         if wave_id is not None:
             return ((survey_id, wave_id),) if (survey_id, wave_id) in self.surveys else ()
-        return tuple(key for key in self.surveys if key[0] == survey_id)
+        return tuple(self._waves.get(survey_id, ()))
 
     def hide(self, keys: Iterable[Key], closings: Closings) -> dict[Key, None]:
         """Show surveys without their closed quotas, and return those that look different now."""

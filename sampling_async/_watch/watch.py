@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import anyio
 from attrs import frozen
 
-from sampling_async._contract.checks import number_above_0
+from sampling_async._contract.checks import number_above_0, whole_id
 from sampling_async._contract.errors import (
     DecodeError,
     InvalidRequestError,
@@ -69,10 +69,11 @@ class _Round:
 
 
 @frozen
-class _Running:
-    """The poll that is running: its number, and when it began, in seconds since 1970."""
+class _Begun:
+    """A poll: its number, and when it began, by the clock and in seconds since 1970."""
 
     poll: int
+    since: float
     began: float
 
 
@@ -128,11 +129,14 @@ class QuotaWatch(Standing):
         self._shown: Shown | None = None
         self._closings = Closings()
         self._arranged: Closings | None = None  # those of an inventory that is being arranged
+        self._arranged_poll = 0
         self._late: list[int | Wave] = []  # what was closed meanwhile
+        self._early: list[Callable[[], object]] = []  # closings that were told before the cache was loaded
+        self._is_loaded = cache is None
         self._is_cached = False
-        self._since = 0.0  # when the poll that is shown began, by `clock`
+        self._of: _Begun | None = None  # the poll that is shown
         self._polls = 0  # how many have begun
-        self._running: _Running | None = None
+        self._running: _Begun | None = None
         self._round: _Round | None = None  # of the running poll
         self._next: _Round | None = None  # of the next one
         self._is_wanted_soon = False
@@ -161,10 +165,18 @@ class QuotaWatch(Standing):
     @property
     def status(self) -> WatchStatus:
         """How good the inventory is; see `WatchStatus`."""
-        age = self.age
-        if self._broken_by is not None or (
-            self.last_error is not None and (age is None or age > self._max_age)
-        ):
+        return self.judged(self.age)
+
+    def judged(self, age: float | None, *, has_failed: bool = False) -> WatchStatus:
+        """Return how good an inventory of some age is; for other parts of this package.
+
+        Args:
+            age: Its age; None if there is none.
+            has_failed: Whether something else than the last poll has failed.
+        """
+        if self._broken_by is not None:
+            return "failing"
+        if (has_failed or self.last_error is not None) and (age is None or age > self._max_age):
             return "failing"
         if age is None:
             return "starting"
@@ -173,18 +185,32 @@ class QuotaWatch(Standing):
     @property
     def age(self) -> float | None:
         """Seconds since the poll began that gave the inventory: it is not older than that. None without one."""
-        return None if self._shown is None else max(0.0, self._clock() - self._since)
+        return None if self._of is None else max(0.0, self._clock() - self._of.since)
 
     @property
     def since(self) -> datetime | None:
         """When the poll began that gave the inventory; None without one."""
-        return None if self._shown is None else datetime.fromtimestamp(self._shown.began, UTC)
+        return None if self._of is None else datetime.fromtimestamp(self._of.began, UTC)
 
     @property
     def given(self) -> Quotas:
         """What the last good poll gave; for other parts of this package."""
         assert self._shown is not None
         return self._shown.given
+
+    def is_open(self, quota_id: int) -> bool:
+        """Return whether a quota is shown as open."""
+        return self._shown is not None and any(
+            quota.quota_id == quota_id
+            for key in self._shown.homes(quota_id)
+            if key in self._shown.view
+            for quota in self._shown.view[key].quotas
+        )
+
+    def must_be_entered(self) -> None:
+        """Raise RuntimeError if the block was not entered; for other parts of this package."""
+        if self._runner is None:
+            self._must_be_inside()
 
     def hidden(self) -> list[int]:
         """Return the quotas of the last good poll that are closed; for other parts of this package."""
@@ -204,8 +230,7 @@ class QuotaWatch(Standing):
         async with watch.changes() as changes:
             async for change in changes: ...
         """
-        if self._runner is None:
-            self._must_be_inside()
+        self.must_be_entered()
         return QuotaChanges(self.board)
 
     # --- Asking for a poll
@@ -215,7 +240,8 @@ class QuotaWatch(Standing):
 
         A poll that is running when this is called does not count, because the service may have given its answer
         already. All callers that come before the next poll begins share that poll. So there is never more than
-        one poll in flight, and ten callers cost one.
+        one poll in flight, and ten callers cost one. If the poll is held back (see `held_back`), the inventory
+        before it is returned.
 
         Raises:
             SamplingError: The poll failed. The last good inventory stays.
@@ -245,9 +271,9 @@ class QuotaWatch(Standing):
             at: When the news came; None for now. Nothing is done if a poll began after that.
 
         Raises:
-            InvalidRequestError: `at` has no time zone.
+            InvalidRequestError: `at` is no datetime with a time zone.
         """
-        if self._told_at(at) is not None:
+        if self._told_at(at) == self._polls:
             self._is_wanted_soon = True
             self._wake()
 
@@ -268,15 +294,17 @@ class QuotaWatch(Standing):
                 after that, nothing is done.
 
         Raises:
-            InvalidRequestError: `at` has no time zone.
+            InvalidRequestError: `quota_id` is no whole number, or `at` is no datetime with a time zone.
         """
+        quota_id = whole_id(quota_id, "quota_id")
         begun = self._told_at(at)
-        if begun is None:
+        if self._is_put_off(at, lambda moment: self.close_quota(quota_id, at=moment)) or begun is None:
             return False
         self._closings.close_quota(quota_id, begun)
         if self._arranged is not None:
-            self._arranged.close_quota(quota_id, begun)
             self._late.append(quota_id)
+            if begun >= self._arranged_poll:
+                self._arranged.close_quota(quota_id, begun)
         return self._hide(() if self._shown is None else self._shown.homes(quota_id))
 
     def close_survey(self, survey_id: int, wave_id: int | None = None, *, at: datetime | None = None) -> bool:
@@ -288,31 +316,46 @@ class QuotaWatch(Standing):
             at: See `close_quota`.
 
         Raises:
-            InvalidRequestError: `at` has no time zone.
+            InvalidRequestError: An ID is no whole number, or `at` is no datetime with a time zone.
         """
+        wave = whole_id(survey_id, "survey_id"), None if wave_id is None else whole_id(wave_id, "wave_id")
         begun = self._told_at(at)
-        if begun is None:
+        if self._is_put_off(at, lambda moment: self.close_survey(*wave, at=moment)) or begun is None:
             return False
-        wave = survey_id, wave_id
         self._closings.close_wave(wave, begun)
         if self._arranged is not None:
-            self._arranged.close_wave(wave, begun)
             self._late.append(wave)
+            if begun >= self._arranged_poll:
+                self._arranged.close_wave(wave, begun)
         return self._hide(() if self._shown is None else self._shown.waves(wave))
 
     def _told_at(self, at: datetime | None) -> int | None:
         """Return how many polls had begun when something was told; None if a later poll has decided already."""
         if at is None:
             return self._polls
-        if at.tzinfo is None:
+        if not isinstance(at, datetime) or at.tzinfo is None:
             raise InvalidRequestError("at is a datetime with a time zone, such as datetime.now(UTC)")
         moment = at.timestamp()
-        if self._running is not None and self._running.began <= moment:
+        if self._running is not None and self._began_by(self._running, moment):
             return self._polls
-        if self._shown is not None and self._shown.began <= moment:
+        if self._of is not None and self._began_by(self._of, moment):
             return self._polls if self._running is None else self._polls - 1
         # Either the poll that is shown began later, or the first poll will.
         return None
+
+    def _began_by(self, poll: _Begun, moment: float) -> bool:
+        """Return whether a poll began before a moment, in seconds since 1970."""
+        # If that clock was set back since, the poll began earlier by it than it seemed. In doubt a closing
+        # counts: that does less harm than a quota that seems to be open.
+        return min(poll.began, self._wall() - (self._clock() - poll.since)) <= moment
+
+    def _is_put_off(self, at: datetime | None, again: Callable[[datetime], object]) -> bool:
+        """Put a closing off until the cache is loaded, because it may be newer than that inventory."""
+        if self._is_loaded:
+            return False
+        moment = datetime.fromtimestamp(self._wall(), UTC) if at is None else at
+        self._early.append(lambda: again(moment))
+        return True
 
     def _hide(self, keys: Iterable[Key]) -> bool:
         if self._shown is None:
@@ -363,7 +406,7 @@ class QuotaWatch(Standing):
         self._is_wanted_soon = False
         self._polls += 1
         self._began = self._clock()
-        running = self._running = _Running(self._polls, self._wall())
+        running = self._running = _Begun(self._polls, self._began, self._wall())
         error: SamplingError | None = None
         try:
             quotas = await self._read()
@@ -379,7 +422,7 @@ class QuotaWatch(Standing):
             self.last_error = None
             self._due = self._clock() + self._pace.after_success()
             if not self._is_held_back(quotas):
-                await self._show(quotas, running, self._began)
+                await self._show(quotas, running)
                 self._save()
         finally:
             self._running = None
@@ -397,23 +440,25 @@ class QuotaWatch(Standing):
             _LOG.warning("an inventory of %d quotas is held back for one poll: there were %d", now, before)
         return self.held_back
 
-    async def _show(self, quotas: Quotas, running: _Running, since: float) -> None:
-        before, shown = self._shown, Shown(quotas, running.poll, running.began)
-        self._arranged, self._late = self._closings.since(running.poll), []
+    async def _show(self, quotas: Quotas, poll: _Begun) -> None:
+        before, shown = self._shown, Shown(quotas, poll.poll, poll.began)
+        self._arranged, self._late = self._closings.since(poll.poll), []
+        self._arranged_poll = poll.poll
         try:
             changed = await shown.fill(self._arranged, before)
             # No await from here on: whoever looks sees the old inventory, or the new one.
             for late in self._late:
                 keys = shown.homes(late) if isinstance(late, int) else shown.waves(late)
-                for key in shown.hide(keys, self._arranged):
-                    changed[key] = None
+                shown.hide(keys, self._arranged)
+                # Also what this poll shows as open: readers were told meanwhile that it is closed.
+                changed.update(dict.fromkeys(keys))
             self._closings = self._arranged
         finally:
             self._arranged = None
-        self._shown, self._since, self._is_cached = shown, since, running.poll == 0
+        self._shown, self._of, self._is_cached = shown, poll, poll.poll == 0
         self.board.view = shown.view
         self.board.version += 1
-        self.board.since = since
+        self.board.since = poll.since
         self.board.moved(changed)
         self._progress.notify()
         if before is not None:
@@ -424,19 +469,25 @@ class QuotaWatch(Standing):
     # --- The cache
 
     async def _load(self) -> None:
-        if self._cache is None:
-            return
-        now, at = self._wall(), self._clock()
-        found = await in_thread(self._cache.load, now)
-        if found is not None:
-            quotas, began = found
-            await self._show(quotas, _Running(0, began), at - (now - began))
+        if self._cache is not None:
+            now, at = self._wall(), self._clock()
+            found = await in_thread(self._cache.load, now)
+            if found is not None:
+                quotas, began = found
+                await self._show(quotas, _Begun(0, at - (now - began), began))
+        self._is_loaded = True
+        early, self._early = self._early, []
+        for again in early:
+            again()
 
     def _save(self) -> None:
         # A disk that is slower than the polls gets only some of the inventories.
         is_free = self._writing is None or self._writing.over.is_set()
         if self._cache is not None and self._shown is not None and is_free:
-            self._writing = begun(self._cache.save, self.quotas, self._shown.began)
+            try:
+                self._writing = begun(self._cache.save, self.quotas, self._shown.began)
+            except RuntimeError as exc:  # no thread can be started now
+                _LOG.warning("the inventory is not written to the cache: %s", exc)
 
     async def _finish_writing(self) -> None:
         if self._writing is not None:

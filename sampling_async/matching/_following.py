@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from sampling_async._contract.checks import whole_number
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.stepwise import Turns
-from sampling_async.notifications import Fact, QuotaStatus, StoreError, SurveyClosed
+from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed
 from sampling_async.notifications import Standing as Truth
 
 if TYPE_CHECKING:
     from sampling_async import QuotaWatch
-    from sampling_async.notifications import Inbox
 
 _LOG: Final = logging.getLogger("sampling_async.matching")
 _RETRY_SECONDS: Final = 5.0
+_SKEW: Final = timedelta(minutes=5)
+"""How far the clock of the service may be behind ours."""
 
 
 class Following(Standing):
@@ -32,7 +35,9 @@ class Following(Standing):
 
     def __init__(self, watch: QuotaWatch, inbox: Inbox, after: int) -> None:
         super().__init__()
-        self.after = after
+        if not isinstance(inbox, Inbox):
+            raise InvalidRequestError(f"follow takes an Inbox, not a {type(inbox).__name__}")
+        self.after = whole_number(after, "after", least=0)
         self._watch = watch
         self._inbox = inbox
 
@@ -55,9 +60,14 @@ class Following(Standing):
         if fact.standing != Truth.STANDS:
             return
         if isinstance(told, SurveyClosed):
-            was_open = self._watch.close_survey(told.survey_id, told.wave_id, at=came)
+            # Wave 0 stands for all waves, as in SurveyWaveExclusions.
+            was_open = self._watch.close_survey(told.survey_id, told.wave_id or None, at=came)
         elif told.is_live:
-            self._watch.refresh_soon(came)
+            # Services tell this of all quotas, again and again. Only one that is not known to be open is news.
+            since = self._watch.since
+            is_old = since is not None and _utc(told.at) < since - _SKEW
+            if not is_old and not self._watch.is_open(told.quota_id):
+                self._watch.refresh_soon(came)
             return
         else:
             was_open = self._watch.close_quota(told.quota_id, at=came)

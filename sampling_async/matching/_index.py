@@ -388,9 +388,23 @@ class QuotaIndex:
         self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
 
     def carry_over(self, older: QuotaIndex) -> None:
-        """Take over the recontact lists of an older index of the same service."""
-        # The dict is never changed, see `recontact`, so both may have it.
-        self._recontact = older._recontact
+        """Take over the recontact lists of an older index of the same service.
+
+        A list is dropped when its quota was in neither inventory: it is gone for good.
+        """
+        self._recontact = {
+            quota_id: codes
+            for quota_id, codes in older._recontact.items()
+            if self._lists(quota_id) or older._lists(quota_id)
+        }
+
+    def _lists(self, quota_id: int) -> bool:
+        """Return whether a quota is in the inventory, open or closed."""
+        return any(
+            bits >> part.bit_of[quota_id] & 1
+            for part, bits in zip(self._parts, self._listed, strict=True)
+            if quota_id in part.bit_of
+        )
 
     @property
     def recontact_lists(self) -> Mapping[int, frozenset[str]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.stepwise import let_go
 from sampling_async._pacing.threads import in_thread
+from sampling_async._watch.changes import key_of
 from sampling_async.matching._index import QuotaIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
 
     from sampling_async import QuotaWatch, WatchStatus
     from sampling_async._contract.records import Participation, Quotas
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from sampling_async.notifications import Inbox
 
 
+_LOG: Final = logging.getLogger("sampling_async.matching")
+
+
 class LiveIndex(Standing):
     """A `QuotaIndex` that is always that of the newest inventory of a watch, while a block is open.
 
@@ -34,13 +40,18 @@ class LiveIndex(Standing):
 
     A new inventory is compiled in a thread, unchanged surveys are not compiled again, and the index is replaced
     between two turns of the event loop. What is closed at the watch is closed in the index at once. Recontact
-    lists are carried over.
+    lists are carried over. If an inventory cannot be compiled, because `rank` raises for instance, the error is
+    logged, the index before it stays, without what is closed by now, and the next inventory is tried; if there
+    is no index yet, the error ends the work.
 
     Args:
         watch: The watch. Its block must be open.
         kinds: As for `QuotaIndex`.
         policy: As for `QuotaIndex`.
         rank: As for `QuotaIndex`.
+
+    Attributes:
+        last_error: Why the last inventory could not be compiled; None if it was.
     """
 
     _called = "live index"
@@ -56,8 +67,10 @@ class LiveIndex(Standing):
         super().__init__()
         self._watch = watch
         self._kinds, self._policy, self._rank = kinds, policy, rank
+        self.last_error: Exception | None = None
         self._index: QuotaIndex | None = None
-        self._version = 0  # of the board, when the inventory of the index was taken
+        self._quotas: dict[Key, list[int]] = {}  # the quotas of each survey of the index
+        self._version = 0  # of the board, when the latest inventory was taken to be compiled
         self._given: Quotas | None = None  # that inventory
         self._since = 0.0  # when the poll began that gave it
         self._moved: anyio.Event | None = None  # created only if the work has to wait
@@ -80,8 +93,10 @@ class LiveIndex(Standing):
     @property
     def status(self) -> WatchStatus:
         """How good the index is; see `WatchStatus`."""
-        status = self._watch.status
-        return "starting" if self._index is None and status != "failing" else status
+        # Once the work has ended, no newer inventory will come.
+        if self._finished:
+            return "failing"
+        return self._watch.judged(self.age, has_failed=self.last_error is not None)
 
     @property
     def age(self) -> float | None:
@@ -183,13 +198,24 @@ class LiveIndex(Standing):
 
     # --- The work
 
-    def moved(self, keys: Iterable[Key]) -> None:  # noqa: ARG002  the watch says which quotas are closed
-        """Learn that something looks different now, and close what is closed."""
-        if self._index is not None and self._version == self._watch.board.version:
-            self._close_in(self._index)
-        elif self._index is not None:
-            # The index is one poll behind. All that the newest poll does not show is closed.
-            self._close_rest_in(self._index)
+    async def __aenter__(self) -> Self:
+        self._watch.must_be_entered()
+        await super().__aenter__()
+        # From now on until the block is left, whatever becomes of the work: closings always take effect.
+        self._watch.board.add(self)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._watch.board.remove(self)
+        await super().__aexit__(exc_type, exc, traceback)
+
+    def moved(self, keys: Iterable[Key]) -> None:
+        """Learn which surveys look different now, and close the quotas that they do not show any longer."""
+        if self._index is not None:
+            for key in keys:
+                self._close_rest_of(key, self._index, self._quotas)
         self.ended()
 
     def ended(self) -> None:
@@ -200,47 +226,58 @@ class LiveIndex(Standing):
 
     async def _work(self) -> None:
         board = self._watch.board
-        board.add(self)
-        try:
-            while True:
-                while self._version != board.version:
-                    await self._compile()
-                if board.is_over:
-                    return
-                self._moved = anyio.Event()
-                await self._moved.wait()
-        finally:
-            board.remove(self)
+        while True:
+            while self._version != board.version:
+                await self._compile()
+            if board.is_over:
+                return
+            self._moved = anyio.Event()
+            await self._moved.wait()
 
     async def _compile(self) -> None:
-        version, before = self._watch.board.version, self._index
+        version = self._version = self._watch.board.version
+        before = self._index
         given, since = self._watch.given, self._watch.board.since
-        index = await in_thread(self._made, given, before)
+        try:
+            index, quotas = await in_thread(self._made, given, before)
+        except Exception as exc:
+            if before is None:
+                raise
+            self.last_error = exc.with_traceback(None)
+            _LOG.exception("an inventory cannot be compiled, and the index before it stays")
+            return
+        self.last_error = None
         if before is not None:
             index.carry_over(before)
         if version == self._watch.board.version:
-            self._close_in(index)
+            for quota_id in self._watch.hidden():
+                index.close(quota_id)
         else:
-            self._close_rest_in(index)
+            # A newer inventory has come meanwhile. All that it does not show is closed.
+            for key in quotas:
+                self._close_rest_of(key, index, quotas)
         # No await between the closing and this.
         old = [] if self._given is None else list(self._given.surveys)
-        self._index, self._given, self._version, self._since = index, given, version, since
+        self._index, self._quotas, self._given, self._since = index, quotas, given, since
         self._progress.notify()
         del before, given
         await let_go(old)
 
-    def _made(self, given: Quotas, before: QuotaIndex | None) -> QuotaIndex:
+    def _made(self, given: Quotas, before: QuotaIndex | None) -> tuple[QuotaIndex, dict[Key, list[int]]]:
+        """Return the index of an inventory, and the quotas of each survey. It runs in a thread."""
         if before is not None:
-            return before.updated(given)
-        return QuotaIndex(given, kinds=self._kinds, policy=self._policy, rank=self._rank)
+            index = before.updated(given)
+        else:
+            index = QuotaIndex(given, kinds=self._kinds, policy=self._policy, rank=self._rank)
+        quotas: dict[Key, list[int]] = {}
+        for survey in given.surveys:
+            quotas.setdefault(key_of(survey), []).extend(quota.quota_id for quota in survey.quotas)
+        return index, quotas
 
-    def _close_in(self, index: QuotaIndex) -> None:
-        for quota_id in self._watch.hidden():
-            index.close(quota_id)
-
-    def _close_rest_in(self, index: QuotaIndex) -> None:
-        view = self._watch.board.view or {}
-        shown = {quota.quota_id for survey in view.values() for quota in survey.quotas}
-        for quota_id in tuple(index.quota_ids):
+    def _close_rest_of(self, key: Key, index: QuotaIndex, quotas: Mapping[Key, Iterable[int]]) -> None:
+        """Close the quotas of a survey that are not shown any longer."""
+        survey = (self._watch.board.view or {}).get(key)
+        shown = set() if survey is None else {quota.quota_id for quota in survey.quotas}
+        for quota_id in quotas.get(key, ()):
             if quota_id not in shown:
                 index.close(quota_id)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications._store import Receipt
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY: Final = 86_400
 _AHEAD: Final = 3600.0
 """Seconds that the service's clock may be ahead. A status dated in another year must not silence its quota."""
 
@@ -54,7 +55,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         return _unknown(kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
     verified = signatures.verified(record, named.signature)
     content = named.digest()
-    key, more = _about(record, content)
+    key, more = _about(record, content, hit.at)
     return Entry(
         kind=kind,
         posted_as=kind,
@@ -88,7 +89,7 @@ def _end(record: Notification) -> SurveyEnd | None:
     )
 
 
-def _about(record: Notification, content: str) -> tuple[str, str | int | None]:
+def _about(record: Notification, content: str, came: float) -> tuple[str, str | int | None]:
     """Return the key of what a record is about, and what else makes it the same as another one.
 
     Order is kept for each key. It is the same for a completion and a terminate of a member.
@@ -102,7 +103,9 @@ def _about(record: Notification, content: str) -> tuple[str, str | int | None]:
         case QuotaStatus():
             return json.dumps(["quota", record.quota_id]), _rank(record, latest=inf)
         case SurveyClosed():
-            return json.dumps(["survey", record.survey_id, record.wave_id]), None
+            # A survey may open again, and close again. Without a time, that is told apart by the day.
+            when = int(came // _DAY) if record.at is None else record.at.isoformat()
+            return json.dumps(["survey", record.survey_id, record.wave_id]), when
         case InviteNotification():
             return json.dumps(["invite", content]), None
         case _:
