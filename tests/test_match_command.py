@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from sampling_async import InviteRequest, Quotas, from_json, to_json
 from sampling_async._cli import _match_view, _panel_files, _rendering
 from sampling_async._cli._commands import app
-from sampling_async.matching import QuestionKinds, QuotaIndex
+from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 MEMBERS = list(generate_members(5, members=60))
@@ -110,6 +111,18 @@ def test_requests_contain_only_members_that_match_a_quota(panel):
         for member, each in zip(MEMBERS, MATCHED, strict=True)
         if each.certain or each.possible
     ]
+
+
+def test_an_allocation_gives_no_quota_more_than_it_can_use(panel):
+    found = lines(run("panel.csv", "--allocate", 3).stdout)
+    table = pq.read_table("panel.parquet")
+    expected = PanelMatcher(INDEX, Allocate(3)).run(table).read_all().to_pylist()
+    assert [(row["MemberCode"], row["QuotaIDs"]) for row in found] == [
+        (row["member_code"], row["quota_ids"]) for row in expected if row["quota_ids"]
+    ]
+    fullest = max(Counter(quota_id for row in found for quota_id in row["QuotaIDs"]).values())
+    best = lines(run("panel.csv", "--requests", 3).stdout)
+    assert fullest < max(Counter(quota_id for row in best for quota_id in row["QuotaIDs"]).values())
 
 
 def test_result_files_appear_when_the_run_is_complete(panel):
@@ -243,7 +256,7 @@ def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatc
 
 
 @pytest.mark.parametrize("columns", ["60", "140"])
-@pytest.mark.parametrize("option", ["--top", "--requests", "--sample"])
+@pytest.mark.parametrize("option", ["--top", "--requests", "--sample", "--allocate"])
 def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatch, option, columns):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     monkeypatch.setattr(_match_view, "SHOWN", 5)
@@ -251,8 +264,8 @@ def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatc
     shown = run("panel.parquet", option, 20).stdout
     assert len(shown.splitlines()) < 60
     assert "more; a pipe or --output FILE gets all" in shown
-    assert ("sampling-async fan-out" in shown) == (option == "--requests")
-    if option != "--sample":
+    assert ("sampling-async fan-out" in shown) == (option in {"--requests", "--allocate"})
+    if option in {"--top", "--requests"}:
         certain = sum(bool(each.certain) for each in MATCHED)
         possible = sum(bool(each.possible) and not each.certain for each in MATCHED)
         rest = len(MATCHED) - certain - possible

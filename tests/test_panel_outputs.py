@@ -105,5 +105,7 @@ def test_requests_are_accepted_by_a_fan_out():
         InviteRequest("a", (1, 2)),
         InviteRequest("b", (1,)),
     ]
-    with pytest.raises(InvalidRequestError, match=r"requests are made from TopK\(n\), not from Counts"):
+    with pytest.raises(
+        InvalidRequestError, match=r"requests are made from TopK\(n\) or Allocate\(n\), not from Counts"
+    ):
         next(PanelMatcher(index).requests(panel))

@@ -47,6 +47,18 @@ class MatchOptions:
             show_default=False,
         ),
     ] = None
+    allocate: Annotated[
+        int | None,
+        typer.Option(
+            help=(
+                "Like --requests, at most N quotas of each member, but no quota gets more members than it can "
+                "use. The panel is read twice."
+            ),
+            min=1,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None
     sample: Annotated[
         int | None,
         typer.Option(help="Draw N members of each quota at random.", min=1, metavar="N", show_default=False),
@@ -107,16 +119,28 @@ class MatchOptions:
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
 
+    @property
+    def as_requests(self) -> bool:
+        """Whether the results are requests for `fan-out`."""
+        return self.requests is not None or self.allocate is not None
+
     def wanted(self) -> Output:
         """Return the kind of output.
 
         Raises:
             InvalidRequestError: The options ask for several kinds at once.
         """
-        from sampling_async.matching import Counts, Sample, TopK  # noqa: PLC0415  numpy, pyarrow: an extra
+        from sampling_async.matching import (  # noqa: PLC0415  numpy, pyarrow: an extra
+            Allocate,
+            Counts,
+            Sample,
+            TopK,
+        )
 
-        if sum(each is not None for each in (self.top, self.requests, self.sample)) > 1:
-            raise InvalidRequestError("give only one of --top, --requests and --sample")
+        if sum(each is not None for each in (self.top, self.requests, self.allocate, self.sample)) > 1:
+            raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")
+        if self.allocate is not None:
+            return Allocate(self.allocate)
         n = self.top or self.requests
         if n is not None:
             return TopK(n)
@@ -205,11 +229,12 @@ def match(
 ) -> None:
     """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
 
-    Without --top, --requests or --sample, the output has one row per quota:
-    the members that match certainly and possibly, the completes still needed,
-    and the shortfall (needed completes minus certain members). The panel may
-    also have the columns member_code, device_type, exclude_surveys and
-    participations. An unanswered question is empty or null.
+    Without --top, --requests, --allocate or --sample, the output has one row
+    per quota: the members that match certainly and possibly, the completes
+    still needed, and the shortfall (needed completes minus certain members).
+    The panel may also have the columns member_code, device_type,
+    exclude_surveys, participations and, for --allocate, invites_left. An
+    unanswered question is empty or null.
     """
     try:
         from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra

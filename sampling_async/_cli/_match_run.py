@@ -13,7 +13,8 @@ from sampling_async._cli import _match_view as view
 from sampling_async._cli import _panel_files as files
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._inventory_files import read_inventory
-from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
+from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from sampling_async._cli._panel_files import PanelFile
 
 _FEW: Final = 5
+_OTHERS: Final = OTHERS | {INVITES_LEFT}
+"""The columns that are not questions."""
+
 _GUESSES: Final = (
     ("1001538", frozenset({"age", "alter", "years"})),
     ("1001007", frozenset({"gender", "sex"})),
@@ -56,19 +60,23 @@ class MatchRun:
         """
         options = self._options
         # All options are checked before the first request and before any reading, which may take long.
-        wanted, renamed = options.wanted(), options.renamed(OTHERS)
+        wanted, renamed = options.wanted(), options.renamed(_OTHERS)
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
             files.check_output(options.output, self._panel)
         index = QuotaIndex(self._inventory(), kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, wanted)
-        names = OTHERS | {str(question_id) for question_id in matcher.questions}
+        names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         source = files.opened(self._panel, names, renamed)
         view.tell_oddities(index)
         self._check_columns(matcher, source)
+        if isinstance(wanted, Allocate):
+            with self._file_named():
+                matcher = matcher.learn(source.batches, workers=options.processes)
+            source = files.opened(self._panel, names, renamed)
         followed = Followed(source)
         results = iter(matcher.run(iter(followed), workers=options.processes))
-        if options.requests is not None:
+        if options.as_requests:
             results = files.matching_any(results)
         with followed.progress, self._file_named():
             self._hand_out(results, matcher, followed)
@@ -92,7 +100,7 @@ class MatchRun:
         elif isinstance(matcher.output, Sample):
             view.show_sample(results, followed)
         else:
-            view.show_best(results, followed, as_requests=options.requests is not None)
+            view.show_best(results, followed, as_requests=options.as_requests)
 
     def _check_columns(self, matcher: PanelMatcher, source: PanelFile) -> None:
         """Refuse a panel without any question or without a needed member code; report other missing columns."""

@@ -36,9 +36,20 @@ from sampling_async.matching._questions import Bands, Profile, QuestionKinds
 if TYPE_CHECKING:
     from sampling_async.matching._following import Following
     from sampling_async.matching._live import LiveIndex
-    from sampling_async.matching.panel import BatchReader, Counts, Output, PanelMatcher, Sample, TopK, Workers
+    from sampling_async.matching.panel import (
+        Allocate,
+        BatchReader,
+        Counts,
+        Output,
+        PanelMatcher,
+        Prices,
+        Sample,
+        TopK,
+        Workers,
+    )
 
 __all__ = [
+    "Allocate",
     "Bands",
     "BatchReader",
     "Counts",
@@ -51,6 +62,7 @@ __all__ = [
     "Output",
     "PanelMatcher",
     "Participation",
+    "Prices",
     "Profile",
     "QuestionKinds",
     "QuotaIds",
@@ -66,7 +78,9 @@ __all__ = [
 ]
 
 _LIVE: Final = {"Following": "_following", "LiveIndex": "_live"}
-_OF_PANEL: Final = frozenset({"BatchReader", "Counts", "Output", "PanelMatcher", "Sample", "TopK", "Workers"})
+_OF_PANEL: Final = frozenset(
+    {"Allocate", "BatchReader", "Counts", "Output", "PanelMatcher", "Prices", "Sample", "TopK", "Workers"}
+)
 
 
 def __getattr__(name: str) -> Any:

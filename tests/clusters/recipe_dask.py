@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from sampling_async import Quotas, from_json
-from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample, TopK
 
 index = QuotaIndex(from_json(Quotas, Path("inventory.json").read_bytes()))
 files = sorted(map(str, Path("panel").absolute().glob("*.parquet")))
@@ -18,7 +18,7 @@ files = sorted(map(str, Path("panel").absolute().glob("*.parquet")))
 @dask.delayed
 def matched(matcher, file):
     batches = ds.dataset(file).to_batches()
-    return pa.Table.from_batches(matcher.map_batches(batches), matcher.schema)
+    return pa.Table.from_batches(matcher.map_batches(batches), matcher.part_schema)
 
 
 @dask.delayed
@@ -36,6 +36,16 @@ def reduced(output):
 
 counts = reduced(Counts())
 sample = reduced(Sample(100))
+
+
+# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates.
+def parts_of(matcher):
+    return pa.concat_tables(dask.compute(*(matched(matcher, file) for file in files)))
+
+
+matcher = PanelMatcher(index, Allocate(5))
+learned = matcher.learned(parts_of(matcher.learning()))
+allocated = learned.merged(parts_of(learned))
 
 
 # The best quotas of each member, of a data frame, written where they are made.

@@ -9,16 +9,26 @@ import pytest
 from clusters_kit import check, needs, ran
 
 from sampling_async import Quotas, from_json
-from sampling_async.matching import PanelMatcher, QuotaIndex
+from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 
 # Dask uses pandas in ways that pandas 3.1 deprecates.
 INPLACE = r"The inplace keyword in DataFrame\.(re)?set_index"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{INPLACE}:DeprecationWarning")
 
 
+def check_all(folder, variables):
+    """Compare the results of the recipe, its allocation included, with those of a single machine."""
+    check(folder, variables)
+    index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
+    panel = ds.dataset(sorted((folder / "panel").iterdir())).to_table()
+    whole = PanelMatcher(index, Allocate(5)).run(panel).read_all()
+    assert variables["allocated"] == whole
+    assert whole.column("certain").to_numpy().sum() > 100
+
+
 @needs("dask", "pandas")
 def test_dask_in_threads_gives_the_same_results(folder):
-    check(folder, ran("dask"))
+    check_all(folder, ran("dask"))
 
 
 @needs("dask", "pandas")
@@ -48,4 +58,4 @@ def test_dask_on_a_cluster_of_two_processes_gives_the_same_results(folder):
     ):
         assert len(client.nthreads()) == 2
         client.run(warnings.filterwarnings, "ignore", INPLACE, DeprecationWarning)
-        check(folder, ran("dask"))
+        check_all(folder, ran("dask"))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
+from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, is_settled, settled
 from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
-from sampling_async.matching.panel._outputs import Output, needs_codes
+from sampling_async.matching.panel._outputs import Output, name_of, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
 from sampling_async.matching.panel._top_k import TopK
 from sampling_async.matching.panel._workers import Workers, matched_by
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sampling_async.matching._index import QuotaIndex
+    from sampling_async.matching.panel._allocate import Candidates
     from sampling_async.matching.panel._plan import Columns
+    from sampling_async.matching.panel._prices import Learning
     from sampling_async.matching.panel._reader import BatchReader
     from sampling_async.matching.panel._workers import Piece
 
@@ -49,14 +52,28 @@ class PanelMatcher:
 
     Args:
         index: The inventory.
-        output: The result wanted: `Counts()`, `TopK(n)` or `Sample(per_quota)`. Default: `Counts()`.
+        output: The result wanted: `Counts()`, `TopK(n)`, `Sample(per_quota)` or `Allocate(per_member)`.
+            Default: `Counts()`.
+
+    Raises:
+        InvalidRequestError: A value, room or rate of `Allocate` is no good number.
     """
 
     def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
-        self.output = Counts() if output is None else output
+        output = Counts() if output is None else output
         compiled = tuple(index.quota_ids.compiled())
-        self._source = Source(compiled, index.kinds, index.policy, index.recontact_lists)
-        self._kernels = _Kernels(self._source)
+        market = None
+        if isinstance(output, Allocate):
+            market = output.market([target for _, target in compiled])
+        source = Source(compiled, index.kinds, index.policy, index.recontact_lists, market)
+        if market is not None:
+            source = source.ranked_by(market)
+        self._set_up(output, source)
+
+    def _set_up(self, output: Output | Candidates | Learning, source: Source) -> None:
+        self.output: Any = output
+        self._source = source
+        self._kernels = _Kernels(source)
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
         self._read: _OfSchema[Columns] = _OfSchema()
 
@@ -65,10 +82,25 @@ class PanelMatcher:
         """The IDs of the questions that the inventory asks; only columns of these matter."""
         return tuple(sorted(self._source.classes))
 
+    def _for(self, output: Allocate | Candidates | Learning, source: Source) -> PanelMatcher:
+        """Return a matcher with another output or order of the same inventory."""
+        matcher = PanelMatcher.__new__(PanelMatcher)
+        matcher._set_up(output, source)  # noqa: SLF001  the same class
+        return matcher
+
     @property
     def schema(self) -> Any:
         """The Arrow schema of the output."""
         return self.output.schema
+
+    @property
+    def part_schema(self) -> Any:
+        """The Arrow schema of what `map_batches` yields: that of the output, except for `Allocate`."""
+        return self._of_parts.schema
+
+    @property
+    def _of_parts(self) -> Any:
+        return self.output.candidates if isinstance(self.output, Allocate) else self.output
 
     def run(self, stream: Any, *, workers: int | Workers = 1) -> BatchReader:
         """Match a panel; return the output as a `pyarrow.RecordBatchReader`.
@@ -90,18 +122,81 @@ class PanelMatcher:
         """
         if not isinstance(workers, Workers):
             workers = Workers(workers)
-        batches = self._matched_by(workers, _batches(stream))
+        if isinstance(self.output, Allocate):
+            batches = self._allocated_by(workers, stream)
+        else:
+            batches = self._matched_by(workers, _batches(stream))
         reader: BatchReader = pa.RecordBatchReader.from_batches(self.schema, batches)
         return reader
+
+    def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
+        """Return a matcher that allocates with the prices that a panel shows; see `Allocate`.
+
+        `run` does this by itself. Call it if the panel can be read only once, with another part of your members
+        that is like the panel, or to use the same prices for several runs.
+
+        Args:
+            stream: The panel, as for `run`. It is read to its end.
+            workers: As for `run`.
+
+        Raises:
+            InvalidRequestError: The output is not `Allocate`; or as `run`.
+        """
+        return self.learned(self.learning().run(stream, workers=workers).read_all())
+
+    def learning(self) -> PanelMatcher:
+        """Return a matcher whose output is what `learned` needs, for engines that divide the panel.
+
+        Raises:
+            InvalidRequestError: The output is not `Allocate`.
+        """
+        return self._for(self._allocation().learning, self._source)
+
+    def learned(self, parts: Any) -> PanelMatcher:
+        """Return a matcher that allocates with learned prices, given the outputs of `learning` of all parts.
+
+        Args:
+            parts: As for `merged`.
+
+        Raises:
+            InvalidRequestError: The output is not `Allocate`.
+        """
+        output = self._allocation().learned(self.learning().merged(parts), self._source)
+        return self._for(output, self._source.ranked_by(output.priced(self._source)))
+
+    def _allocation(self) -> Allocate:
+        if not isinstance(self.output, Allocate):
+            raise InvalidRequestError(f"prices are learned for Allocate(n), not for {self.output!r}")
+        return self.output
+
+    def _allocated_by(self, workers: Workers, stream: Any) -> Iterator[Any]:
+        if self._allocation().prices is None:
+            if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
+                raise InvalidRequestError(
+                    "Allocate reads the panel twice, and this one can be read only once: give a table, data "
+                    "frame or relation; or learn first: matcher.learn(panel).run(the same, opened again)"
+                )
+            self = self.learn(stream, workers=workers)  # noqa: PLW0642  the same, with prices
+        candidates = self._for(self._of_parts, self._source).run(stream, workers=workers)
+        yield from self.output.allocated(candidates, self._source)
 
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match a part of a panel, as an engine hands it out; yield the output of this part as record batches.
 
-        For the counts or the samples of the whole panel, combine the outputs of its parts with `merged`.
+        For the counts, the samples or the allocation of the whole panel, combine the outputs of its parts with
+        `merged`. For an allocation, learn the prices first: combine the outputs of `learning().map_batches`
+        with `learned`, which returns the matcher for the second step.
 
         Args:
             batches: The record batches of the part.
+
+        Raises:
+            InvalidRequestError: The prices of an allocation are not learned; or, while it is read, as `run`.
         """
+        if isinstance(self.output, Allocate):
+            if self.output.prices is None:
+                raise InvalidRequestError("learn the prices of an allocation first, see PanelMatcher.learned")
+            return self._for(self._of_parts, self._source).map_batches(batches)
         return self._matched(self._pieces(batches))
 
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
@@ -153,10 +248,11 @@ class PanelMatcher:
         Args:
             parts: The outputs of all parts: an Arrow stream, or record batches.
         """
+        schema = self.part_schema
         if not hasattr(parts, "__arrow_c_stream__"):
-            parts = pa.Table.from_batches(parts, schema=self.schema)
+            parts = pa.Table.from_batches(parts, schema=schema)
         # Engines change types on the way: texts become large texts, and the items of lists get other names.
-        table = pa.table(parts).select(self.schema.names).cast(self.schema)
+        table = pa.table(parts).select(schema.names).cast(schema)
         made = self.output.merged(table, self._source)
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
@@ -167,10 +263,12 @@ class PanelMatcher:
             stream: The panel, as for `run`.
 
         Raises:
-            InvalidRequestError: The output is not `TopK`; or as `run`.
+            InvalidRequestError: The output is neither `TopK` nor `Allocate`; or as `run`.
         """
-        if not isinstance(self.output, TopK):
-            raise InvalidRequestError(f"requests are made from TopK(n), not from {self.output!r}")
+        if not isinstance(self.output, TopK | Allocate):
+            raise InvalidRequestError(
+                f"requests are made from TopK(n) or Allocate(n), not from {self.output!r}"
+            )
         for batch in self.run(stream):
             for code, quota_ids in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 if quota_ids:
@@ -179,7 +277,7 @@ class PanelMatcher:
     @property
     def _names(self) -> frozenset[str]:
         others = OTHERS if needs_codes(self.output) or self._source.lists else OTHERS - {MEMBER_CODE}
-        return others.union(map(str, self._source.classes))
+        return others.union(map(str, self._source.classes), getattr(self.output, "columns", ()))
 
     def _fitted(self, batch: Any) -> Any:
         """Return a batch with only the columns that matter, without string views."""
@@ -197,7 +295,7 @@ class PanelMatcher:
         columns = columns_of(schema, self._source)
         if needs_codes(self.output) and not columns.has_codes:
             raise InvalidRequestError(
-                f"{type(self.output).__name__} names members by their codes, but the panel has no column "
+                f"{name_of(self.output)} names members by their codes, but the panel has no column "
                 f"{MEMBER_CODE!r}; it has the columns {', '.join(map(repr, schema.names[:10]))}"
             )
         return columns

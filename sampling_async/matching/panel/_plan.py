@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sampling_async.matching._policy import MatchPolicy
     from sampling_async.matching._program import Program, Target
     from sampling_async.matching._questions import QuestionKinds
+    from sampling_async.matching.panel._market import Market
     from sampling_async.matching.panel._rows import Op, Row
 
 _Place: TypeAlias = tuple[int, int]
@@ -104,6 +105,7 @@ class Source:
         needed: The completes still wanted of each quota, in the same order.
         of_survey: The places of a survey's waves, by survey ID.
         excluding: The places of the waves that exclude a participation, by its survey, wave and status.
+        market: What an allocation knows of the quotas, in the same order; None for other outputs.
     """
 
     def __init__(
@@ -112,9 +114,11 @@ class Source:
         kinds: QuestionKinds,
         policy: MatchPolicy,
         lists: Mapping[int, frozenset[str]],
+        market: Market | None = None,
     ) -> None:
         self.kinds, self.policy = kinds, policy
         self.lists = lists
+        self.market = market
         programs = {id(program): program for program, _ in compiled}
         layers, sub_quotas, all_asked = Kept[_Place](), Kept[_Place](), Kept[_Place]()
         waves: dict[tuple[int, int], int] = {}
@@ -149,6 +153,20 @@ class Source:
             for one in target.survey.survey_wave_exclusions:
                 for status_id in one.participation_status_ids:
                     self.excluding[one.survey_id, one.wave_id, status_id].add(quota.wave)
+
+    def ranked_by(self, market: Market) -> Source:
+        """Return the same inventory with its quotas in the order of what they bring beyond their price."""
+        order = market.order()
+        source = Source.__new__(Source)
+        vars(source).update(
+            vars(self),
+            _quotas=[self._quotas[at] for at in order],
+            quota_ids=self.quota_ids[order],
+            survey_ids=self.survey_ids[order],
+            needed=self.needed[order],
+            market=market.arranged(order),
+        )
+        return source
 
     def quotas(self) -> list[QuotaOfPlan]:
         """Return the quotas, best first."""

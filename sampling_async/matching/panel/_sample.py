@@ -27,11 +27,12 @@ _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
 _MARGIN: Final = 2
 _LONGEST_SEED: Final = 64
-_MIDDLE: Final = np.uint64(1 << 63)
+MIDDLE: Final = np.uint64(1 << 63)
 """Flips the highest bit, which maps unsigned to signed numbers in order. Spark has signed numbers only."""
 
 
-def _seed(_: object, attribute: Attribute[Any], value: object) -> None:
+def seed_of_64_bits(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Check that a seed fits the key of a hash."""
     if not is_whole(value) or value.bit_length() > _LONGEST_SEED:
         raise InvalidRequestError(
             f"{attribute.name} must be a whole number of at most 64 bits, not {value!r:.40}"
@@ -52,7 +53,7 @@ class Sample:
     """
 
     per_quota: int = field(default=100, validator=whole_from_1)
-    seed: int = field(default=0, validator=_seed)
+    seed: int = field(default=0, validator=seed_of_64_bits)
 
     @property
     def schema(self) -> Any:
@@ -119,7 +120,8 @@ def _within(
     return row[of[kept]], member[kept]
 
 
-def _hashed(text: str, key: bytes) -> int:
+def hashed(text: str, key: bytes) -> int:
+    """Return a hash of 64 bits under a key."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
 
 
@@ -165,7 +167,7 @@ class _Drawing:
     def __init__(self, output: Sample, source: Source) -> None:
         self._output, self._source = output, source
         self._key = output.seed.to_bytes(16, "little", signed=True)
-        turns = [_hashed(str(quota_id), self._key) for quota_id in source.quota_ids.tolist()]
+        turns = [hashed(str(quota_id), self._key) for quota_id in source.quota_ids.tolist()]
         self._turns = np.array(turns, dtype=np.uint64)
         self._certain = _Drawn(len(turns), output.per_quota)
         self._others = _Drawn(len(turns), output.per_quota)
@@ -175,7 +177,7 @@ class _Drawing:
     def begin(self, batch: Any, first: int) -> Any:
         # Sort the batch by hash, so that the members of a range are next to each other.
         codes = np.array(member_codes(batch, first).to_pylist(), dtype=object)
-        hashes = np.array([_hashed(code, self._key) for code in codes], dtype=np.uint64)
+        hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         self._codes, self._hashes = codes[order], hashes[order]
         return batch.take(arrow(order))
@@ -252,6 +254,6 @@ class _Drawing:
             arrow(self._source.quota_ids[quota]),
             pa.array(drawn.codes[quota, place], pa.string()),
             pa.array(np.full(len(quota), is_certain)),
-            arrow((drawn.priorities[quota, place] ^ _MIDDLE).view(np.int64)),
+            arrow((drawn.priorities[quota, place] ^ MIDDLE).view(np.int64)),
         ]
         return pa.table(columns, schema=self._output.schema)

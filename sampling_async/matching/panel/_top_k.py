@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from attrs import field, frozen
@@ -14,11 +14,16 @@ from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._plan import Block, Source
+    from sampling_async.matching.panel._plan import Source
+
+Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
+"""Quotas, and the member of each."""
 
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
@@ -74,7 +79,7 @@ class _Choosing:
         words = len(has_room)
         # For each survey, the members who have none of its quotas yet.
         self._untaken = np.full((len(self._has_several), words), _LAST, dtype=np.uint64)
-        chosen: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        chosen: list[Pairs] = []
         had = np.zeros(count, dtype=np.int64)
         certain = had
         # The certain quotas of all blocks first, best rank first, then the possible ones. `had` counts each
@@ -83,16 +88,12 @@ class _Choosing:
             for block in kernel.plan.blocks:
                 if not has_room.any():
                     break
-                quotas, rows = _ranked(kernel, block, are_certain=are_certain)
-                # Drop the members with enough quotas, and then the quotas without members.
-                rows &= has_room
-                some = rows.any(axis=1)
-                quotas, rows = quotas[some], rows[some]
-                if self._output.one_per_survey:
-                    self._leave_out_taken(quotas, rows)
-                row, member = _members_in(rows)
-                chosen.append((quotas[row], member))
-                had = had + np.bincount(member, minlength=count)
+                certain_rows, others = split(kernel, block)
+                rows = certain_rows if are_certain else others
+                leave_out = self._leave_out_taken if self._output.one_per_survey else None
+                pairs = ranked_pairs(block.quotas, rows, has_room, leave_out)
+                chosen.append(pairs)
+                had = had + np.bincount(pairs[1], minlength=count)
                 has_room = packed((had < n)[None])[0]
             if are_certain:
                 certain = np.minimum(had, n)
@@ -109,7 +110,7 @@ class _Choosing:
     def _batch(
         self,
         members: slice,
-        chosen: list[tuple[NDArray[np.intp], NDArray[np.intp]]],
+        chosen: list[Pairs],
         had: NDArray[np.int64],
         certain: NDArray[np.int64],
     ) -> Any:
@@ -131,17 +132,29 @@ class _Choosing:
         return None
 
 
-def _ranked(kernel: Kernel, block: Block, *, are_certain: bool) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-    """Return the quotas of a block in the order of rank, with a row of the members of each.
+def ranked_pairs(
+    quotas: NDArray[np.intp],
+    rows: NDArray[np.uint64],
+    has_room: NDArray[np.uint64],
+    leave_out: Callable[[NDArray[np.intp], NDArray[np.uint64]], None] | None = None,
+) -> Pairs:
+    """Return the pairs of some quotas and their members in the order of rank.
 
     Args:
-        kernel: The kernel, which holds the rows of a chunk.
-        block: The block.
-        are_certain: Return the members who certainly match; else, the others who may match.
+        quotas: The quotas of a block.
+        rows: The members of each.
+        has_room: The members who need more quotas.
+        leave_out: Removes members from rows, given the quotas of the rows.
     """
-    certain, others = split(kernel, block)
-    order = np.argsort(block.quotas)
-    return block.quotas[order], (certain if are_certain else others)[order]
+    order = np.argsort(quotas)
+    # Drop the members with enough quotas, and then the quotas without members.
+    rows = rows[order] & has_room
+    some = rows.any(axis=1)
+    quotas, rows = quotas[order][some], rows[some]
+    if leave_out is not None:
+        leave_out(quotas, rows)
+    row, member = _members_in(rows)
+    return quotas[row], member
 
 
 def _members_in(rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

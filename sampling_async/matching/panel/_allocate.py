@@ -1,0 +1,416 @@
+"""The output `Allocate`: the quotas of each member, so that all quotas get as many members as they can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from sampling_async._contract.checks import number_above_0, whole_from_1
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._choosing import (
+    INVITES_LEFT,
+    SPREAD,
+    best_of_each,
+    chances,
+    columns_read,
+    limits,
+    places_within,
+    weights,
+)
+from sampling_async.matching.panel._collectors import split
+from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
+from sampling_async.matching.panel._kernel import packed
+from sampling_async.matching.panel._market import Rates, Value, market_of
+from sampling_async.matching.panel._prices import Learning, Prices, prices_of
+from sampling_async.matching.panel._sample import hashed, seed_of_64_bits
+from sampling_async.matching.panel._top_k import ranked_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from attrs import Attribute
+    from numpy.typing import NDArray
+
+    from sampling_async.matching._program import Target
+    from sampling_async.matching.panel._collectors import Collector
+    from sampling_async.matching.panel._kernel import Kernel
+    from sampling_async.matching.panel._market import Market
+    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._top_k import Pairs
+
+_MOST_BITS: Final = 12
+_STRIDES: Final = np.random.default_rng(7).integers(1, 2**63, _MOST_BITS, dtype=np.uint64) | np.uint64(1)
+"""Odd factors that turn a quota ID into numbers of bits."""
+
+_DEPTH: Final = 8
+"""Candidates of a member for each quota that it gets: the best ones may be full when its turn comes."""
+
+_WIDEST_TABLE: Final = 2**22
+
+_MEAN_DEPTH: Final = 4
+"""Candidates of the average member for each quota that it gets."""
+
+_AT_ONCE: Final = 16_384
+"""Members whose quotas are chosen together."""
+
+
+def _share(_: object, attribute: Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidRequestError(f"{attribute.name} must be from 0 to 1, not {value!r:.40}")
+
+
+def _above_0(_: object, attribute: Attribute[Any], value: object) -> None:
+    number_above_0(value, attribute.name, "times what is needed")
+
+
+@frozen
+class Allocate:
+    """Quotas for each member, chosen together: no quota gets more members than it can use.
+
+    `TopK` gives each member its best quotas, and so sends all members to the same ones, which are full soon.
+    Here each quota has a room and a price. Prices are learned from a sample of the panel: a quota that more
+    members would take than it can use becomes dearer, until its members are those who have nothing better. Then
+    the members get, in the order of the panel, the quotas that bring most beyond their price and have room
+    left. A member gets one quota of a survey. Recontact lists, exclusions and device types hold as in all
+    outputs.
+
+    Method: prices from a sample, by a subgradient ascent of the dual of the assignment problem, see Agrawal,
+    Wang and Ye, "A Dynamic Near-Optimal Algorithm for Online Linear Programming" (Operations Research 62(4),
+    2014); then one greedy pass at these prices.
+
+    The panel is read twice, unless it was learned before, see `PanelMatcher.learn`. Memory does not grow with
+    it. The sample, the prices and the candidates of a member do not depend on how the panel is divided into
+    batches or among workers. The choice is made in the order of the panel, 16,384 members at a time: the same
+    members in another order are given other quotas, of nearly the same value.
+
+    The result has a row for each member with the columns of `TopK`: `member_code`, `quota_ids` (first the
+    certain, then the possible ones, both best first) and `certain`. A panel may have a column `invites_left`,
+    the most invites that a member may get today, as daily and weekly caps say; null means `per_member`.
+
+    Attributes:
+        per_member: How many quotas of a member at most.
+        room: How many invites each quota can use, by quota ID; a quota that is missing gets none. Default: the
+            completes that it still needs, divided by the IR and by `rates`, times `overshoot`.
+        survey_room: The same by survey ID; a survey that is missing has no cap. Default: as for `room`, by the
+            completes that the survey still needs; no cap if `room` is given.
+        value: What an invite is worth: by quota ID (a quota that is missing is worth 0), or a function of the
+            `Survey` and the `Quota`. Default: the price times the IR.
+        weight: A column of the panel, a number of 0 or more by which the value counts for a member, such as its
+            expected response; null counts as 1. Any expression of your columns can make it.
+        rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known.
+        overshoot: How many times the room, if it is not given: 1.2 is a fifth more.
+        possible: What a possible match is worth beside a certain one of the same quota; 0 leaves it out.
+        seed: Another seed draws another sample, and breaks ties otherwise.
+        prices: What `PanelMatcher.learn` has found out; None: it is learned from the panel.
+
+    Raises:
+        InvalidRequestError: A number is not in its range.
+    """
+
+    per_member: int = field(default=5, validator=whole_from_1)
+    room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
+    survey_room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
+    value: Value = field(default=None, repr=False, kw_only=True)
+    weight: str | None = field(default=None, kw_only=True)
+    rates: Rates = field(default=1.0, repr=False, kw_only=True)
+    overshoot: float = field(default=1.0, validator=_above_0, kw_only=True)
+    possible: float = field(default=0.5, validator=_share, kw_only=True)
+    seed: int = field(default=0, validator=seed_of_64_bits, kw_only=True)
+    prices: Prices | None = field(default=None, repr=False, kw_only=True)
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the result."""
+        return pa.schema(_RESULT)
+
+    def market(self, targets: Sequence[Target]) -> Market:
+        """Return the market of some quotas."""
+        return market_of(
+            targets,
+            value=self.value,
+            room=self.room,
+            survey_room=self.survey_room,
+            rates=self.rates,
+            overshoot=self.overshoot,
+        )
+
+    @property
+    def candidates(self) -> Candidates:
+        """The output from which the allocation is made."""
+        return Candidates(self.per_member, self.possible, self.weight, self.seed)
+
+    @property
+    def learning(self) -> Learning:
+        """The output from which prices are learned."""
+        return Learning(self.per_member, self.weight, self.seed)
+
+    def learned(self, sample: Any, source: Source) -> Allocate:
+        """Return this allocation with the prices that a sample of the panel shows."""
+        return evolve(self, prices=prices_of(source, sample, self.possible, _MEAN_DEPTH * self.per_member))
+
+    def priced(self, source: Source) -> Market:
+        """Return the market of an inventory with the prices of this allocation."""
+        assert source.market is not None
+        assert self.prices is not None
+        prices, reach = self.prices.by_quota, self.prices.reach
+        ids = source.quota_ids.tolist()
+        return evolve(
+            source.market,
+            prices=np.array([prices.get(quota_id, 0.0) for quota_id in ids]),
+            reach=np.array([reach.get(quota_id, 1.0) for quota_id in ids]),
+        )
+
+    def merged(self, table: Any, source: Source) -> Any:
+        """Return the result for a whole panel, given the candidates of its parts."""
+        return pa.Table.from_batches(self.allocated(table.to_batches(), source), schema=self.schema)
+
+    def allocated(self, candidates: Iterable[Any], source: Source) -> Iterator[Any]:
+        """Yield the result, from batches of candidates in the order of the panel."""
+        allocation = _Allocation(self, source)
+        for group in _in_groups(candidates):
+            yield allocation.of(group)
+
+
+_RESULT: Final = [(MEMBER_CODE, pa.string()), ("quota_ids", pa.list_(pa.int64())), ("certain", pa.int32())]
+_CANDIDATES: Final = [
+    *_RESULT,
+    (INVITES_LEFT, pa.int64()),
+    ("weight", pa.float64()),
+    ("chance", pa.int64()),  # the hash of the member code
+]
+
+
+@frozen
+class Candidates:
+    """An output: the quotas that a member may get, more than it gets, because some may be full by then."""
+
+    per_member: int
+    possible: float
+    weight: str | None
+    seed: int
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the output."""
+        return pa.schema(_CANDIDATES)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the panel that only an allocation reads."""
+        return columns_read(self.weight)
+
+    def collector(self, source: Source) -> Collector:
+        """Return a collector of candidates."""
+        return _Collecting(self, source)
+
+    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
+        """Return the rows unchanged: each row is of another member."""
+        return table
+
+
+class _Collecting:
+    def __init__(self, output: Candidates, source: Source) -> None:
+        assert source.market is not None
+        self._output, self._quota_ids = output, source.quota_ids
+        market = source.market
+        # Quotas without room, and possible matches that bring less than their price, are no candidates.
+        has_room = (market.rooms > 0) & (market.values > 0)
+        gains = output.possible * market.values - market.prices
+        may_gain = gains >= -SPREAD * output.possible * market.values
+        self._wanted = has_room, has_room & (may_gain if output.weight is None else True)
+        # A quota that reaches a quarter of its members takes those whose hashes have two bits set. Which
+        # bits, differs from quota to quota.
+        self._levels = np.floor(-np.log2(np.maximum(market.reach, 2.0**-_MOST_BITS))).astype(np.int64)
+        ids = source.quota_ids.astype(np.uint64)
+        self._bits = (ids[:, None] * _STRIDES[None] >> np.uint64(58)).astype(np.intp)
+        self._key = output.seed.to_bytes(16, "little", signed=True)
+        self._batch: Any = None
+        self._first = 0
+
+    def begin(self, batch: Any, first: int) -> Any:
+        self._batch, self._first = batch, first
+        codes = member_codes(batch, first).to_pylist()
+        self._hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
+        return batch
+
+    def add(self, kernel: Kernel, members: slice) -> Any:
+        count = members.stop - members.start
+        by_member = self._hashes[members, None].view(np.uint8)
+        bits = np.unpackbits(by_member, axis=1, bitorder="little").T
+        self._masks = packed(np.ascontiguousarray(bits).view(bool))
+        planes = self._best(kernel, count)
+        # A stable sort keeps the order of each member: the certain ones, then the possible ones, best first.
+        quota = np.concatenate([quota for quota, _ in planes])
+        member = np.concatenate([member for _, member in planes])
+        quota = quota[np.argsort(member.astype(np.uint32), kind="stable")]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=count))]).astype(np.int32)
+        certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
+        some = self._batch.slice(members.start, count)
+        first = self._first + members.start
+        columns = [
+            member_codes(some, first),
+            pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota])),
+            arrow(certain),
+            limits(some, self._output.per_member),
+            weights(some, self._output.weight, first),
+            arrow(self._hashes[members].view(np.int64)),
+        ]
+        return pa.record_batch(columns, schema=self._output.schema)
+
+    def _best(self, kernel: Kernel, count: int) -> list[Pairs]:
+        """Return the best pairs of each member, member by member: the certain ones, and the possible ones."""
+        n = self._output.per_member
+        most = _DEPTH * n
+        found: list[list[Pairs]] = [[], []]
+        had = np.zeros((2, count), dtype=np.int64)
+        self._collect(kernel, found, had, most, self._thin)
+        # Whoever has too few candidates may be one of any quota.
+        self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
+        return [_by_member(pairs, most) for pairs in found]
+
+    def _collect(
+        self,
+        kernel: Kernel,
+        found: list[list[Pairs]],
+        had: NDArray[np.int64],
+        most: int,
+        leave_out: Callable[[NDArray[np.intp], NDArray[np.uint64]], None] | None,
+    ) -> None:
+        """Add pairs of both kinds in the order of rank, until each member has enough of both."""
+        for block in kernel.plan.blocks:
+            has_room = packed(had < most)
+            if not has_room.any():
+                return
+            for plane, rows in enumerate(split(kernel, block)):
+                wanted = self._wanted[plane][block.quotas]
+                if wanted.any() and has_room[plane].any():
+                    pairs = ranked_pairs(block.quotas[wanted], rows[wanted], has_room[plane], leave_out)
+                    found[plane].append(pairs)
+                    had[plane] += np.bincount(pairs[1], minlength=had.shape[1])
+
+    def _thin(self, quotas: NDArray[np.intp], rows: NDArray[np.uint64]) -> None:
+        """Keep only some of the members of a quota: otherwise all would be candidates of the same quotas."""
+        levels, bits = self._levels[quotas], self._bits[quotas]
+        for turn in range(levels.max(initial=0)):
+            some = np.flatnonzero(levels > turn)
+            rows[some] &= self._masks[bits[some, turn]]
+
+    def end(self) -> None:
+        return None
+
+
+def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of one size, but for the last one: then the division of the panel does not matter."""
+    waiting: list[Any] = []
+    count = 0
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            part = batch.slice(start, _AT_ONCE - count)
+            start, count = start + len(part), count + len(part)
+            waiting.append(part)
+            if count == _AT_ONCE:
+                yield pa.concat_batches(waiting)
+                waiting, count = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _by_member(found: list[Pairs], most: int) -> Pairs:
+    """Return the first pairs of each member, member by member."""
+    if not found:
+        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
+    quota, member = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.argsort(member.astype(np.uint32), kind="stable")
+    order = order[places_within(member[order]) < most]
+    return quota[order], member[order]
+
+
+def _places_of(quota_ids: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.intp]]:
+    """Return a function from quota IDs to their places: by a table if they are close together, as most are."""
+    least, most = (int(quota_ids.min()), int(quota_ids.max())) if len(quota_ids) else (0, 0)
+    if most - least < _WIDEST_TABLE:
+        table = np.zeros(most - least + 1, dtype=np.intp)
+        table[quota_ids - least] = np.arange(len(quota_ids))
+        return lambda wanted: table[wanted - least]
+    order = np.argsort(quota_ids)
+    return lambda wanted: order[np.searchsorted(quota_ids[order], wanted)]
+
+
+class _Allocation:
+    """Gives quotas to one group of members after the other, while there is room."""
+
+    def __init__(self, output: Allocate, source: Source) -> None:
+        assert source.market is not None
+        self._output, self._market = output, source.market
+        self._quota_ids = source.quota_ids
+        self._places = _places_of(source.quota_ids)
+        self._rooms = self._market.rooms.copy()
+        self._survey_rooms = self._market.survey_rooms.copy()
+        self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
+
+    def of(self, batch: Any) -> Any:
+        """Return the result for some members, given their candidates."""
+        codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
+        counts = np.diff(lists.offsets.to_numpy())
+        member = np.repeat(np.arange(len(batch)), counts)
+        quota = self._places(lists.flatten().to_numpy())
+        is_certain = places_within(member) < certain.to_numpy()[member]
+        value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
+        value *= weight.to_numpy()[member] / self._typical_weight
+        hashes = chance.to_numpy().view(np.uint64)
+        by_chance = chances(hashes[member], self._quota_ids[quota].astype(np.uint64))
+        gains = value * (1 + SPREAD * by_chance) - self._market.prices[quota]
+        taken = self._given(member, quota, gains, most.to_numpy().copy())
+        # Certain before possible, each by what it brings.
+        taken = taken[np.lexsort((-gains[taken], ~is_certain[taken], member[taken]))]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(member[taken], minlength=len(batch)))])
+        sure = np.bincount(member[taken][is_certain[taken]], minlength=len(batch))
+        ids = arrow(self._quota_ids[quota[taken]])
+        return pa.record_batch(
+            [codes, pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), ids), arrow(sure.astype(np.int32))],
+            schema=self._output.schema,
+        )
+
+    def _given(
+        self,
+        member: NDArray[np.intp],
+        quota: NDArray[np.intp],
+        gains: NDArray[np.float64],
+        left: NDArray[np.int64],
+    ) -> NDArray[np.intp]:
+        """Return the pairs that are taken, and count down the rooms."""
+        surveys = self._market.surveys[quota]
+        of_survey = member * np.int64(len(self._survey_rooms)) + surveys
+        given: list[NDArray[np.intp]] = []
+        alive = np.arange(len(member))
+        while len(alive):
+            has_room = (self._rooms[quota[alive]] > 0) & (self._survey_rooms[surveys[alive]] > 0)
+            alive = alive[has_room & (left[member[alive]] > 0)]
+            best, others = best_of_each(member[alive], surveys[alive], gains[alive], left)
+            wanted = alive[best]
+            # Where more members want a quota than there is room, those come first who would lose most.
+            wanted = wanted[np.argsort(others[member[wanted]] - gains[wanted], kind="stable")]
+            taken = _first_of_each(wanted, quota[wanted], self._rooms)
+            taken = _first_of_each(taken, surveys[taken], self._survey_rooms)
+            given.append(taken)
+            self._rooms -= np.bincount(quota[taken], minlength=len(self._rooms))
+            self._survey_rooms -= np.bincount(surveys[taken], minlength=len(self._survey_rooms))
+            left -= np.bincount(member[taken], minlength=len(left))
+            if not len(wanted):
+                break
+            alive = alive[~np.isin(of_survey[alive], of_survey[taken])]
+        return np.concatenate(given) if given else np.zeros(0, dtype=np.intp)
+
+
+def _first_of_each(
+    pairs: NDArray[np.intp], groups: NDArray[np.int64], rooms: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Return the first pairs of each group, as many as it has room for."""
+    order = np.argsort(groups, kind="stable")
+    within = places_within(groups[order]) < rooms[groups[order]]
+    return pairs[np.sort(order[within])]

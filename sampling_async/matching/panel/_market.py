@@ -1,0 +1,143 @@
+"""What an allocation knows of each quota: what an invite is worth, how many it can use, and its price."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from sampling_async._contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sampling_async._contract.records import Quota, Survey
+    from sampling_async.matching._program import Target
+
+Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"
+"""What an invite is worth: by quota ID, by a function, or None for the price times IR."""
+
+Rates: TypeAlias = "Mapping[int, float] | float"
+"""The share of invites that members follow: by quota ID, or one number."""
+
+_PERCENT: Final = 100
+_MOST: Final = 2**40
+"""More invites than any panel has members."""
+
+
+@frozen(eq=False)
+class Market:
+    """The quotas of an allocation, in the order of a `Source`.
+
+    Attributes:
+        values: What an invite is worth, 0 or more.
+        rooms: How many invites each quota can use.
+        surveys: The number of each quota's survey, from 0 on.
+        survey_rooms: How many invites each survey can use, by its number.
+        prices: What an invite must be worth to be made: a place in the quota and in the survey costs so much.
+        reach: The share of the members who fit that become candidates.
+    """
+
+    values: NDArray[np.float64]
+    rooms: NDArray[np.int64]
+    surveys: NDArray[np.int64]
+    survey_rooms: NDArray[np.int64]
+    prices: NDArray[np.float64]
+    reach: NDArray[np.float64]
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the quotas by what an invite brings beyond its price, the most first."""
+        return np.argsort(self.prices - self.values, kind="stable")
+
+    def arranged(self, order: NDArray[np.intp]) -> Market:
+        """Return the quotas in another order."""
+        return evolve(
+            self,
+            values=self.values[order],
+            rooms=self.rooms[order],
+            surveys=self.surveys[order],
+            prices=self.prices[order],
+            reach=self.reach[order],
+        )
+
+
+def market_of(
+    targets: Sequence[Target],
+    *,
+    value: Value,
+    room: Mapping[int, int] | None,
+    survey_room: Mapping[int, int] | None,
+    rates: Rates,
+    overshoot: float,
+) -> Market:
+    """Return the market of some quotas; see `Allocate` for the arguments.
+
+    Raises:
+        InvalidRequestError: A value, room or rate is no good number; the text names it.
+    """
+    count = len(targets)
+    values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
+    numbers: dict[int, int] = {}
+    surveys = np.zeros(count, dtype=np.int64)
+    # What the waves of a survey still need, in invites.
+    needed: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for at, target in enumerate(targets):
+        survey, quota = target.survey, target.quota
+        surveys[at] = numbers.setdefault(survey.survey_id, len(numbers))
+        values[at] = _value(value, survey, quota)
+        share = _share(rates, survey, quota)
+        if room is None:
+            rooms[at] = _invites(quota.estimated_completes_remaining * overshoot / share)
+        else:
+            rooms[at] = _invites(_number(room.get(quota.quota_id, 0), f"room of quota {quota.quota_id}"))
+        wave = needed[survey.survey_id]
+        # The quotas of a survey may have different rates. The best one gives the smallest number of invites.
+        invites = survey.estimated_completes_remaining * overshoot / share
+        wave[survey.wave_id] = min(wave.get(survey.wave_id, invites), invites)
+    survey_rooms = np.full(len(numbers), _MOST, dtype=np.int64)
+    for survey_id, number in numbers.items():
+        if survey_room is not None:
+            cap = survey_room.get(survey_id)
+            if cap is not None:
+                survey_rooms[number] = _invites(_number(cap, f"survey_room of survey {survey_id}"))
+        elif room is None:
+            survey_rooms[number] = _invites(sum(needed[survey_id].values()))
+    return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count))
+
+
+def _value(value: Value, survey: Survey, quota: Quota) -> float:
+    if value is None:
+        return float(survey.price.amount) * _qualifying(survey)
+    found = value.get(quota.quota_id, 0.0) if isinstance(value, Mapping) else value(survey, quota)
+    return _number(found, f"value of quota {quota.quota_id}")
+
+
+def _share(rates: Rates, survey: Survey, quota: Quota) -> float:
+    """Return the share of invites that end in a complete, as far as it is known."""
+    rate = rates.get(quota.quota_id, 1.0) if isinstance(rates, Mapping) else rates
+    if not 0 < _number(rate, f"rate of quota {quota.quota_id}") <= 1:
+        raise InvalidRequestError(f"the rate of quota {quota.quota_id} must be above 0 and at most 1: {rate!r}")
+    return rate * _qualifying(survey)
+
+
+def _qualifying(survey: Survey) -> float:
+    # Real bodies have an IR of 0, which then is not known.
+    return min(survey.ir, _PERCENT) / _PERCENT if survey.ir > 0 else 1.0
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not isfinite(value):
+        raise InvalidRequestError(f"the {what} must be a number, not {value!r:.40}")
+    if value < 0:
+        raise InvalidRequestError(f"the {what} must be 0 or more, not {value!r}")
+    return float(value)
+
+
+def _invites(number: float) -> int:
+    # Rounded first, so that 3 / 0.3 is 10 invites and not 11.
+    return min(_MOST, int(np.ceil(round(number, 9))))

@@ -1,0 +1,301 @@
+"""The prices of an allocation, learned from a sample of the panel's members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import field, frozen
+
+from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._choosing import (
+    INVITES_LEFT,
+    SPREAD,
+    best_of_each,
+    chances,
+    columns_read,
+    limits,
+    weights,
+)
+from sampling_async.matching.panel._collectors import split
+from sampling_async.matching.panel._columns import member_codes
+from sampling_async.matching.panel._sample import MIDDLE, hashed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sampling_async.matching.panel._collectors import Collector
+    from sampling_async.matching.panel._kernel import Kernel
+    from sampling_async.matching.panel._market import Market
+    from sampling_async.matching.panel._plan import Source
+
+MEMBERS: Final = 2_048
+"""Members in the sample."""
+
+_SLACK: Final = 2.0
+"""Candidates of a quota for each place that it has, at least."""
+
+_HALVINGS: Final = 40
+
+
+@frozen(eq=False)
+class Prices:
+    """What `PanelMatcher.learn` has found out about a panel.
+
+    Attributes:
+        by_quota: The price of an invite, by quota ID: what a place in the quota and in its survey is worth.
+        reach: The share of a quota's members that become its candidates, by quota ID, from 0 to 1.
+        typical_weight: The mean weight of the members.
+    """
+
+    by_quota: Mapping[int, float] = field(repr=False)
+    reach: Mapping[int, float] = field(repr=False)
+    typical_weight: float = 1.0
+
+
+_ROUNDS: Final = 60
+_FIRST_STEP: Final = 0.03
+_SLOWING: Final = 6
+_STEEPEST: Final = 2.0
+_ENTRIES: Final = 256
+_SPARE: Final = 3
+_COUNT: Final = 5
+_LAST: Final = np.iinfo(np.uint64).max
+
+
+@frozen
+class Learning:
+    """An output: a sample of the members, each with all quotas that fit, from which prices are learned.
+
+    The members with the lowest hashes of their codes are drawn. So the sample does not depend on how the panel
+    is divided.
+
+    Attributes:
+        per_member: How many quotas of a member at most.
+        weight: The column with the weights of members, if there is one.
+        seed: Another seed draws other members.
+    """
+
+    per_member: int
+    weight: str | None
+    seed: int
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the output. The first row of a part has the number of its members."""
+        return pa.schema(
+            [
+                ("priority", pa.int64()),
+                ("certain", pa.binary()),
+                ("possible", pa.binary()),
+                (INVITES_LEFT, pa.int64()),
+                ("weight", pa.float64()),
+                ("members", pa.int64()),
+            ]
+        )
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the panel that only an allocation reads."""
+        return columns_read(self.weight)
+
+    def collector(self, source: Source) -> Collector:
+        """Return a collector that draws members."""
+        return _Drawing(self, source)
+
+    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
+        """Return the sample of a whole panel, given the samples of its parts."""
+        if not len(table):
+            return table
+        priorities = table.column("priority").to_numpy()
+        kept = np.argsort(priorities, kind="stable")[:MEMBERS]
+        counts = np.zeros(len(kept), dtype=np.int64)
+        counts[0] = table.column("members").to_numpy().sum()
+        return table.take(arrow(kept)).set_column(_COUNT, "members", arrow(counts))
+
+
+class _Drawing:
+    def __init__(self, output: Learning, source: Source) -> None:
+        self._output, self._source = output, source
+        self._key = output.seed.to_bytes(16, "little", signed=True)
+        self._count = 0
+        self._limit = _LAST
+        self._hashes = np.zeros(0, dtype=np.uint64)
+        self._drawn: list[Any] = []
+
+    def begin(self, batch: Any, first: int) -> Any:
+        codes = member_codes(batch, first).to_pylist()
+        hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
+        self._count += len(hashes)
+        kept = np.flatnonzero(hashes < self._limit)
+        if len(kept) > MEMBERS:
+            kept = np.sort(np.argpartition(hashes, MEMBERS)[:MEMBERS])
+        self._hashes = hashes[kept]
+        self._limits = limits(batch, self._output.per_member).take(arrow(kept))
+        self._weights = weights(batch, self._output.weight, first).take(arrow(kept))
+        return batch.take(arrow(kept))
+
+    def add(self, kernel: Kernel, members: slice) -> None:
+        count, quotas = members.stop - members.start, len(self._source.quota_ids)
+        both = np.zeros((2, count, quotas), dtype=bool)
+        for block in kernel.plan.blocks:
+            for plane, rows in zip(both, split(kernel, block), strict=True):
+                bits = np.unpackbits(rows.view(np.uint8), axis=1, count=count, bitorder="little")
+                plane[:, block.quotas] = bits.T
+        certain, possible = ([each.tobytes() for each in np.packbits(plane, axis=1)] for plane in both)
+        priorities = (self._hashes[members] ^ MIDDLE).view(np.int64)
+        columns = [arrow(priorities), pa.array(certain, pa.binary()), pa.array(possible, pa.binary())]
+        columns += [each.slice(members.start, count) for each in (self._limits, self._weights)]
+        columns.append(arrow(np.zeros(count, dtype=np.int64)))
+        self._drawn.append(pa.record_batch(columns, schema=self._output.schema))
+        if len(self._drawn) > 1:
+            self._drawn = self._merged().to_batches()
+        if sum(map(len, self._drawn)) == MEMBERS:
+            last = max(batch.column(0).to_numpy().max() for batch in self._drawn)
+            self._limit = np.array([last], dtype=np.int64).view(np.uint64)[0] ^ MIDDLE
+
+    def _merged(self) -> Any:
+        table = pa.Table.from_batches(self._drawn, schema=self._output.schema)
+        return self._output.merged(table, self._source).combine_chunks()
+
+    def end(self) -> Any:
+        table = self._merged()
+        counts = np.zeros(len(table), dtype=np.int64)
+        counts[:1] = self._count
+        (batch,) = table.set_column(_COUNT, "members", arrow(counts)).cast(
+            self._output.schema
+        ).to_batches() or [pa.RecordBatch.from_pylist([], schema=self._output.schema)]
+        return batch
+
+
+def prices_of(source: Source, sample: Any, possible: float, depth: float) -> Prices:
+    """Return the prices at which supply and demand meet, by a sample of the panel.
+
+    Prices begin at 0. In each round, each member of the sample takes the quotas that bring most beyond their
+    price. Where more is taken than there is room, the price rises; where less, it falls; the steps become
+    smaller. This is a subgradient ascent of the dual of the assignment problem, and prices from a sample are
+    nearly as good as those of the whole panel: S. Agrawal, Z. Wang, Y. Ye, "A Dynamic Near-Optimal Algorithm
+    for Online Linear Programming", Operations Research 62(4), 2014.
+
+    Args:
+        source: The inventory, with its market.
+        sample: The merged output of `Learning`.
+        possible: What a possible match is worth beside a certain one.
+        depth: How many candidates of a member there should be on average, at most.
+    """
+    market = source.market
+    assert market is not None
+    quotas = len(market.values)
+    if not (len(sample) and quotas):
+        return Prices({}, {})
+    planes = [
+        np.unpackbits(
+            np.frombuffer(b"".join(sample.column(name).to_pylist()), dtype=np.uint8).reshape(len(sample), -1),
+            axis=1,
+            count=quotas,
+        ).T
+        for name in ("certain", "possible")
+    ]
+    fits = np.concatenate(planes).view(bool)
+    share = len(sample) / max(len(sample), int(sample.column("members").to_numpy().sum()))
+    weights = sample.column("weight").to_numpy()
+    typical = float(weights.mean()) or 1.0
+    demand = _Demand(fits, market, sample.column(INVITES_LEFT).to_numpy(), weights / typical, possible)
+    rooms, survey_rooms = market.rooms * share + 0.5, market.survey_rooms * share + 0.5
+    worth = np.zeros(len(survey_rooms))
+    np.maximum.at(worth, market.surveys, market.values)
+    prices, of_surveys = np.zeros(quotas), np.zeros(len(survey_rooms))
+    total, late = np.zeros(quotas), _ROUNDS // 2
+    for turn in range(_ROUNDS):
+        step = _FIRST_STEP / (1 + turn / _SLOWING)
+        taken, of_survey = demand.at(prices + of_surveys[market.surveys])
+        of_surveys += step * worth * np.clip(np.log((of_survey + 0.5) / survey_rooms), -_STEEPEST, _STEEPEST)
+        of_surveys = np.clip(of_surveys, 0, worth)
+        prices += step * market.values * np.clip(np.log((taken + 0.5) / rooms), -_STEEPEST, _STEEPEST)
+        # Both together are at most the value: above it, a place would stay free although somebody fits.
+        prices = np.clip(prices, 0, np.maximum(0, market.values - of_surveys[market.surveys]))
+        # The prices swing around the right ones, so the mean of the later rounds is better than the last ones.
+        if turn >= late:
+            total += np.minimum(market.values, prices + of_surveys[market.surveys])
+    # About how many members of the panel fit each quota. The sample may miss some, so count one more.
+    fitting = (fits.reshape(2, quotas, -1).sum(axis=(0, 2)) + 1) / share
+    reach = _reach(market, fitting, len(sample) / share, depth)
+    ids = source.quota_ids.tolist()
+    found = total / (_ROUNDS - late)
+    return Prices(
+        dict(zip(ids, found.tolist(), strict=True)), dict(zip(ids, reach.tolist(), strict=True)), typical
+    )
+
+
+def _reach(market: Market, fitting: NDArray[np.float64], members: float, depth: float) -> NDArray[np.float64]:
+    """Return the share of each quota's members that become its candidates, in proportion to its room.
+
+    It is 1 as long as a member has no more candidates than fit its list. Otherwise the lists of all members
+    would hold the same quotas, and the others would get nobody.
+    """
+    least, most = 0.0, float(fitting.max(initial=1.0))
+    for _ in range(_HALVINGS):
+        slack = (least + most) / 2
+        reach = np.minimum(1.0, slack * market.rooms / fitting)
+        if (reach * fitting).sum() > depth * members:
+            most = slack
+        else:
+            least = slack
+    reach = np.minimum(1.0, most * market.rooms / fitting)
+    return np.maximum(reach, np.minimum(1.0, _SLACK * market.rooms / fitting))
+
+
+class _Demand:
+    """What the members of a sample would take at some prices."""
+
+    def __init__(
+        self,
+        fits: NDArray[np.bool_],
+        market: Market,
+        most: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        possible: float,
+    ) -> None:
+        self._fits, self._market = fits, market
+        self._most, self._weights = most, weights
+        self._heaviest = weights.max(initial=0) * (1 + SPREAD)
+        count = len(market.values)
+        self._quotas = np.tile(np.arange(count), 2)
+        self._values = np.concatenate([market.values, market.values * possible])
+        self._open = np.tile(market.rooms > 0, 2)
+        self._hashes = np.arange(fits.shape[1], dtype=np.uint64)
+
+    def at(self, prices: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many members would take each quota, and how many each survey."""
+        costs = prices[self._quotas]
+        entries = np.flatnonzero(self._open & (self._heaviest * self._values > costs))
+        entries = entries[np.argsort((costs - self._values)[entries], kind="stable")]
+        members, quotas, gained = [], [], []
+        # A member needs more than it takes: some are of the same survey, and chance changes the order.
+        wanted = _SPARE * self._most
+        left = np.flatnonzero(self._most)
+        had = np.zeros(len(left), dtype=np.int64)
+        for start in range(0, len(entries), _ENTRIES):
+            some = entries[start : start + _ENTRIES]
+            entry, at = np.nonzero(self._fits[np.ix_(some, left)])
+            entry = some[entry]
+            members.append(left[at])
+            quotas.append(self._quotas[entry])
+            chance = 1 + SPREAD * chances(self._hashes[left[at]], self._quotas[entry].astype(np.uint64))
+            gained.append(self._values[entry] * self._weights[left[at]] * chance - costs[entry])
+            had += np.bincount(at, minlength=len(left))
+            still = had < wanted[left]
+            left, had = left[still], had[still]
+            if not len(left):
+                break
+        surveys = self._market.surveys
+        if not members:
+            return np.zeros(len(surveys), dtype=np.int64), np.zeros_like(self._market.survey_rooms)
+        quota = np.concatenate(quotas)
+        best, _ = best_of_each(np.concatenate(members), surveys[quota], np.concatenate(gained), self._most)
+        taken = quota[best]
+        return (
+            np.bincount(taken, minlength=len(surveys)),
+            np.bincount(surveys[taken], minlength=len(self._market.survey_rooms)),
+        )

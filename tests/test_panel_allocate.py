@@ -1,0 +1,290 @@
+"""Quotas for each member, chosen together: rooms, values, caps, and a panel that is divided."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from attrs import evolve
+from matching_kit import FEMALE, GENDER, MALE, OTHER, panel_of, quota, row, sub_quota, survey
+from panel_kit import generated_panel
+
+from sampling_async import InvalidRequestError, Price
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, TopK
+from sampling_async.matching.panel import _allocate, _choosing, _prices
+
+WORTH = {1: 2.0, 2: 1.0}
+MEN_ONLY = survey(quota([sub_quota(row(GENDER, MALE))], quota_id=2), survey_id=30)
+EVERYBODY = survey(quota(quota_id=1), survey_id=10)
+
+
+def allocated(index, panel, output, **options) -> list[dict]:
+    return PanelMatcher(index, output).run(panel, **options).read_all().to_pylist()
+
+
+def people(men: int, women: int, **columns) -> pa.Table:
+    profiles = [{GENDER: MALE}] * men + [{GENDER: FEMALE}] * women
+    return panel_of(profiles, member_code=[f"m-{number}" for number in range(men + women)], **columns)
+
+
+def counts_of(rows: list[dict]) -> Counter[int]:
+    return Counter(quota_id for row in rows for quota_id in row["quota_ids"])
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return generated_panel()
+
+
+def test_members_with_a_choice_leave_places_to_those_without():
+    """Men fit both quotas, women only the better one. Its places are for the women."""
+    index = QuotaIndex([EVERYBODY, MEN_ONLY])
+    output = Allocate(1, room={1: 200, 2: 200}, value=WORTH)
+    rows = allocated(index, people(200, 200), output)
+    assert counts_of(rows) == {1: 200, 2: 200}
+    worth = sum(WORTH[quota_id] for row in rows for quota_id in row["quota_ids"])
+    assert worth == 600  # the optimum; the best quota for each, in turn, is worth 400
+    assert all(row["quota_ids"] == [2] for row in rows[:200])
+
+
+def test_no_quota_and_no_survey_gets_more_than_its_room(generated):
+    index, panel = generated
+    found = PanelMatcher(index, Counts()).run(panel).read_all().to_pylist()
+    fits = {one["quota_id"]: one["certain"] + one["possible"] for one in found}
+    of_survey = {one["quota_id"]: one["survey_id"] for one in found}
+    room = {quota_id: 1 + number % 4 for number, quota_id in enumerate(fits)}
+    caps = dict.fromkeys(list(of_survey.values())[::3], 3)
+    output = Allocate(4, room=room, survey_room=caps)
+    rows = allocated(index, panel, output)
+    taken = counts_of(rows)
+    assert len(rows) == len(panel)
+    assert sum(taken.values()) > 50
+    assert all(count <= room[quota_id] for quota_id, count in taken.items())
+    by_survey = Counter(of_survey[quota_id] for quota_id in taken.elements())
+    assert all(by_survey[survey_id] <= cap for survey_id, cap in caps.items())
+    for one in rows:
+        assert len(one["quota_ids"]) <= 4
+        surveys = [of_survey[quota_id] for quota_id in one["quota_ids"]]
+        assert len(surveys) == len(set(surveys))
+    # More invites than what becomes of the best quotas of each member.
+    best = counts_of(allocated(index, panel, TopK(4)))
+    free = counts_of(allocated(index, panel, Allocate(4, room=room)))
+    assert sum(free.values()) > 1.2 * sum(min(count, room[quota_id]) for quota_id, count in best.items())
+
+
+def test_only_quotas_that_fit_are_given_certain_ones_first(generated):
+    index, panel = generated
+    every = allocated(index, panel, TopK(len(index), one_per_survey=False))
+    rows = allocated(index, panel, Allocate(6, overshoot=3.0))
+    assert any(one["certain"] < len(one["quota_ids"]) for one in rows)
+    for one, fitting in zip(rows, every, strict=True):
+        assert one["member_code"] == fitting["member_code"]
+        certain, possible = (
+            set(part)
+            for part in (fitting["quota_ids"][: fitting["certain"]], fitting["quota_ids"][fitting["certain"] :])
+        )
+        assert set(one["quota_ids"][: one["certain"]]) <= certain
+        assert set(one["quota_ids"][one["certain"] :]) <= possible
+
+
+def test_a_possible_match_counts_less_or_not_at_all():
+    asked = survey(quota([sub_quota(row(OTHER, 1, routable=True))], quota_id=4), survey_id=40)
+    index = QuotaIndex([EVERYBODY, asked])
+    panel = people(1, 0)
+    for possible, expected in ((0.4, [1]), (0.6, [4]), (0, [1])):
+        output = Allocate(1, room={1: 9, 4: 9}, value={1: 1.0, 4: 2.0}, possible=possible)
+        assert allocated(index, panel, output)[0]["quota_ids"] == expected
+    assert allocated(index, panel, Allocate(5, room={4: 9}, possible=0))[0]["quota_ids"] == []
+
+
+def test_the_division_of_a_panel_has_no_effect(generated, monkeypatch):
+    index, panel = generated
+    monkeypatch.setattr(_allocate, "_AT_ONCE", 64)
+    matcher = PanelMatcher(index, Allocate(3, overshoot=0.5))
+    whole = matcher.run(panel).read_all()
+    for size in (7, 100, 399):
+        parts = pa.Table.from_batches(panel.to_batches(max_chunksize=size))
+        assert matcher.run(parts).read_all() == whole
+    learning, parts = matcher.learning(), [panel.slice(0, 150), panel.slice(150)]
+    learned = matcher.learned([made for part in parts for made in learning.map_batches(part.to_batches())])
+    assert learned.output.prices.by_quota == matcher.learn(panel).output.prices.by_quota
+    copy = pickle.loads(pickle.dumps(learned))
+    candidates = [made for part in parts for made in copy.map_batches(part.to_batches())]
+    assert copy.part_schema == candidates[0].schema != copy.schema
+    assert copy.merged(candidates) == whole
+    assert copy.merged(pa.Table.from_batches(candidates)) == whole
+
+
+def test_a_panel_that_can_be_read_once_is_learned_first(generated):
+    index, panel = generated
+    matcher = PanelMatcher(index, Allocate(3))
+    for once in (pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches()), iter(panel.to_batches())):
+        with pytest.raises(InvalidRequestError, match=r"can be read only once.*learn first"):
+            matcher.run(once).read_all()
+    reader = pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches())
+    assert matcher.learn(panel).run(reader).read_all() == matcher.run(panel).read_all()
+    with pytest.raises(InvalidRequestError, match="learn the prices of an allocation first"):
+        matcher.map_batches(panel.to_batches())
+
+
+def test_prices_are_for_allocations_only(generated):
+    index, panel = generated
+    for wrong in (PanelMatcher(index).learn, PanelMatcher(index, TopK(3)).learned):
+        with pytest.raises(InvalidRequestError, match="prices are learned for Allocate"):
+            wrong(panel)
+
+
+def test_a_sample_stands_for_a_large_panel(monkeypatch):
+    monkeypatch.setattr(_prices, "MEMBERS", 100)
+    index = QuotaIndex([EVERYBODY, MEN_ONLY])
+    panel = pa.concat_tables([people(200, 200), people(100, 100)])
+    matcher = PanelMatcher(index, Allocate(1, room={1: 300, 2: 300}, value=WORTH))
+    sample = matcher.learning().run(pa.Table.from_batches(panel.to_batches(max_chunksize=90))).read_all()
+    assert len(sample) == 100
+    assert sum(sample.column("members").to_pylist()) == 600
+    prices = matcher.learn(panel).output.prices
+    assert prices.by_quota[1] > prices.by_quota[2] + 0.5
+
+
+def test_caps_of_a_member_and_its_weight_are_read():
+    index = QuotaIndex([EVERYBODY, MEN_ONLY])
+    panel = people(4, 0, invites_left=pa.array([0, 1, None, 9]), response=pa.array([1.0, 1.0, None, 5.0]))
+    rows = allocated(index, panel, Allocate(2, room={1: 9, 2: 9}, value=WORTH))
+    assert [len(row["quota_ids"]) for row in rows] == [0, 1, 2, 2]
+    rows = allocated(index, panel, Allocate(2, room={1: 1, 2: 1}, value=WORTH, weight="response"))
+    assert [len(row["quota_ids"]) for row in rows] == [0, 0, 0, 2]  # the best one gets both places
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"other": [1.0]}, "no column 'response'"),
+        ({"response": ["high"]}, "'response' of the panel must hold numbers"),
+        ({"response": [-1.0]}, "numbers from 0 on; row 0 does not"),
+        ({"response": [float("nan")]}, "numbers from 0 on; row 0 does not"),
+        ({"response": [1.0], "invites_left": ["x"]}, "'invites_left' of the panel must hold whole numbers"),
+    ],
+)
+def test_a_wrong_column_is_named(column, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        allocated(QuotaIndex([EVERYBODY]), people(1, 0, **column), Allocate(weight="response"))
+
+
+def test_the_room_is_what_is_needed_by_the_rates():
+    first = quota(quota_id=1, remaining=6)
+    second = quota(quota_id=2, remaining=6)
+    index = QuotaIndex(
+        [
+            survey(first, survey_id=10, ir=30, estimated_completes_remaining=100),
+            survey(second, survey_id=20, ir=0, estimated_completes_remaining=3),
+        ]
+    )
+    panel = people(300, 0)
+    assert counts_of(allocated(index, panel, Allocate())) == {1: 20, 2: 3}  # the second one by its survey
+    assert counts_of(allocated(index, panel, Allocate(rates=0.5))) == {1: 40, 2: 6}
+    assert counts_of(allocated(index, panel, Allocate(rates={1: 0.25}, overshoot=1.5))) == {1: 120, 2: 5}
+    assert counts_of(allocated(index, panel, Allocate(room={2: 50}))) == {2: 50}
+    assert counts_of(allocated(index, panel, Allocate(room={1: 50, 2: 50}, survey_room={20: 7}))) == {
+        1: 50,
+        2: 7,
+    }
+
+
+def test_the_value_is_the_price_by_the_ir_unless_it_is_given():
+    surveys = [
+        survey(quota(quota_id=1), survey_id=10, ir=50, price=Price(2.0, 1)),
+        survey(quota(quota_id=2), survey_id=20, ir=20, price=Price(4.0, 1)),
+    ]
+    index, panel, room = QuotaIndex(surveys), people(1, 0), {1: 1, 2: 1}
+
+    def first(value) -> list[int]:
+        return allocated(index, panel, Allocate(1, room=room, value=value))[0]["quota_ids"]
+
+    assert first(None) == [1]
+    assert first(lambda survey, quota: survey.price.amount + 0 * quota.quota_id) == [2]
+    assert first({2: 0.1}) == [2]
+    assert first({}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_member": 0}, "per_member must be a whole number"),
+        ({"overshoot": 0}, "overshoot must be times what is needed above 0"),
+        ({"possible": 1.5}, "possible must be from 0 to 1"),
+        ({"possible": True}, "possible must be from 0 to 1"),
+        ({"seed": 2**70}, "seed must be a whole number"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        Allocate(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"room": {1: -1}}, "room of quota 1 must be 0 or more"),
+        ({"room": {1: "9"}}, "room of quota 1 must be a number"),
+        ({"room": {1: 9}, "survey_room": {10: "1"}}, "survey_room of survey 10 must be a number"),
+        ({"value": {1: float("nan")}}, "value of quota 1 must be a number"),
+        ({"value": lambda *_: True}, "value of quota 1 must be a number"),
+        ({"rates": 0}, "rate of quota 1 must be above 0"),
+        ({"rates": {1: 1.2}}, "rate of quota 1 must be above 0 and at most 1"),
+    ],
+)
+def test_numbers_of_quotas_are_checked(options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        PanelMatcher(QuotaIndex([EVERYBODY]), Allocate(**options))
+
+
+def test_recontact_lists_and_exclusions_hold():
+    listed = survey(quota(quota_id=5), survey_id=50, is_survey_recontact=True)
+    index = QuotaIndex([EVERYBODY, listed])
+    index.recontact(5, ["m-1"])
+    panel = people(3, 0, exclude_surveys=[[10], [], []])
+    rows = allocated(index, panel, Allocate(5, room={1: 9, 5: 9}))
+    assert [sorted(row["quota_ids"]) for row in rows] == [[], [1, 5], [1]]
+
+
+def test_empty_and_small_inputs():
+    index = QuotaIndex([EVERYBODY])
+    assert allocated(index, people(0, 0), Allocate()) == []
+    assert [row["quota_ids"] for row in allocated(QuotaIndex([]), people(2, 0), Allocate())] == [[], []]
+    with pytest.raises(InvalidRequestError, match="Allocate names members by their codes"):
+        allocated(index, people(1, 0).drop_columns("member_code"), Allocate())
+
+
+def test_quota_ids_that_are_far_apart_are_found():
+    far = survey(quota(quota_id=2**50), survey_id=60)
+    index = QuotaIndex([EVERYBODY, far])
+    rows = allocated(index, people(2, 0), Allocate(2, room={1: 2, 2**50: 1}))
+    assert counts_of(rows) == {1: 2, 2**50: 1}
+
+
+def test_requests_are_made_of_an_allocation():
+    index = QuotaIndex([EVERYBODY])
+    requests = list(PanelMatcher(index, Allocate(1, room={1: 2})).requests(people(5, 0)))
+    assert [request.quota_ids for request in requests] == [(1,), (1,)]
+    with pytest.raises(InvalidRequestError, match=r"TopK\(n\) or Allocate\(n\)"):
+        next(PanelMatcher(index).requests(people(1, 0)))
+
+
+def test_chances_are_spread_evenly():
+    import numpy as np  # noqa: PLC0415
+
+    members, quotas = np.arange(1000, dtype=np.uint64), np.full(1000, 1100, dtype=np.uint64)
+    chances = _choosing.chances(members, quotas)
+    assert ((chances >= 0) & (chances < 1)).all()
+    assert abs(chances.mean() - 0.5) < 0.03
+    assert abs(np.corrcoef(chances, _choosing.chances(members, quotas + np.uint64(1)))[0, 1]) < 0.1
+
+
+def test_many_quotas_do_not_all_get_the_same_candidates():
+    """A list holds only some candidates of a member, and all members rank the quotas alike."""
+    surveys = [survey(quota(quota_id=number), survey_id=10 * number) for number in range(1, 201)]
+    index = QuotaIndex([evolve(each, price=Price(1 + each.survey_id / 1e4, 1)) for each in surveys])
+    rows = allocated(index, people(400, 0), Allocate(1, room=dict.fromkeys(range(1, 201), 2)))
+    assert sum(counts_of(rows).values()) > 300
