@@ -117,6 +117,55 @@ def test_the_division_of_a_panel_has_no_effect(generated, monkeypatch):
     assert copy.merged(pa.Table.from_batches(candidates)) == whole
 
 
+def test_candidates_may_come_from_elsewhere(generated):
+    index, panel = generated
+    every = PanelMatcher(index, TopK(len(index), one_per_survey=False)).run(panel).read_all()
+    matcher = PanelMatcher(index, Allocate(3, overshoot=0.5))
+    whole, found = matcher.run(panel).read_all(), matcher.allocate(every).read_all()
+    assert found.schema == matcher.schema
+    assert found.column("member_code") == whole.column("member_code")
+    given, expected = counts_of(found.to_pylist()), counts_of(whole.to_pylist())
+    assert sum(given.values()) == pytest.approx(sum(expected.values()), rel=0.05)
+    # Prices that are known already are used, and then a reader will do.
+    learned = matcher.learn(panel)
+    reader = pa.RecordBatchReader.from_batches(every.schema, every.to_batches(max_chunksize=90))
+    assert learned.allocate(reader).read_all() == learned.allocate(every).read_all()
+
+
+def test_candidates_of_other_quotas_are_passed_over():
+    index = QuotaIndex([EVERYBODY])
+    candidates = pa.table(
+        {
+            "member_code": ["a", "b", "c"],
+            "quota_ids": pa.array([[99, 1], [], [1, 2**60, 0]], pa.large_list(pa.int64())),
+            "certain": pa.array([2, 0, 1], pa.int64()),
+            "invites_left": [1, 1, 0],
+        }
+    )
+    rows = PanelMatcher(index, Allocate(2, room={1: 5})).allocate(candidates).read_all().to_pylist()
+    assert [row["quota_ids"] for row in rows] == [[1], [], []]
+    assert PanelMatcher(QuotaIndex([]), Allocate()).allocate(candidates).read_all().num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"certain": None}, "no column 'certain'; they need member_code, quota_ids, certain"),
+        ({"quota_ids": [["x"]]}, "no lists of quota IDs"),
+        ({"quota_ids": [None]}, "have a null"),
+        ({"quota_ids": [[1, None]]}, "have a null"),
+        ({"member_code": [7]}, "must hold texts"),
+    ],
+)
+def test_wrong_candidates_are_refused(changes, message):
+    columns = {"member_code": ["a"], "quota_ids": [[1]], "certain": [1]} | changes
+    candidates = pa.table({name: column for name, column in columns.items() if column is not None})
+    with pytest.raises(InvalidRequestError, match=message):
+        PanelMatcher(QuotaIndex([EVERYBODY]), Allocate()).allocate(candidates).read_all()
+    with pytest.raises(InvalidRequestError, match="prices are learned for Allocate"):
+        PanelMatcher(QuotaIndex([EVERYBODY])).allocate(candidates).read_all()
+
+
 def test_a_panel_that_can_be_read_once_is_learned_first(generated):
     index, panel = generated
     matcher = PanelMatcher(index, Allocate(3))

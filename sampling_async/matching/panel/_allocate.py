@@ -14,6 +14,7 @@ from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
     INVITES_LEFT,
     SPREAD,
+    Places,
     best_of_each,
     chances,
     columns_read,
@@ -48,8 +49,6 @@ _STRIDES: Final = np.random.default_rng(7).integers(1, 2**63, _MOST_BITS, dtype=
 
 _DEPTH: Final = 8
 """Candidates of a member for each quota that it gets: the best ones may be full when its turn comes."""
-
-_WIDEST_TABLE: Final = 2**22
 
 _MEAN_DEPTH: Final = 4
 """Candidates of the average member for each quota that it gets."""
@@ -203,6 +202,47 @@ class Candidates:
         """The columns of the panel that only an allocation reads."""
         return columns_read(self.weight)
 
+    def hashes(self, batch: Any, first: int) -> NDArray[np.uint64]:
+        """Return a hash of each member's code."""
+        key = self.seed.to_bytes(16, "little", signed=True)
+        codes = member_codes(batch, first).to_pylist()
+        return np.array([hashed(code, key) for code in codes], dtype=np.uint64)
+
+    def completed(self, batch: Any, first: int, lists: Any, certain: Any, hashes: NDArray[np.uint64]) -> Any:
+        """Return some members with their candidates, and with what else counts of them."""
+        columns = [
+            member_codes(batch, first).cast(pa.string()),
+            lists,
+            certain,
+            limits(batch, self.per_member),
+            weights(batch, self.weight, first),
+            arrow(hashes.view(np.int64)),
+        ]
+        return pa.record_batch(columns, schema=self.schema)
+
+    def of_others(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield candidates that were not found by this package, in the form of this output.
+
+        Raises:
+            InvalidRequestError: A column is missing, or has another type.
+        """
+        first = 0
+        for batch in batches:
+            names = [name for name, _ in _RESULT]
+            missing = [name for name in names if name not in batch.schema.names]
+            if missing:
+                raise InvalidRequestError(
+                    f"the candidates have no column {missing[0]!r}; they need {', '.join(names)}"
+                )
+            try:
+                lists, certain = (batch.column(name).cast(kind) for name, kind in _RESULT[1:])
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+                raise InvalidRequestError(f"the candidates are no lists of quota IDs: {exc}") from None
+            if lists.null_count or certain.null_count or lists.flatten().null_count:
+                raise InvalidRequestError("the candidates have a null: a member without any has an empty list")
+            yield self.completed(batch, first, lists, certain, self.hashes(batch, first))
+            first += len(batch)
+
     def collector(self, source: Source) -> Collector:
         """Return a collector of candidates."""
         return _Collecting(self, source)
@@ -227,14 +267,12 @@ class _Collecting:
         self._levels = np.floor(-np.log2(np.maximum(market.reach, 2.0**-_MOST_BITS))).astype(np.int64)
         ids = source.quota_ids.astype(np.uint64)
         self._bits = (ids[:, None] * _STRIDES[None] >> np.uint64(58)).astype(np.intp)
-        self._key = output.seed.to_bytes(16, "little", signed=True)
         self._batch: Any = None
         self._first = 0
 
     def begin(self, batch: Any, first: int) -> Any:
         self._batch, self._first = batch, first
-        codes = member_codes(batch, first).to_pylist()
-        self._hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
+        self._hashes = self._output.hashes(batch, first)
         return batch
 
     def add(self, kernel: Kernel, members: slice) -> Any:
@@ -250,16 +288,9 @@ class _Collecting:
         ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=count))]).astype(np.int32)
         certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
         some = self._batch.slice(members.start, count)
+        lists = pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota]))
         first = self._first + members.start
-        columns = [
-            member_codes(some, first),
-            pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota])),
-            arrow(certain),
-            limits(some, self._output.per_member),
-            weights(some, self._output.weight, first),
-            arrow(self._hashes[members].view(np.int64)),
-        ]
-        return pa.record_batch(columns, schema=self._output.schema)
+        return self._output.completed(some, first, lists, arrow(certain), self._hashes[members])
 
     def _best(self, kernel: Kernel, count: int) -> list[Pairs]:
         """Return the best pairs of each member, member by member: the certain ones, and the possible ones."""
@@ -330,17 +361,6 @@ def _by_member(found: list[Pairs], most: int) -> Pairs:
     return quota[order], member[order]
 
 
-def _places_of(quota_ids: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.intp]]:
-    """Return a function from quota IDs to their places: by a table if they are close together, as most are."""
-    least, most = (int(quota_ids.min()), int(quota_ids.max())) if len(quota_ids) else (0, 0)
-    if most - least < _WIDEST_TABLE:
-        table = np.zeros(most - least + 1, dtype=np.intp)
-        table[quota_ids - least] = np.arange(len(quota_ids))
-        return lambda wanted: table[wanted - least]
-    order = np.argsort(quota_ids)
-    return lambda wanted: order[np.searchsorted(quota_ids[order], wanted)]
-
-
 class _Allocation:
     """Gives quotas to one group of members after the other, while there is room."""
 
@@ -348,7 +368,7 @@ class _Allocation:
         assert source.market is not None
         self._output, self._market = output, source.market
         self._quota_ids = source.quota_ids
-        self._places = _places_of(source.quota_ids)
+        self._places = Places(source.quota_ids)
         self._rooms = self._market.rooms.copy()
         self._survey_rooms = self._market.survey_rooms.copy()
         self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
@@ -356,10 +376,7 @@ class _Allocation:
     def of(self, batch: Any) -> Any:
         """Return the result for some members, given their candidates."""
         codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
-        counts = np.diff(lists.offsets.to_numpy())
-        member = np.repeat(np.arange(len(batch)), counts)
-        quota = self._places(lists.flatten().to_numpy())
-        is_certain = places_within(member) < certain.to_numpy()[member]
+        member, quota, is_certain = self._places.pairs(lists, certain)
         value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
         value *= weight.to_numpy()[member] / self._typical_weight
         hashes = chance.to_numpy().view(np.uint64)

@@ -144,6 +144,33 @@ class PanelMatcher:
         """
         return self.learned(self.learning().run(stream, workers=workers).read_all())
 
+    def allocate(self, candidates: Any) -> BatchReader:
+        """Allocate among candidates that were found otherwise: by rules or a model of your own, or by `TopK`.
+
+        The panel is not matched. So the lists should be long, about eight candidates for each quota that a
+        member gets, and not the same for all members. Quotas that the index does not have are passed over.
+
+        Args:
+            candidates: An Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights.
+                It is read twice, unless prices were learned.
+
+        Raises:
+            InvalidRequestError: The output is not `Allocate`; or, while the result is read, the candidates can
+                be read only once, or a column is missing or wrong.
+        """
+        reader: BatchReader = pa.RecordBatchReader.from_batches(self.schema, self._allocated_of(candidates))
+        return reader
+
+    def _allocated_of(self, candidates: Any) -> Iterator[Any]:
+        output, matcher = self._allocation(), self
+        form = output.candidates
+        if output.prices is None:
+            _must_be_readable_twice(candidates)
+            batches = form.of_others(_batches(candidates))
+            matcher = self.learned(output.learning.of_candidates(batches, self._source))
+        batches = form.of_others(_batches(candidates))
+        yield from matcher.output.allocated(batches, matcher._source)  # noqa: SLF001  the same class
+
     def learning(self) -> PanelMatcher:
         """Return a matcher whose output is what `learned` needs, for engines that divide the panel.
 
@@ -171,11 +198,7 @@ class PanelMatcher:
 
     def _allocated_by(self, workers: Workers, stream: Any) -> Iterator[Any]:
         if self._allocation().prices is None:
-            if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
-                raise InvalidRequestError(
-                    "Allocate reads the panel twice, and this one can be read only once: give a table, data "
-                    "frame or relation; or learn first: matcher.learn(panel).run(the same, opened again)"
-                )
+            _must_be_readable_twice(stream)
             self = self.learn(stream, workers=workers)  # noqa: PLW0642  the same, with prices
         candidates = self._for(self._of_parts, self._source).run(stream, workers=workers)
         yield from self.output.allocated(candidates, self._source)
@@ -365,6 +388,14 @@ def _batches(stream: Any) -> Iterator[Any]:
                 f"batches, not {type(batch).__name__}{hint}"
             )
         yield batch
+
+
+def _must_be_readable_twice(stream: Any) -> None:
+    if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
+        raise InvalidRequestError(
+            "Allocate reads the panel twice, and this one can be read only once: give a table, data "
+            "frame or relation; or learn first: matcher.learn(panel).run(the same, opened again)"
+        )
 
 
 def _sized(batches: Iterable[Any]) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
     INVITES_LEFT,
     SPREAD,
+    Places,
     best_of_each,
     chances,
     columns_read,
@@ -23,6 +24,8 @@ from sampling_async.matching.panel._columns import member_codes
 from sampling_async.matching.panel._sample import MIDDLE, hashed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._collectors import Collector
@@ -104,6 +107,14 @@ class Learning:
         """Return a collector that draws members."""
         return _Drawing(self, source)
 
+    def of_candidates(self, batches: Iterable[Any], source: Source) -> Any:
+        """Return a sample of members whose quotas are known already."""
+        drawing, first = _Drawing(self, source), 0
+        for batch in batches:
+            drawing.add_candidates(batch, first)
+            first += len(batch)
+        return pa.Table.from_batches([drawing.end()])
+
     def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
         """Return the sample of a whole panel, given the samples of its parts."""
         if not len(table):
@@ -143,6 +154,20 @@ class _Drawing:
             for plane, rows in zip(both, split(kernel, block), strict=True):
                 bits = np.unpackbits(rows.view(np.uint8), axis=1, count=count, bitorder="little")
                 plane[:, block.quotas] = bits.T
+        self._draw(both, members)
+
+    def add_candidates(self, batch: Any, first: int) -> None:
+        """Add members whose quotas are known."""
+        batch = self.begin(batch, first)
+        member, place, is_certain = Places(self._source.quota_ids).pairs(batch.column(1), batch.column(2))
+        both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)
+        both[np.where(is_certain, 0, 1), member, place] = True
+        if len(batch):
+            self._draw(both, slice(0, len(batch)))
+
+    def _draw(self, both: NDArray[np.bool_], members: slice) -> None:
+        """Add members, given the quotas that each fits, certainly and possibly."""
+        count = members.stop - members.start
         certain, possible = ([each.tobytes() for each in np.packbits(plane, axis=1)] for plane in both)
         priorities = (self._hashes[members] ^ MIDDLE).view(np.int64)
         columns = [arrow(priorities), pa.array(certain, pa.binary()), pa.array(possible, pa.binary())]
