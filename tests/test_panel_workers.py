@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import stat
+import sys
 import tempfile
 from multiprocessing import Pipe, active_children, get_context
 from threading import Lock, Thread, Timer
@@ -210,7 +211,9 @@ def test_an_error_that_cannot_be_pickled_is_told_with_its_type_and_text(tmp_path
     theirs.close()
     [(kind, error)] = received
     assert kind == "error"
-    assert str(error) == f"a process that matched the panel failed: {text}"
+    # tblib, which dask.distributed imports, lets all exceptions of a process be pickled.
+    if not (isinstance(error, TwoArguments) and "tblib" in sys.modules):
+        assert str(error) == f"a process that matched the panel failed: {text}"
 
 
 @pytest.mark.usefixtures("crew")

@@ -438,6 +438,7 @@ class FaultServer:
         then: The fault for all later requests.
         opened: How many connections there were.
         most_open: The highest number of open connections.
+        done: How many faults have been played to their end.
     """
 
     faults: deque[Fault] = field(converter=deque)
@@ -447,6 +448,7 @@ class FaultServer:
     url: str = field(default="", init=False)
     opened: int = field(default=0, init=False)
     most_open: int = field(default=0, init=False)
+    done: int = field(default=0, init=False)
     _open: int = field(default=0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _serving: Any = field(default=None, init=False)
@@ -467,6 +469,12 @@ class FaultServer:
         while len(self.ledger.received) < requests:  # noqa: ASYNC110  a thread reads them
             await anyio.sleep(0.001)
 
+    async def has_done(self, faults: int) -> None:
+        """Wait until this many faults were played to their end, such as the close after a response."""
+        with anyio.fail_after(10):
+            while self.done < faults:  # noqa: ASYNC110  likewise
+                await anyio.sleep(0.001)
+
     def _converse(self, connection: wire.Connection) -> None:
         with self._lock:
             self.opened += 1
@@ -482,6 +490,8 @@ class FaultServer:
                     if exchange.over:
                         break
                 over = exchange.over
+                with self._lock:
+                    self.done += 1
         finally:
             with self._lock:
                 self._open -= 1

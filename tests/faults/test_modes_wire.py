@@ -131,9 +131,9 @@ async def test_mode_06_a_bulk_invite_on_a_connection_that_died_of_age_is_unknown
 async def test_mode_06_a_connection_the_service_has_closed_is_not_used_again(end):
     with FaultServer(then=[*RIGHT, end()]) as server:
         async with client_of(server.url) as client:
-            for _ in range(5):
+            for number in range(1, 6):
                 assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
-                await anyio.sleep(0.003)  # until the end arrives
+                await server.has_done(number)
     assert server.opened == 5
 
 
@@ -300,7 +300,7 @@ async def test_mode_35_an_early_response_that_arrives_counts():
     with FaultServer(early) as server:
         async with client_of(server.url) as client:
             result = await client.bulk_invite("m1", [2])
-            await anyio.sleep(0.005)  # until the end of the connection arrives
+            await server.has_done(1)
             assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
     assert result[0].status == "not_sent"
     assert isinstance(result[0].error, BadRequestError)
