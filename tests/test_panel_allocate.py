@@ -178,6 +178,16 @@ def test_a_panel_that_can_be_read_once_is_learned_first(generated):
         matcher.map_batches(panel.to_batches())
 
 
+def test_prices_that_were_learned_before_can_be_given():
+    index, panel = QuotaIndex([EVERYBODY, MEN_ONLY]), people(200, 200)
+    output = Allocate(1, room={1: 200, 2: 200}, value=WORTH)
+    learned = PanelMatcher(index, output).learn(panel)
+    given = PanelMatcher(index, evolve(output, prices=learned.output.prices))
+    assert given._source.market.prices.tolist() == learned._source.market.prices.tolist()
+    assert max(given._source.market.prices) > 0
+    assert given.run(panel).read_all() == learned.run(panel).read_all()
+
+
 def test_prices_are_for_allocations_only(generated):
     index, panel = generated
     for wrong in (PanelMatcher(index).learn, PanelMatcher(index, TopK(3)).learned):

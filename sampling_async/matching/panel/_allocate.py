@@ -152,9 +152,10 @@ class Allocate:
         return evolve(self, prices=prices_of(source, sample, self.possible, _MEAN_DEPTH * self.per_member))
 
     def priced(self, source: Source) -> Market:
-        """Return the market of an inventory with the prices of this allocation."""
+        """Return the market of an inventory with the prices of this allocation, if it has any."""
         assert source.market is not None
-        assert self.prices is not None
+        if self.prices is None:
+            return source.market
         prices, reach = self.prices.by_quota, self.prices.reach
         ids = source.quota_ids.tolist()
         return evolve(

@@ -66,8 +66,8 @@ class PanelMatcher:
         if isinstance(output, Allocate):
             market = output.market([target for _, target in compiled])
         source = Source(compiled, index.kinds, index.policy, index.recontact_lists, market)
-        if market is not None:
-            source = source.ranked_by(market)
+        if isinstance(output, Allocate):
+            source = source.ranked_by(output.priced(source))
         self._set_up(output, source)
 
     def _set_up(self, output: Output | Candidates | Learning, source: Source) -> None:
