@@ -14,15 +14,13 @@ from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
     INVITES_LEFT,
     SPREAD,
-    Places,
     best_of_each,
     chances,
     columns_read,
     limits,
-    places_within,
     weights,
 )
-from sampling_async.matching.panel._collectors import split
+from sampling_async.matching.panel._collectors import Places, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import packed
 from sampling_async.matching.panel._market import Rates, Value, market_of
@@ -205,9 +203,7 @@ class Candidates:
 
     def hashes(self, batch: Any, first: int) -> NDArray[np.uint64]:
         """Return a hash of each member's code."""
-        key = self.seed.to_bytes(16, "little", signed=True)
-        codes = member_codes(batch, first).to_pylist()
-        return np.array([hashed(code, key) for code in codes], dtype=np.uint64)
+        return hashed(member_codes(batch, first).to_pylist(), self.seed)
 
     def completed(self, batch: Any, first: int, lists: Any, certain: Any, hashes: NDArray[np.uint64]) -> Any:
         """Return some members with their candidates, and with what else counts of them."""

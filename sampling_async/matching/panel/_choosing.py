@@ -8,6 +8,7 @@ import numpy as np
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._collectors import places_within
 from sampling_async.matching.panel._columns import numbers
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ INVITES_LEFT: Final = "invites_left"
 """The column of the panel with the most invites that a member may get today, as its caps say."""
 
 _SPARE: Final = 3
-_WIDEST_TABLE: Final = 2**22
 
 SPREAD: Final = 0.02
 """The part of its value that a pair gains by chance: members who tie should not all take the same quota."""
@@ -35,61 +35,6 @@ def chances(members: NDArray[np.uint64], quotas: NDArray[np.uint64]) -> NDArray[
     mixed ^= mixed >> _HALF
     chance: NDArray[np.float64] = mixed.astype(np.float64) * _UNIT
     return chance
-
-
-class Places:
-    """The places of quotas, by their IDs.
-
-    Args:
-        quota_ids: The quotas, in the order of their places.
-    """
-
-    def __init__(self, quota_ids: NDArray[np.int64]) -> None:
-        self._order = np.argsort(quota_ids)
-        self._sorted = quota_ids[self._order]
-        # Most IDs are close together, and a table is much faster than a search.
-        self._table: NDArray[np.intp] | None = None
-        if len(quota_ids) and self._sorted[-1] - self._sorted[0] < _WIDEST_TABLE:
-            table = np.full(self._sorted[-1] - self._sorted[0] + 1, -1)
-            table[quota_ids - self._sorted[0]] = np.arange(len(quota_ids))
-            self._table = table
-
-    def pairs(self, lists: Any, certain: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return the pairs in lists of quota IDs, without those of other quotas.
-
-        Args:
-            lists: A list for each member: the certain quotas, and then the possible ones.
-            certain: How many of them are certain.
-
-        Returns:
-            For each pair the member, the place of the quota, and whether it is certain.
-        """
-        member = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
-        is_certain = places_within(member) < certain.to_numpy()[member]
-        place = self._of(lists.flatten().to_numpy())
-        known = place >= 0
-        if known.all():
-            return member, place, is_certain
-        return member[known], place[known], is_certain[known]
-
-    def _of(self, quota_ids: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return the places of quotas, -1 for unknown ones."""
-        if not len(self._sorted):
-            return np.full(len(quota_ids), -1)
-        if self._table is not None:
-            at = quota_ids - self._sorted[0]
-            is_in = (at >= 0) & (at < len(self._table))
-            return np.where(is_in, self._table[np.where(is_in, at, 0)], -1)
-        found = np.minimum(np.searchsorted(self._sorted, quota_ids), len(self._sorted) - 1)
-        return np.where(self._sorted[found] == quota_ids, self._order[found], -1)
-
-
-def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
-    """Return the place of each item in its group, whose items stand together: [7, 7, 4] gives [0, 1, 0]."""
-    if not len(groups):
-        return np.zeros(0, dtype=np.intp)
-    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
-    return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
 def best_of_each(

@@ -12,14 +12,13 @@ from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
     INVITES_LEFT,
     SPREAD,
-    Places,
     best_of_each,
     chances,
     columns_read,
     limits,
     weights,
 )
-from sampling_async.matching.panel._collectors import split
+from sampling_async.matching.panel._collectors import Places, split
 from sampling_async.matching.panel._columns import member_codes
 from sampling_async.matching.panel._sample import MIDDLE, hashed
 
@@ -129,15 +128,13 @@ class Learning:
 class _Drawing:
     def __init__(self, output: Learning, source: Source) -> None:
         self._output, self._source = output, source
-        self._key = output.seed.to_bytes(16, "little", signed=True)
         self._count = 0
         self._limit = _LAST
         self._hashes = np.zeros(0, dtype=np.uint64)
         self._drawn: list[Any] = []
 
     def begin(self, batch: Any, first: int) -> Any:
-        codes = member_codes(batch, first).to_pylist()
-        hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
+        hashes = hashed(member_codes(batch, first).to_pylist(), self._output.seed)
         self._count += len(hashes)
         kept = np.flatnonzero(hashes < self._limit)
         if len(kept) > MEMBERS:

@@ -11,11 +11,13 @@ from attrs import field, frozen
 from sampling_async._contract.checks import is_whole, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, places_of, split
+from sampling_async.matching.panel._collectors import count_of, places_of, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from attrs import Attribute
     from numpy.typing import NDArray
 
@@ -76,10 +78,7 @@ class Sample:
         quota = places_of(table, source)
         certain = table.column("certain").to_numpy()
         order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
-        # A row's position in its quota is its own position minus that of the quota's first row.
-        ordered = quota[order]
-        starts = np.searchsorted(ordered, ordered)
-        return table.take(arrow(order[np.arange(len(order)) - starts < self.per_quota]))
+        return table.take(arrow(order[places_within(quota[order]) < self.per_quota]))
 
 
 def _within(
@@ -120,9 +119,11 @@ def _within(
     return row[of[kept]], member[kept]
 
 
-def hashed(text: str, key: bytes) -> int:
-    """Return a hash of 64 bits under a key."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
+def hashed(texts: Iterable[str], seed: int) -> NDArray[np.uint64]:
+    """Return a hash of 64 bits of each text; another seed gives others."""
+    key = seed.to_bytes(16, "little", signed=True)
+    hashes = [blake2b(text.encode(), digest_size=8, key=key).digest() for text in texts]
+    return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)
 
 
 class _Drawn:
@@ -166,9 +167,7 @@ class _Drawing:
 
     def __init__(self, output: Sample, source: Source) -> None:
         self._output, self._source = output, source
-        self._key = output.seed.to_bytes(16, "little", signed=True)
-        turns = [hashed(str(quota_id), self._key) for quota_id in source.quota_ids.tolist()]
-        self._turns = np.array(turns, dtype=np.uint64)
+        turns = self._turns = hashed(map(str, source.quota_ids.tolist()), output.seed)
         self._certain = _Drawn(len(turns), output.per_quota)
         self._others = _Drawn(len(turns), output.per_quota)
         self._codes = np.zeros(0, dtype=object)
@@ -177,7 +176,7 @@ class _Drawing:
     def begin(self, batch: Any, first: int) -> Any:
         # Sort the batch by hash, so that the members of a range are next to each other.
         codes = np.array(member_codes(batch, first).to_pylist(), dtype=object)
-        hashes = np.array([hashed(code, self._key) for code in codes], dtype=np.uint64)
+        hashes = hashed(codes, self._output.seed)
         order = np.argsort(hashes, kind="stable")
         self._codes, self._hashes = codes[order], hashes[order]
         return batch.take(arrow(order))
@@ -220,8 +219,7 @@ class _Drawing:
             priorities = hashes[member] + turns[row]
             order = np.lexsort((priorities, row))
             row, member, priorities = row[order], member[order], priorities[order]
-            # The place of a member in its row, from the lowest priority on: rows [2, 2, 5] give [0, 1, 0].
-            place = np.arange(len(row)) - np.searchsorted(row, row)
+            place = places_within(row)  # of a member in its row, from the lowest priority on
             kept = place < n
             row, member, priorities, place = row[kept], member[kept], priorities[kept], place[kept]
             hit = np.bincount(row, minlength=len(quotas))
