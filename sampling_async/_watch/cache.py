@@ -32,7 +32,6 @@ _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0
 """Seconds by which a file may be from the future: clocks are set back."""
 
-
 _LEFTOVER: Final = 3600.0
 """Seconds after which nobody writes to a temporary file any longer."""
 
@@ -65,8 +64,7 @@ class CacheFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else exc
-            _LOG.warning("the cache %s cannot be read: %s", self._path, reason or exc)
+            self._warn("read", exc)
             return None
         try:
             quotas, began = self._read(body)
@@ -110,8 +108,11 @@ class CacheFile:
                     Path(name).unlink()
                 raise
         except Exception as exc:  # noqa: BLE001  nobody waits for this thread
-            reason = exc.strerror if isinstance(exc, OSError) else exc
-            _LOG.warning("the cache %s cannot be written: %s", self._path, reason or exc)
+            self._warn("written", exc)
+
+    def _warn(self, done: str, exc: Exception) -> None:
+        reason = exc.strerror if isinstance(exc, OSError) else None
+        _LOG.warning("the cache %s cannot be %s: %s", self._path, done, reason or exc)
 
     def _remove_leftovers(self) -> None:
         """Remove what processes that were killed while they wrote have left."""

@@ -28,13 +28,12 @@ class Closings:
         self.quotas = quotas or {}
         self.surveys = surveys or {}
 
-    def close_quota(self, quota_id: int, begun: int) -> None:
-        """Note that a quota was told to be closed, when so many polls had begun."""
-        self.quotas[quota_id] = max(begun, self.quotas.get(quota_id, 0))
-
-    def close_wave(self, wave: Wave, begun: int) -> None:
-        """Note that a survey was told to be closed, when so many polls had begun."""
-        self.surveys[wave] = max(begun, self.surveys.get(wave, 0))
+    def close(self, what: int | Wave, begun: int) -> None:
+        """Note that a quota or a survey was told to be closed, when so many polls had begun."""
+        if isinstance(what, int):
+            self.quotas[what] = max(begun, self.quotas.get(what, 0))
+        else:
+            self.surveys[what] = max(begun, self.surveys.get(what, 0))
 
     def since(self, poll: int) -> Closings:
         """Return the closings that a poll did not know of, by the poll's number."""
@@ -100,6 +99,10 @@ class Shown:
             await turns.step(1 + len(survey.quotas))
         changed.update(dict.fromkeys(key for key in old if key not in self.view))
         return changed
+
+    def about(self, what: int | Wave) -> tuple[Key, ...]:
+        """Return the surveys that a closing of a quota or a survey is about."""
+        return self.homes(what) if isinstance(what, int) else self.waves(what)
 
     def homes(self, quota_id: int) -> tuple[Key, ...]:
         """Return the surveys that list a quota: one, or none."""

@@ -27,12 +27,11 @@ from sampling_async._watch.reader import Board, QuotaChanges
 from sampling_async._watch.shown import Closings, Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     from sampling_async._contract.records import Quotas
     from sampling_async._pacing.threads import Run
     from sampling_async._watch.cache import CacheFile
-    from sampling_async._watch.changes import Key
     from sampling_async._watch.shown import Wave
 
 WatchStatus: TypeAlias = Literal["starting", "ready", "stale", "failing"]
@@ -131,7 +130,7 @@ class QuotaWatch(Standing):
         self._arranged: Closings | None = None  # those of an inventory that is being arranged
         self._arranged_poll = 0
         self._late: list[int | Wave] = []  # what was closed meanwhile
-        self._early: list[Callable[[], object]] = []  # closings that were told before the cache was loaded
+        self._early: list[tuple[int | Wave, datetime]] = []  # what was closed before the cache was loaded
         self._is_loaded = cache is None
         self._is_cached = False
         self._of: _Begun | None = None  # the poll that is shown
@@ -296,16 +295,7 @@ class QuotaWatch(Standing):
         Raises:
             InvalidRequestError: `quota_id` is no whole number, or `at` is no datetime with a time zone.
         """
-        quota_id = whole_id(quota_id, "quota_id")
-        begun = self._told_at(at)
-        if self._is_put_off(at, lambda moment: self.close_quota(quota_id, at=moment)) or begun is None:
-            return False
-        self._closings.close_quota(quota_id, begun)
-        if self._arranged is not None:
-            self._late.append(quota_id)
-            if begun >= self._arranged_poll:
-                self._arranged.close_quota(quota_id, begun)
-        return self._hide(() if self._shown is None else self._shown.homes(quota_id))
+        return self._close(whole_id(quota_id, "quota_id"), at)
 
     def close_survey(self, survey_id: int, wave_id: int | None = None, *, at: datetime | None = None) -> bool:
         """Show a survey as closed from now on, by the rules of `close_quota`; return whether it was open.
@@ -319,15 +309,27 @@ class QuotaWatch(Standing):
             InvalidRequestError: An ID is no whole number, or `at` is no datetime with a time zone.
         """
         wave = whole_id(survey_id, "survey_id"), None if wave_id is None else whole_id(wave_id, "wave_id")
+        return self._close(wave, at)
+
+    def _close(self, what: int | Wave, at: datetime | None) -> bool:
         begun = self._told_at(at)
-        if self._is_put_off(at, lambda moment: self.close_survey(*wave, at=moment)) or begun is None:
+        if not self._is_loaded:
+            # It may be newer than the inventory of the cache, or older.
+            self._early.append((what, datetime.fromtimestamp(self._wall(), UTC) if at is None else at))
             return False
-        self._closings.close_wave(wave, begun)
+        if begun is None:
+            return False
+        self._closings.close(what, begun)
         if self._arranged is not None:
-            self._late.append(wave)
+            self._late.append(what)
             if begun >= self._arranged_poll:
-                self._arranged.close_wave(wave, begun)
-        return self._hide(() if self._shown is None else self._shown.waves(wave))
+                self._arranged.close(what, begun)
+        if self._shown is None:
+            return False
+        changed = self._shown.hide(self._shown.about(what), self._closings)
+        if changed:
+            self.board.moved(changed)
+        return bool(changed)
 
     def _told_at(self, at: datetime | None) -> int | None:
         """Return how many polls had begun when something was told; None if a later poll has decided already."""
@@ -348,22 +350,6 @@ class QuotaWatch(Standing):
         # If that clock was set back since, the poll began earlier by it than it seemed. In doubt a closing
         # counts: that does less harm than a quota that seems to be open.
         return min(poll.began, self._wall() - (self._clock() - poll.since)) <= moment
-
-    def _is_put_off(self, at: datetime | None, again: Callable[[datetime], object]) -> bool:
-        """Put a closing off until the cache is loaded, because it may be newer than that inventory."""
-        if self._is_loaded:
-            return False
-        moment = datetime.fromtimestamp(self._wall(), UTC) if at is None else at
-        self._early.append(lambda: again(moment))
-        return True
-
-    def _hide(self, keys: Iterable[Key]) -> bool:
-        if self._shown is None:
-            return False
-        changed = self._shown.hide(keys, self._closings)
-        if changed:
-            self.board.moved(changed)
-        return bool(changed)
 
     # --- The work
 
@@ -448,7 +434,7 @@ class QuotaWatch(Standing):
             changed = await shown.fill(self._arranged, before)
             # No await from here on: whoever looks sees the old inventory, or the new one.
             for late in self._late:
-                keys = shown.homes(late) if isinstance(late, int) else shown.waves(late)
+                keys = shown.about(late)
                 shown.hide(keys, self._arranged)
                 # Also what this poll shows as open: readers were told meanwhile that it is closed.
                 changed.update(dict.fromkeys(keys))
@@ -470,15 +456,15 @@ class QuotaWatch(Standing):
 
     async def _load(self) -> None:
         if self._cache is not None:
-            now, at = self._wall(), self._clock()
+            now, since = self._wall(), self._clock()
             found = await in_thread(self._cache.load, now)
             if found is not None:
                 quotas, began = found
-                await self._show(quotas, _Begun(0, at - (now - began), began))
+                await self._show(quotas, _Begun(0, since - (now - began), began))
         self._is_loaded = True
         early, self._early = self._early, []
-        for again in early:
-            again()
+        for what, at in early:
+            self._close(what, at)
 
     def _save(self) -> None:
         # A disk that is slower than the polls gets only some of the inventories.
