@@ -17,9 +17,10 @@ from matching_kit import AGE
 from typer.testing import CliRunner
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
-from sampling_async._cli import _match_view, _panel_files, _rendering
+from sampling_async._cli import _match_view, _rendering
 from sampling_async._cli._commands import app
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
+from sampling_async.matching.panel import _files
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 MEMBERS = list(generate_members(5, members=60))
@@ -86,7 +87,7 @@ SOURCES = ["panel.parquet", "panel.csv", "panel.jsonl", "SELECT * FROM 'panel.pa
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_counts_equal_those_of_the_index_for_every_kind_of_file(panel, source, monkeypatch):
-    monkeypatch.setattr(_panel_files, "_LINES_BYTES", 2000)  # a line begins in one block and ends in the next
+    monkeypatch.setattr(_files, "_LINES_BYTES", 2000)  # a line begins in one block and ends in the next
     rows = lines(run(source).stdout)
     assert {row["QuotaID"]: (row["Certain"], row["Possible"]) for row in rows} == expected_counts()
     assert [row["QuotaID"] for row in rows] == list(INDEX.quota_ids)
@@ -164,14 +165,14 @@ def test_columns_may_have_other_names(panel):
 
 def test_a_postal_code_in_csv_keeps_its_zeros(panel):
     (panel / "zeros.csv").write_text("member_code,1001042\nm,01234\n")
-    opened = _panel_files.opened("zeros.csv", frozenset({"1001042"}), {})
+    opened = _files.opened("zeros.csv", frozenset({"1001042"}), {})
     assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
 
 
 def test_a_csv_text_of_two_lines_belongs_to_one_member(panel):
     rows = "".join(f'm{at},30,"street\nGHOST,20,city"\n' for at in range(60_000))
     (panel / "two.csv").write_text(f"member_code,{AGE},note\np,1,\n{rows}")
-    opened = _panel_files.opened("two.csv", frozenset({"member_code", str(AGE)}), {})
+    opened = _files.opened("two.csv", frozenset({"member_code", str(AGE)}), {})
     codes = [code for batch in opened.batches for code in batch.column("member_code").to_pylist()]
     assert len(codes) == 60_001
     assert "GHOST" not in codes
@@ -188,7 +189,7 @@ def test_json_lines_keep_participations_and_lists_of_answers_and_skip_other_keys
         {"member_code": "b", "1": [1, 2], "x": {"y": 2**70}, "participations": []},
     ]
     (panel / "two.jsonl").write_text("\n".join(map(json.dumps, lines_of_two)))
-    opened = _panel_files.opened("two.jsonl", frozenset({"member_code", "1", "participations"}), {})
+    opened = _files.opened("two.jsonl", frozenset({"member_code", "1", "participations"}), {})
     (batch,) = opened.batches
     assert batch.column("participations").to_pylist() == [each["participations"] for each in lines_of_two]
     assert batch.column("1").to_pylist() == [[1], [1, 2]]
@@ -196,7 +197,7 @@ def test_json_lines_keep_participations_and_lists_of_answers_and_skip_other_keys
 
 def test_columns_of_json_lines_may_have_other_names(panel):
     (panel / "named.jsonl").write_text('{"age": 30, "id": "m"}')
-    opened = _panel_files.opened(
+    opened = _files.opened(
         "named.jsonl", frozenset({str(AGE), "member_code"}), {"age": str(AGE), "id": "member_code"}
     )
     assert [row for batch in opened.batches for row in batch.to_pylist()] == [
@@ -217,10 +218,10 @@ def test_results_follow_a_symbolic_link_and_change_no_other_file(panel):
 
 @pytest.mark.parametrize("block_bytes", [10, 10_000])
 def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(panel, monkeypatch, block_bytes):
-    monkeypatch.setattr(_panel_files, "_LINES_BYTES", block_bytes)
+    monkeypatch.setattr(_files, "_LINES_BYTES", block_bytes)
     text = '{"1": 5}\n{"1": [5, 6]}\n\n{"2": "x", "other": {"a": 1}}\n{"1": 7, "2": 3}\n{"1": null}'
     (panel / "late.jsonl").write_text(text)
-    opened = _panel_files.opened("late.jsonl", frozenset({"1", "2"}), {})
+    opened = _files.opened("late.jsonl", frozenset({"1", "2"}), {})
     rows = [row for batch in opened.batches for row in batch.to_pylist()]
 
     def plain(answer):
@@ -321,7 +322,7 @@ def test_age_bands_beside_a_panel_count_unless_others_are_given(panel):
 
 
 def test_a_column_that_first_appears_late_in_json_lines_is_read(panel, monkeypatch):
-    monkeypatch.setattr(_panel_files, "_LINES_BYTES", 50)
+    monkeypatch.setattr(_files, "_LINES_BYTES", 50)
     rows = [{"member_code": f"m{at}"} for at in range(9)]
     (panel / "late.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"member_code": "n", "age": 30}])))
     assert lines(run("late.jsonl", "--top", 1, "--column", f"{AGE}=age").stdout)[-1]["MemberCode"] == "n"

@@ -347,3 +347,27 @@ def test_many_quotas_do_not_all_get_the_same_candidates():
     index = QuotaIndex([evolve(each, price=Price(1 + each.survey_id / 1e4, 1)) for each in surveys])
     rows = allocated(index, people(400, 0), Allocate(1, room=dict.fromkeys(range(1, 201), 2)))
     assert sum(counts_of(rows).values()) > 300
+
+
+def test_reserves_are_the_next_best_quotas_of_other_surveys():
+    index, panel = generated_panel()
+    allocate = Allocate(2, reserves=3)
+    rows = PanelMatcher(index, allocate).run(panel).read_all().to_pylist()
+    without = PanelMatcher(index, Allocate(2)).run(panel).read_all()
+    surveys = {target.quota.quota_id: target.survey.survey_id for target in index.quota_ids.targets()}
+    assert [row["quota_ids"] for row in rows] == without.column("quota_ids").to_pylist()
+    assert "reserves" not in without.schema.names
+    assert max(len(row["reserves"]) for row in rows) == 3
+    for row in rows:
+        chosen = [surveys[quota_id] for quota_id in (*row["quota_ids"], *row["reserves"])]
+        assert len(chosen) == len(set(chosen))
+
+
+def test_terms_are_the_rooms_and_values_of_an_allocation():
+    index, _ = generated_panel()
+    some = index.quota_ids[0]
+    terms = PanelMatcher(index, Allocate(1, room={some: 7}, value={some: 2.5})).terms()
+    assert terms[some] == (7, 2.5)
+    assert set(terms) == set(index.quota_ids)
+    with pytest.raises(InvalidRequestError, match="Allocate"):
+        PanelMatcher(index).terms()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _match_view as view
-from sampling_async._cli import _panel_files as files
+from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._inventory_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
+from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match import MatchOptions
-    from sampling_async._cli._panel_files import PanelFile
+    from sampling_async.matching.panel._files import PanelFile
 
 _FEW: Final = 5
 _OTHERS: Final = OTHERS | {INVITES_LEFT}
@@ -63,7 +64,7 @@ class MatchRun:
         wanted, renamed = options.wanted(), options.renamed(_OTHERS)
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
-            files.check_output(options.output, self._panel)
+            written.check_output(options.output, self._panel)
         index = QuotaIndex(self._inventory(), kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, wanted)
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
@@ -77,7 +78,7 @@ class MatchRun:
         followed = Followed(source)
         results = iter(matcher.run(iter(followed), workers=options.processes))
         if options.as_requests:
-            results = files.matching_any(results)
+            results = written.matching_any(results)
         with followed.progress, self._file_named():
             self._hand_out(results, matcher, followed)
         if options.output is not None:
@@ -91,9 +92,9 @@ class MatchRun:
     def _hand_out(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
-            files.write(results, matcher.schema, options.output)
+            written.write(results, matcher.schema, options.output)
         elif show.as_lines(options.as_json):
-            for line in files.lines(results, only_ascii=sys.stdout.isatty()):
+            for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
         elif isinstance(matcher.output, Counts):
             view.show_counts(results, followed)

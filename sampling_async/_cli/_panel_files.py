@@ -1,37 +1,23 @@
-"""Read panels from files or a DuckDB query, batch by batch; and write results."""
+"""Write the results of matching, and panels."""
 
 from __future__ import annotations
 
-import io
 import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-from attrs import frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._whole_files import written_whole
 from sampling_async.matching.panel._arrow import pa, pc
+from sampling_async.matching.panel._files import alike, is_query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 csv: Final[Any] = import_module("pyarrow.csv")
-arrow_json: Final[Any] = import_module("pyarrow.json")
 pq: Final[Any] = import_module("pyarrow.parquet")
 
-_QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
-_TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
-_LINES_BYTES: Final = 2**24
-_ROWS: Final = 2**15
-_NAMED: Final = 12
-_LONGEST_NAME: Final = 40
 _KEYS: Final = {
     "certain": "Certain",
     "member_code": "MemberCode",
@@ -45,266 +31,7 @@ _KEYS: Final = {
 }
 """The JSON keys for the columns of results, in the service's style of spelling."""
 
-INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
 OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
-
-
-class BadLineError(ValueError):
-    """A line of a panel is not a JSON object. The text says which line."""
-
-
-@frozen
-class PanelFile:
-    """A panel that is ready to be read.
-
-    Attributes:
-        batches: Record batches of the wanted columns, under the wanted names.
-        columns: The names of all columns of the panel, after renaming.
-        members: How many members the panel has, or None if that is not known before reading.
-    """
-
-    batches: Iterator[Any]
-    columns: tuple[str, ...]
-    members: int | None
-
-
-def is_query(panel: str) -> bool:
-    """Return whether a panel is a query for DuckDB rather than a file."""
-    return _QUERY.match(panel) is not None
-
-
-def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    """Open a panel.
-
-    Args:
-        panel: A file, or a query.
-        wanted: The columns to read.
-        renamed: The wanted names of columns that have other names in the panel, by those other names.
-
-    Raises:
-        InvalidRequestError: The panel cannot be read.
-    """
-    if is_query(panel):
-        return _of_query(panel, wanted, renamed)
-    path = Path(panel)
-    readers: dict[str, Callable[[Path, frozenset[str], Mapping[str, str]], PanelFile]] = dict(
-        zip(INPUTS, (_of_parquet, _of_csv, _of_lines, _of_lines), strict=True)
-    )
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise InvalidRequestError(
-            f"{panel!r} is neither a query (SELECT ...) nor a file that ends in {', '.join(INPUTS)}"
-        )
-    if path.is_dir():
-        raise InvalidRequestError(f"{panel} is a folder, not a file; a DuckDB query reads many files")
-    if not path.is_file():
-        raise InvalidRequestError(f"{panel}: the file does not exist")
-    if not path.stat().st_size:
-        raise InvalidRequestError(f"{panel} is empty")
-    with read_errors(panel):
-        return reader(path, wanted, renamed)
-
-
-def named(columns: Iterable[str]) -> str:
-    """Return the names of columns for a message: the first twelve, and the number of all."""
-    names = list(columns)
-    shown = ", ".join(repr(name[:_LONGEST_NAME]) for name in names[:_NAMED]) or "none"
-    return f"{shown}, ... ({len(names):,} in all)" if len(names) > _NAMED else shown
-
-
-def _check_names(panel: object, names: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Refuse a `--column` that names no column of the panel, or that gives two columns the same name."""
-    names = list(names)
-    for there, question in renamed.items():
-        if there not in names:
-            raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is no column {there!r}; the columns are "
-                f"{named(names)}"
-            )
-        if question in names and question != there and question not in renamed:
-            raise InvalidRequestError(
-                f"{panel}: --column {question}={there}: there is also a column {question!r}; drop one of the "
-                "two"
-            )
-
-
-@contextmanager
-def read_errors(panel: str) -> Generator[None]:
-    """Raise errors of reading as `InvalidRequestError`."""
-    try:
-        yield
-    except BadLineError as exc:
-        raise InvalidRequestError(f"{panel}, {exc}") from None
-    except (OSError, pa.ArrowException, UnicodeError, OverflowError) as exc:
-        text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc).partition("\n")[0]
-        # Cut the message here: what follows is a line of the file, with the answers of a member.
-        raise InvalidRequestError(f"{panel}: {_TELLS_A_ROW.sub(lambda match: match[1], text)}") from None
-
-
-def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    file = pq.ParquetFile(path)
-    names = file.schema_arrow.names
-    _check_names(path, names, renamed)
-    kept = [name for name in names if renamed.get(name, name) in wanted]
-    batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
-    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), file.metadata.num_rows)
-
-
-def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    # Without this option, a text of two lines could be read as two members.
-    lines = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(path, parse_options=lines) as reader:
-        names = reader.schema.names
-    _check_names(path, names, renamed)
-    kept = [name for name in names if renamed.get(name, name) in wanted]
-    # All columns are read as texts: read as numbers, postal codes would lose their leading zeros.
-    options = csv.ConvertOptions(
-        column_types=dict.fromkeys(kept, pa.string()),
-        include_columns=kept or names[:1],
-        null_values=[""],
-        strings_can_be_null=True,
-    )
-    reader = csv.open_csv(path, parse_options=lines, convert_options=options)
-    return PanelFile(
-        _with_read_errors((_renamed(each, renamed) for each in reader), path),
-        _renamed_names(names, renamed),
-        None,
-    )
-
-
-def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    """Read JSON lines block by block. A key may be in some lines only, and may first occur late in the file."""
-    names = {name: name for name in sorted(wanted)}
-    names.update({name: there for there, name in renamed.items() if name in wanted})
-    keys: dict[str, None] = {}
-    tables = _line_tables(path, names, keys)
-    first = next(tables, {})
-    is_all = path.stat().st_size <= _LINES_BYTES
-    if is_all:
-        _check_names(path, keys, renamed)
-    # In a long file, keys of `--column` may occur only after the first block, so they are taken as present.
-    there = _renamed_names(keys if is_all else {**keys, **renamed}, renamed)
-    batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
-    return PanelFile(_with_read_errors(_checked(batches, path, keys, renamed), path), there, None)
-
-
-def _checked(
-    batches: Iterable[Any], path: Path, keys: Mapping[str, None], renamed: Mapping[str, str]
-) -> Iterator[Any]:
-    yield from batches
-    # Only now are all keys of the file known.
-    _check_names(path, keys, renamed)
-
-
-def _line_tables(path: Path, names: Mapping[str, str], keys: dict[str, None]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each block, and add the keys found to `keys`."""
-    # A column that was a list in one block is a list in all later blocks.
-    lists: set[str] = set()
-    line = 1
-    with path.open("rb") as file:
-        while block := file.read(_LINES_BYTES):
-            # Complete the last line, so that no line is split between blocks.
-            block += file.readline()
-            columns = _table_of(block, names, keys, line)
-            line += block.count(b"\n")
-            for name, column in columns.items():
-                if pa.types.is_list(column.type):
-                    lists.add(name)
-                elif name in lists:
-                    columns[name] = _as_lists(column)
-            yield columns
-
-
-def _table_of(block: bytes, names: Mapping[str, str], keys: dict[str, None], first_line: int) -> dict[str, Any]:
-    """Return the columns of a block by the wanted names; nulls if the block lacks the key.
-
-    `names` has the key in the file for each wanted name.
-    """
-    options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
-    try:
-        table = arrow_json.read_json(io.BytesIO(block), read_options=options)
-    except pa.ArrowInvalid:
-        # Arrow refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
-        # Python reads them.
-        rows = [
-            _object_of(line, at) for at, line in enumerate(block.split(b"\n"), start=first_line) if line.strip()
-        ]
-        for row in rows:
-            keys.update(dict.fromkeys(row))
-        return {
-            name: pa.array(_alike([row.get(there) for row in rows])) if rows else pa.nulls(0)
-            for name, there in names.items()
-        }
-    keys.update(dict.fromkeys(table.column_names))
-    return {
-        name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
-        for name, there in names.items()
-    }
-
-
-def _object_of(line: bytes, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise BadLineError(f"line {number}: each line of a panel must be a JSON object, but this line is not")
-    return row
-
-
-def _alike(values: list[Any]) -> list[Any]:
-    """Return answers in one type, as Arrow needs: all are lists if one is, and all are texts if one is."""
-    several = [value if isinstance(value, list) or value is None else [value] for value in values]
-    are_texts = any(isinstance(one, str) for each in several for one in each or ())
-    if any(isinstance(value, list) for value in values):
-        return [_texts(each) if are_texts else each for each in several]
-    return [value if value is None else str(value) for value in values] if are_texts else values
-
-
-def _texts(values: list[Any] | None) -> list[str] | None:
-    return None if values is None else [str(value) for value in values if value is not None]
-
-
-def _as_lists(column: Any) -> Any:
-    # Each answer becomes a list of one, a null an empty list. Example: [7, null, 8] has the offsets 0, 1, 1, 2.
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
-
-
-def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    try:
-        duckdb: Any = import_module("duckdb")
-    except ModuleNotFoundError:
-        raise InvalidRequestError(
-            "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'"
-        ) from None
-    try:
-        reader = pa.RecordBatchReader.from_stream(duckdb.connect().sql(query))
-    except duckdb.Error as exc:
-        raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
-    names = reader.schema.names
-    _check_names("the query", names, renamed)
-    kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
-    batches = (_renamed(each.select(kept), renamed) for each in reader)
-    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), None)
-
-
-def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
-    with read_errors(str(panel)):
-        yield from batches
-
-
-def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:
-    return batch.rename_columns([renamed.get(name, name) for name in batch.schema.names]) if renamed else batch
-
-
-def _renamed_names(names: Iterable[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(renamed.get(name, name) for name in names)
-
-
-# --- Results
-
 
 def check_output(output: Path, panel: str) -> None:
     """Refuse a file that could not be written at the end, or that is the panel itself.
@@ -383,5 +110,5 @@ def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
     Raises:
         InvalidRequestError: The file cannot be written.
     """
-    table = pa.table({name: pa.array(_alike([row[name] for row in rows])) for name in rows[0]})
+    table = pa.table({name: pa.array(alike([row[name] for row in rows])) for name in rows[0]})
     write(table.to_batches(), table.schema, output)

@@ -115,6 +115,10 @@ class LiveIndex(Standing):
         """
         await self._until(lambda: self._index is not None)
 
+    def is_open(self, quota_id: int) -> bool:
+        """Return whether the watch shows a quota as open now."""
+        return self._watch.is_open(quota_id)
+
     def match(
         self,
         profile: Profile | Member,

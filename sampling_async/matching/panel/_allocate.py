@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import number_above_0, whole_from_1
+from sampling_async._contract.checks import number_above_0, whole_from_1, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
@@ -60,6 +60,10 @@ def _share(_: object, attribute: Attribute[Any], value: object) -> None:
         raise InvalidRequestError(f"{attribute.name} must be from 0 to 1, not {value!r:.40}")
 
 
+def _from_0(_: object, attribute: Attribute[Any], value: object) -> None:
+    whole_number(value, attribute.name, least=0)
+
+
 def _above_0(_: object, attribute: Attribute[Any], value: object) -> None:
     number_above_0(value, attribute.name, "times what is needed")
 
@@ -86,7 +90,9 @@ class Allocate:
 
     The result has a row for each member with the columns of `TopK`: `member_code`, `quota_ids` (first the
     certain, then the possible ones, both best first) and `certain`. A panel may have a column `invites_left`,
-    the most invites that a member may get today, as daily and weekly caps say; null means `per_member`.
+    the most invites that a member may get today, as daily and weekly caps say; null means `per_member`. With
+    `reserves`, a column of this name has the next best quotas of each member, the best first and one of each
+    survey, in case that one of its own turns out to be full. A reserve has no room of its own.
 
     Attributes:
         per_member: How many quotas of a member at most.
@@ -101,6 +107,7 @@ class Allocate:
         rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known.
         overshoot: How many times the room, if it is not given: 1.2 is a fifth more.
         possible: What a possible match is worth beside a certain one of the same quota; 0 leaves it out.
+        reserves: How many further quotas of a member are told at most; 0 for none.
         seed: Another seed draws another sample, and breaks ties otherwise.
         prices: What `PanelMatcher.learn` has found out; None: it is learned from the panel.
 
@@ -116,13 +123,14 @@ class Allocate:
     rates: Rates = field(default=1.0, repr=False, kw_only=True)
     overshoot: float = field(default=1.0, validator=_above_0, kw_only=True)
     possible: float = field(default=0.5, validator=_share, kw_only=True)
+    reserves: int = field(default=0, validator=_from_0, kw_only=True)
     seed: int = field(default=0, validator=seed_of_64_bits, kw_only=True)
     prices: Prices | None = field(default=None, repr=False, kw_only=True)
 
     @property
     def schema(self) -> Any:
         """The Arrow schema of the result."""
-        return pa.schema(_RESULT)
+        return pa.schema([*_RESULT, (RESERVES, pa.list_(pa.int64()))] if self.reserves else _RESULT)
 
     def market(self, targets: Sequence[Target]) -> Market:
         """Return the market of some quotas."""
@@ -172,6 +180,9 @@ class Allocate:
         for group in _in_groups(candidates):
             yield allocation.of(group)
 
+
+RESERVES: Final = "reserves"
+"""The column of the result with the next best quotas of each member."""
 
 _RESULT: Final = [(MEMBER_CODE, pa.string()), ("quota_ids", pa.list_(pa.int64())), ("certain", pa.int32())]
 _CANDIDATES: Final = [
@@ -382,13 +393,32 @@ class _Allocation:
         taken = self._given(member, quota, gains, most.to_numpy().copy())
         # Certain before possible, each by what it brings.
         taken = taken[np.lexsort((-gains[taken], ~is_certain[taken], member[taken]))]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(member[taken], minlength=len(batch)))])
         sure = np.bincount(member[taken][is_certain[taken]], minlength=len(batch))
-        ids = arrow(self._quota_ids[quota[taken]])
-        return pa.record_batch(
-            [codes, pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), ids), arrow(sure.astype(np.int32))],
-            schema=self._output.schema,
-        )
+        columns = [codes, self._lists(member[taken], quota[taken], len(batch)), arrow(sure.astype(np.int32))]
+        if self._output.reserves:
+            left = self._left(member, quota, gains, taken)
+            columns.append(self._lists(member[left], quota[left], len(batch)))
+        return pa.record_batch(columns, schema=self._output.schema)
+
+    def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
+        """Return the list of each member's quotas, given the pairs member by member."""
+        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=members))])
+        return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
+
+    def _left(
+        self,
+        member: NDArray[np.intp],
+        quota: NDArray[np.intp],
+        gains: NDArray[np.float64],
+        taken: NDArray[np.intp],
+    ) -> NDArray[np.intp]:
+        """Return the next best pairs of each member, member by member, of surveys that it has nothing of."""
+        of_survey = member * np.int64(len(self._survey_rooms)) + self._market.surveys[quota]
+        left = np.flatnonzero(~np.isin(of_survey, of_survey[taken]))
+        left = left[np.lexsort((-gains[left], member[left]))]
+        _, first = np.unique(of_survey[left], return_index=True)
+        left = left[np.sort(first)]
+        return left[places_within(member[left]) < self._output.reserves]
 
     def _given(
         self,

@@ -77,6 +77,18 @@ class PanelMatcher:
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
         self._read: _OfSchema[Columns] = _OfSchema()
 
+    def terms(self) -> dict[int, tuple[int, float]]:
+        """Return the room and the value of each quota, by its ID, as `Allocate` counts them.
+
+        Raises:
+            InvalidRequestError: The output is not `Allocate`.
+        """
+        self._allocation()
+        market = self._source.market
+        assert market is not None
+        pairs = zip(market.rooms.tolist(), market.values.tolist(), strict=True)
+        return dict(zip(self._source.quota_ids.tolist(), pairs, strict=True))
+
     @property
     def questions(self) -> tuple[int, ...]:
         """The IDs of the questions that the inventory asks; only columns of these matter."""
