@@ -32,6 +32,7 @@ from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._journal.journal import Journal, run_of
+from sampling_async._journal.record import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Lane, Permit
 from sampling_async._pacing.loops import current_time
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings
-    from sampling_async._journal.run import JournalRun
     from sampling_async._protocol.outcomes import BulkInviteResult
 
 # Unused connections kept beyond `max_concurrency`: the probe of an outage needs no permit.
@@ -460,7 +460,7 @@ class SamplingClient:
         goal: Goal | None = None,
         deadline: float | None = None,
         weight: float = 1.0,
-        journal: str | os.PathLike[str] | Journal | None = None,
+        journal: str | os.PathLike[str] | Journal | Record | None = None,
     ) -> OutcomeStream:
         """Request invites of many members, each to its own quotas, and yield the outcomes as they finish.
 
@@ -477,16 +477,17 @@ class SamplingClient:
             weight: As for `bulk_invite`.
             journal: A file that records what is sent and what came back. If the run is killed, start it again
                 with the same input and the same journal: recorded outcomes are returned from the journal, IDs
-                in flight at that time are `unknown`, and the remaining IDs are sent. See `Journal`.
+                in flight at that time are `unknown`, and the remaining IDs are sent. See `Journal`. A campaign
+                gives its ledger here.
 
         Raises:
             InvalidRequestError: While iterating: an item of the input is not an InviteRequest.
             JournalError: When entering the block, the journal cannot be used. While iterating or when leaving,
                 it could not be written.
         """
-        run: JournalRun | None = None
+        run: Record | None = None
         if journal is not None:
-            run = run_of(journal if isinstance(journal, Journal) else Journal(journal))
+            run = journal if isinstance(journal, Record) else _run_of(journal)
             run.claim(str(self._base_url), self._panel_guid)
         options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run)
         source = PanelSource(
@@ -508,7 +509,7 @@ class SamplingClient:
         # After an outage that was too long, the result is -inf: reading more IDs has no use.
         return lambda: -inf if inviter.has_given_up else options.until - self._gate.clock()
 
-    def _inviter(self, journal: JournalRun | None = None) -> Inviter:
+    def _inviter(self, journal: Record | None = None) -> Inviter:
         return Inviter(self._caller, self._panel_guid, journal)
 
     def _stream(
@@ -606,3 +607,7 @@ class SamplingClient:
         return PageReader(
             self._caller, self._panel_guid, quota_id, max_results=max_results, after=after, permit=permit
         )
+
+
+def _run_of(journal: str | os.PathLike[str] | Journal) -> Record:
+    return run_of(journal if isinstance(journal, Journal) else Journal(journal))

@@ -355,11 +355,11 @@ def test_reserves_are_the_next_best_quotas_of_other_surveys():
     rows = PanelMatcher(index, allocate).run(panel).read_all().to_pylist()
     without = PanelMatcher(index, Allocate(2)).run(panel).read_all()
     surveys = {target.quota.quota_id: target.survey.survey_id for target in index.quota_ids.targets()}
-    assert [row["quota_ids"] for row in rows] == without.column("quota_ids").to_pylist()
+    assert [each["quota_ids"] for each in rows] == without.column("quota_ids").to_pylist()
     assert "reserves" not in without.schema.names
-    assert max(len(row["reserves"]) for row in rows) == 3
-    for row in rows:
-        chosen = [surveys[quota_id] for quota_id in (*row["quota_ids"], *row["reserves"])]
+    assert max(len(each["reserves"]) for each in rows) == 3
+    for each in rows:
+        chosen = [surveys[quota_id] for quota_id in (*each["quota_ids"], *each["reserves"])]
         assert len(chosen) == len(set(chosen))
 
 
@@ -367,7 +367,12 @@ def test_terms_are_the_rooms_and_values_of_an_allocation():
     index, _ = generated_panel()
     some = index.quota_ids[0]
     terms = PanelMatcher(index, Allocate(1, room={some: 7}, value={some: 2.5})).terms()
-    assert terms[some] == (7, 2.5)
-    assert set(terms) == set(index.quota_ids)
+    assert (terms.rooms[some], terms.values[some]) == (7, 2.5)
+    assert set(terms.rooms) == set(terms.values) == set(index.quota_ids)
+    assert terms.survey_rooms == {}
+    capped = PanelMatcher(index, Allocate(1)).terms().survey_rooms
+    surveys = {target.survey.survey_id: target.survey for target in index.quota_ids.targets()}
+    assert set(capped) == set(surveys)
+    assert all(capped[id_] >= each.estimated_completes_remaining for id_, each in surveys.items())
     with pytest.raises(InvalidRequestError, match="Allocate"):
         PanelMatcher(index).terms()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sampling_async._bulk.job import Job
     from sampling_async._calls.call import Caller
     from sampling_async._contract.exchange import Track
-    from sampling_async._journal.run import JournalRun
+    from sampling_async._journal.record import Record
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.outcomes import InviteOutcome
@@ -67,7 +67,7 @@ class Inviter:
         journal: Records what is sent and what came back, if given.
     """
 
-    def __init__(self, caller: Caller, panel_guid: str, journal: JournalRun | None = None) -> None:
+    def __init__(self, caller: Caller, panel_guid: str, journal: Record | None = None) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal

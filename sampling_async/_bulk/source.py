@@ -31,7 +31,7 @@ from sampling_async._protocol.requests import InviteRequest, member_code_of, quo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from sampling_async._journal.run import JournalRun
+    from sampling_async._journal.record import Record
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ class PanelSource:
         size: int,
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
-        journal: JournalRun | None = None,
+        journal: Record | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size
@@ -325,7 +325,7 @@ class _Recalling:
         part: The part that was looked up last, until plans for it are made.
     """
 
-    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: JournalRun) -> None:
+    def __init__(self, member_code: str, counted: Sequence[Mapping[int, int]], journal: Record) -> None:
         self._member_code = member_code
         self._counted = counted
         self._items = self._places()

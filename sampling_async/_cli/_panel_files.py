@@ -33,6 +33,7 @@ _KEYS: Final = {
 
 OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
+
 def check_output(output: Path, panel: str) -> None:
     """Refuse a file that could not be written at the end, or that is the panel itself.
 

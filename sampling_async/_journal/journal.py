@@ -128,7 +128,7 @@ class Journal:
 
 
 def run_of(journal: Journal) -> JournalRun:
-    """Return the object that a fan-out works with."""
+    """Return the object that a run works with."""
     return journal._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  not for users
 
 

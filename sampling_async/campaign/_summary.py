@@ -106,7 +106,8 @@ class Moment:
         failed: Pairs that ended `not_sent` or `unknown`.
         latency: The median seconds of its requests; None if there were none.
         latency_95: What 95 % of them did not exceed.
-        limit: How many requests the client thought the service could take at once, at its end; None if not known.
+        limit: How many requests the client thought the service could take at once, at its end; None if not
+            known.
     """
 
     at: datetime

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         PanelMatcher,
         Prices,
         Sample,
+        Terms,
         TopK,
         Workers,
     )
@@ -70,6 +71,7 @@ __all__ = [
     "Rank",
     "Reason",
     "Sample",
+    "Terms",
     "TopK",
     "Truth",
     "UnknownQuotaError",
@@ -79,7 +81,18 @@ __all__ = [
 
 _LIVE: Final = {"Following": "_following", "LiveIndex": "_live"}
 _OF_PANEL: Final = frozenset(
-    {"Allocate", "BatchReader", "Counts", "Output", "PanelMatcher", "Prices", "Sample", "TopK", "Workers"}
+    {
+        "Allocate",
+        "BatchReader",
+        "Counts",
+        "Output",
+        "PanelMatcher",
+        "Prices",
+        "Sample",
+        "Terms",
+        "TopK",
+        "Workers",
+    }
 )
 
 

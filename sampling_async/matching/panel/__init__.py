@@ -5,6 +5,7 @@ This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._counts import Counts
+from sampling_async.matching.panel._market import Terms
 from sampling_async.matching.panel._matcher import PanelMatcher
 from sampling_async.matching.panel._outputs import Output
 from sampling_async.matching.panel._prices import Prices
@@ -13,4 +14,15 @@ from sampling_async.matching.panel._sample import Sample
 from sampling_async.matching.panel._top_k import TopK
 from sampling_async.matching.panel._workers import Workers
 
-__all__ = ["Allocate", "BatchReader", "Counts", "Output", "PanelMatcher", "Prices", "Sample", "TopK", "Workers"]
+__all__ = [
+    "Allocate",
+    "BatchReader",
+    "Counts",
+    "Output",
+    "PanelMatcher",
+    "Prices",
+    "Sample",
+    "Terms",
+    "TopK",
+    "Workers",
+]

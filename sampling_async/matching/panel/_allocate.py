@@ -418,7 +418,8 @@ class _Allocation:
         left = left[np.lexsort((-gains[left], member[left]))]
         _, first = np.unique(of_survey[left], return_index=True)
         left = left[np.sort(first)]
-        return left[places_within(member[left]) < self._output.reserves]
+        kept: NDArray[np.intp] = left[places_within(member[left]) < self._output.reserves]
+        return kept
 
     def _given(
         self,

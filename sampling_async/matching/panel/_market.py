@@ -66,6 +66,38 @@ class Market:
         )
 
 
+@frozen
+class Terms:
+    """What an allocation counts with.
+
+    Attributes:
+        rooms: How many invites each quota can use, by its ID.
+        values: What an invite is worth, by quota ID.
+        survey_rooms: How many invites each survey can use, by its ID; those without a cap are missing.
+    """
+
+    rooms: Mapping[int, int]
+    values: Mapping[int, float]
+    survey_rooms: Mapping[int, int]
+
+
+def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
+    """Return a market by quotas and surveys.
+
+    Args:
+        market: The market.
+        quota_ids: The quotas in its order.
+        survey_ids: The survey of each.
+    """
+    capped = {
+        survey_id: room
+        for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
+        if (room := int(market.survey_rooms[number])) < _MOST
+    }
+    rooms, values = market.rooms.tolist(), market.values.tolist()
+    return Terms(dict(zip(quota_ids, rooms, strict=True)), dict(zip(quota_ids, values, strict=True)), capped)
+
+
 def market_of(
     targets: Sequence[Target],
     *,

@@ -13,6 +13,7 @@ from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, is_settled, settled
 from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
+from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._outputs import Output, name_of, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
 from sampling_async.matching.panel._top_k import TopK
@@ -77,17 +78,16 @@ class PanelMatcher:
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
         self._read: _OfSchema[Columns] = _OfSchema()
 
-    def terms(self) -> dict[int, tuple[int, float]]:
-        """Return the room and the value of each quota, by its ID, as `Allocate` counts them.
+    def terms(self) -> Terms:
+        """Return the rooms and values that `Allocate` counts with.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`.
         """
         self._allocation()
-        market = self._source.market
-        assert market is not None
-        pairs = zip(market.rooms.tolist(), market.values.tolist(), strict=True)
-        return dict(zip(self._source.quota_ids.tolist(), pairs, strict=True))
+        source = self._source
+        assert source.market is not None
+        return terms_of(source.market, source.quota_ids.tolist(), source.survey_ids.tolist())
 
     @property
     def questions(self) -> tuple[int, ...]:

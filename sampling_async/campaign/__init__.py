@@ -1,0 +1,51 @@
+"""Campaigns: a whole panel is matched, asked for invites, and accounted for.
+
+    from sampling_async.campaign import Campaign
+
+    campaign = Campaign(client, "panel.parquet", ledger="night.ledger")
+    print(await campaign.plan())
+    async with campaign.run() as run:
+        async for outcome in run: ...
+    await campaign.write("night")
+
+It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
+"""
+
+from sampling_async.campaign._campaign import Campaign
+from sampling_async.campaign._files import InviteFormat
+from sampling_async.campaign._ledger import LedgerError
+from sampling_async.campaign._lessons import LESSONS, Lesson, Rule
+from sampling_async.campaign._limits import Limits
+from sampling_async.campaign._planning import Cost, Plan
+from sampling_async.campaign._run import CampaignRun
+from sampling_async.campaign._summary import (
+    CampaignState,
+    CodeCount,
+    Moment,
+    Pairs,
+    QuotaFill,
+    Summary,
+    Wait,
+    WaitKind,
+)
+
+__all__ = [
+    "LESSONS",
+    "Campaign",
+    "CampaignRun",
+    "CampaignState",
+    "CodeCount",
+    "Cost",
+    "InviteFormat",
+    "LedgerError",
+    "Lesson",
+    "Limits",
+    "Moment",
+    "Pairs",
+    "Plan",
+    "QuotaFill",
+    "Rule",
+    "Summary",
+    "Wait",
+    "WaitKind",
+]

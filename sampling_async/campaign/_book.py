@@ -1,0 +1,312 @@
+"""What a campaign asks for next, by all that it has learned: plain decisions, without file and event loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field, frozen
+
+from sampling_async._contract.records import ResultCode
+from sampling_async.campaign._ledger import MadeInvite, NewPair, PairEnd
+from sampling_async.campaign._lessons import Lesson, rule_for
+from sampling_async.campaign._summary import Pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sampling_async import InviteOutcome
+    from sampling_async.campaign._ledger import Member, PlannedQuota
+    from sampling_async.campaign._lessons import Rule
+
+MOST_TRIES: Final = 3
+"""How often the same pair is asked for, if each time the reason passes by itself."""
+
+CLOSED: Final = "closed in the inventory"
+_COMMITTED: Final = frozenset({"pending", "invited", "unknown"})
+
+
+@define
+class _Place:
+    """A quota while a campaign runs."""
+
+    quota: PlannedQuota
+    left: int  # how many more pairs there is room for
+    closed: str | None
+    # The code of the last refusals and how many there were in a row.
+    refused: tuple[int, int] = (0, 0)
+
+
+@frozen
+class Ready:
+    """What a member is asked for now, and what was changed for that.
+
+    Attributes:
+        quota_ids: What to ask for; it may be nothing.
+        skipped: What ends `skipped`.
+        added: What takes its place.
+    """
+
+    quota_ids: tuple[int, ...]
+    skipped: tuple[PairEnd, ...] = ()
+    added: tuple[NewPair, ...] = ()
+
+
+@define
+class Learned:
+    """What some outcomes of a member change.
+
+    Attributes:
+        ends: What became of the pairs.
+        invites: The invites that were made.
+        added: What takes the place of refused pairs, in the member's next turn.
+        closed_quotas: Quotas that are taken out now, with the reason.
+        closed_member: Why the member gets nothing more; None if it may.
+        codes: The service's names of the codes.
+        stop: Why the campaign cannot go on; None if it can.
+    """
+
+    ends: list[PairEnd] = field(factory=list[PairEnd])
+    invites: list[MadeInvite] = field(factory=list[MadeInvite])
+    added: list[NewPair] = field(factory=list[NewPair])
+    closed_quotas: list[tuple[str, int]] = field(factory=list["tuple[str, int]"])
+    closed_member: str | None = None
+    codes: dict[int, str] = field(factory=dict[int, str])
+    stop: str | None = None
+
+
+class Book:
+    """What is known while a campaign runs: rooms, closed quotas, and counts.
+
+    Args:
+        quotas: The quotas.
+        counts: The number of pairs by quota and state, so far.
+        rules: What is learned from result codes.
+        is_open: Returns whether the newest inventory shows a quota as open.
+        max_turns: How often a member is asked for at most, because something was refused.
+        retry_seconds: How long a pair waits that is asked for again.
+        spent: What the invites so far cost.
+
+    Attributes:
+        counts: The number of pairs by state.
+        spent: What the invites cost at most.
+        expected: What the invites are expected to bring.
+        asked: Pairs that were handed out and have no outcome yet.
+    """
+
+    def __init__(
+        self,
+        quotas: Iterable[PlannedQuota],
+        counts: Iterable[tuple[int, str, int]],
+        rules: Mapping[int, Rule],
+        *,
+        is_open: Callable[[int], bool] = lambda _: True,
+        max_turns: int = 3,
+        retry_seconds: float = 60.0,
+        spent: float = 0.0,
+    ) -> None:
+        self._places = {quota.id: _Place(quota, quota.room, quota.closed) for quota in quotas}
+        self._of_survey: dict[int, list[int]] = {}
+        for place in self._places.values():
+            self._of_survey.setdefault(place.quota.survey, []).append(place.quota.id)
+        self._rules = rules
+        self._is_open = is_open
+        self._max_turns = max_turns
+        self._retry_seconds = retry_seconds
+        self.counts: Counter[str] = Counter()
+        self.spent = spent
+        self.expected = 0.0
+        self.asked = 0
+        self.asked_cost = 0.0
+        for quota_id, state, count in counts:
+            self.counts[state] += count
+            place = self._places[quota_id]
+            if state in _COMMITTED:
+                place.left -= count
+            if state == "invited":
+                self.expected += count * place.quota.value
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs, by what became of them."""
+        return Pairs(planned=self.counts.total(), **self.counts)
+
+    @property
+    def committed(self) -> int:
+        """Invites that were made, may have been made, or may be made by what was asked for."""
+        return self.counts["invited"] + self.counts["unknown"] + self.asked
+
+    @property
+    def most_spent(self) -> float:
+        """What the invites may cost, together with what was asked for."""
+        return self.spent + self.asked_cost
+
+    def cost_of(self, member: Member) -> float:
+        """Return what the dearest of a member's pairs costs."""
+        return max((self._places[quota_id].quota.cost for quota_id in member.due), default=0.0)
+
+    # --- Before a request
+
+    def ready(self, member: Member, most: int) -> Ready:
+        """Decide what a member is asked for now. Its quotas that are closed give way to its reserves.
+
+        Args:
+            member: The member; what is asked for goes from `due` to `waiting`.
+            most: The most pairs that may be asked for. The others stay due.
+        """
+        asked: list[int] = []
+        skipped: list[PairEnd] = []
+        added: list[NewPair] = []
+        for quota_id in list(member.due):
+            reason = member.closed or self._against(quota_id)
+            if reason is None:
+                asked.append(quota_id)
+                continue
+            skipped.append(PairEnd("skipped", None, reason, member.turn, 0, 0.0, member.id, quota_id))
+            self._end(quota_id, "skipped")
+            del member.due[quota_id]
+            if member.closed is None and (pair := self._next_best(member, member.turn)) is not None:
+                added.append(pair)
+                asked.append(pair.quota)
+                member.due[pair.quota] = 0
+        now = tuple(asked[:most])
+        for quota_id in now:
+            member.tries[quota_id] = member.due.pop(quota_id)
+            self.asked_cost += self._places[quota_id].quota.cost
+        member.waiting.update(now)
+        self.asked += len(now)
+        return Ready(now, tuple(skipped), tuple(added))
+
+    def _against(self, quota_id: int) -> str | None:
+        place = self._places[quota_id]
+        if place.closed is not None:
+            return place.closed
+        return None if self._is_open(quota_id) else CLOSED
+
+    def _next_best(self, member: Member, turn: int) -> NewPair | None:
+        """Plan the best reserve that is open and has room."""
+        for at, quota_id in enumerate(member.reserves):
+            place = self._places.get(quota_id)
+            if place is not None and place.left > 0 and self._against(quota_id) is None:
+                del member.reserves[: at + 1]
+                place.left -= 1
+                self.counts["pending"] += 1
+                member.added += 1
+                return NewPair(member.id, quota_id, member.added, certain=False, turn=turn)
+        member.reserves.clear()
+        return None
+
+    def _end(self, quota_id: int, state: str) -> None:
+        self.counts["pending"] -= 1
+        self.counts[state] += 1
+        if state not in _COMMITTED:
+            self._places[quota_id].left += 1
+
+    def put_back(self, member: Member, quota_ids: Iterable[int]) -> None:
+        """Take back what a member was asked for, because it was not sent. It stays pending."""
+        for quota_id in quota_ids:
+            if quota_id in member.waiting:
+                member.waiting.discard(quota_id)
+                self.asked -= 1
+                self.asked_cost -= self._places[quota_id].quota.cost
+
+    # --- After a request
+
+    def learn(self, member: Member, outcomes: Iterable[InviteOutcome], now: float) -> Learned:
+        """Decide what outcomes of a member change.
+
+        Args:
+            member: The member.
+            outcomes: Outcomes of what it was asked for.
+            now: Seconds since 1970.
+        """
+        learned = Learned()
+        for outcome in outcomes:
+            if outcome.quota_id not in member.waiting:  # given twice
+                continue
+            member.waiting.discard(outcome.quota_id)
+            self.asked -= 1
+            self.asked_cost -= self._places[outcome.quota_id].quota.cost
+            if outcome.result_code is not None and outcome.result:
+                learned.codes[outcome.result_code] = outcome.result
+            if outcome.status == "invited":
+                self._invited(member, outcome, learned, now)
+            elif outcome.status == "unknown":
+                self._close(member, outcome, learned)
+            else:
+                self._refused(member, outcome, learned, now)
+        return learned
+
+    def _invited(self, member: Member, outcome: InviteOutcome, learned: Learned, now: float) -> None:
+        invite, place = outcome.invite, self._places[outcome.quota_id]
+        assert invite is not None
+        place.refused = (0, 0)
+        self.spent += max(place.quota.cost, invite.member_amount or 0.0)
+        self.expected += place.quota.value
+        self._close(member, outcome, learned)
+        learned.invites.append(
+            MadeInvite(
+                member.id,
+                outcome.quota_id,
+                invite.survey_id,
+                invite.wave_id,
+                invite.url,
+                invite.partner_amount,
+                invite.member_amount,
+                invite.loi,
+                invite.ir,
+                now,
+            )
+        )
+
+    def _close(self, member: Member, outcome: InviteOutcome, learned: Learned) -> None:
+        """End a pair for good."""
+        self._end(outcome.quota_id, outcome.status)
+        tries = member.tries.get(outcome.quota_id, 0) + 1
+        state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)
+        learned.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
+
+    def _refused(self, member: Member, outcome: InviteOutcome, learned: Learned, now: float) -> None:
+        rule = rule_for(self._rules, outcome.result_code)
+        # Without a code nothing was refused: it could not be sent, which passes by itself.
+        passes = outcome.result_code is None or rule.lesson is Lesson.LATER
+        tries = member.tries.get(outcome.quota_id, 0) + 1
+        if passes and tries < MOST_TRIES:
+            state, code, due = "pending", outcome.result_code, now + self._retry_seconds
+            turn = member.turn + 1
+            learned.ends.append(
+                PairEnd(state, code, _reason_of(outcome), turn, tries, due, member.id, outcome.quota_id)
+            )
+            return
+        self._close(member, outcome, learned)
+        self._apply(rule, member, outcome, learned)
+        if member.closed is None and member.turn < self._max_turns:
+            pair = self._next_best(member, member.turn + 1)
+            if pair is not None:
+                learned.added.append(pair)
+
+    def _apply(self, rule: Rule, member: Member, outcome: InviteOutcome, learned: Learned) -> None:
+        """Learn from a refusal what it says about other pairs."""
+        code = outcome.result_code or 0
+        name = outcome.result or ResultCode.name_of(code) or f"result code {code}"
+        if rule.lesson is Lesson.MEMBER:
+            member.closed = learned.closed_member = name
+        elif rule.lesson is Lesson.STOP:
+            learned.stop = f"the service answered {name} ({code}): no pair can succeed"
+        elif rule.lesson in {Lesson.QUOTA, Lesson.SURVEY}:
+            place = self._places[outcome.quota_id]
+            last, count = place.refused
+            place.refused = (code, count + 1 if code == last else 1)
+            if place.refused[1] >= rule.in_a_row:
+                self._take_out(place.quota, name, rule.lesson, learned)
+
+    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, learned: Learned) -> None:
+        same = [quota.id] if lesson is Lesson.QUOTA else self._of_survey[quota.survey]
+        for quota_id in same:
+            if self._places[quota_id].closed is None:
+                self._places[quota_id].closed = reason
+                learned.closed_quotas.append((reason, quota_id))
+
+
+def _reason_of(outcome: InviteOutcome) -> str | None:
+    return outcome.anomaly or (None if outcome.error is None else str(outcome.error))

@@ -1,0 +1,299 @@
+"""`Campaign`: a panel in, invites out, and an account of every pair."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sampling_async._contract.checks import number_above_0, whole_number
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.threads import in_thread
+from sampling_async.campaign._files import check_partitions, write_files
+from sampling_async.campaign._ledger import Ledger
+from sampling_async.campaign._lessons import rules_of
+from sampling_async.campaign._planning import Plan, Planner, plan_of
+from sampling_async.campaign._run import CampaignRun
+from sampling_async.campaign._summing import summary_of
+from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sampling_async import Quotas, SamplingClient, Survey
+    from sampling_async.campaign._files import InviteFormat
+    from sampling_async.campaign._lessons import Lesson, Rule
+    from sampling_async.campaign._limits import Limits
+    from sampling_async.campaign._panel import Panel
+    from sampling_async.campaign._planning import Cost
+    from sampling_async.campaign._summary import Summary
+    from sampling_async.matching import MatchPolicy, QuestionKinds
+
+T = TypeVar("T")
+
+_DAY = 86_400.0
+
+
+class Campaign:
+    """Asks for invites for a whole panel, once, and accounts for every pair of a member and a quota.
+
+        campaign = Campaign(client, "panel.parquet", ledger="night.ledger", allocate=Allocate(5))
+        print(await campaign.plan())
+        async with campaign.run() as run:
+            async for outcome in run: ...
+        await campaign.write("night")
+
+    `plan` checks and matches the panel and writes what is to be asked for to the ledger; nothing is sent. `run`
+    asks. It learns from refusals: a full quota is taken out of what is queued, and its members get their next
+    best. The ledger is written before anything is sent, so that a run that was killed goes on where it was, in
+    this process or another one, without the panel. What was in flight then is `unknown`, and is not asked
+    again. At all times, `planned = invited + rejected + not_sent + unknown + skipped + pending`.
+
+    A ledger belongs to one service and panel. It holds member codes and links, and only its owner can read it.
+    One run at a time can use it; everybody may look at it and change its limits meanwhile.
+
+    Args:
+        client: The client that asks.
+        panel: The members: a file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data
+            frame, or a function that opens an Arrow stream. It is read twice. See `PanelMatcher` for the
+            columns. None if the plan is in the ledger already.
+        inventory: What `get_quotas` returned, surveys, or an index of them. A `LiveIndex`, whose block is open:
+            what it shows as closed is not asked for, from that moment on. None: the plan asks the client.
+        ledger: The file of the ledger.
+        allocate: How members are given quotas. Without `reserves` it gets as many as `per_member`.
+        lessons: What is done about result codes: a `Rule` or `Lesson` by code. Other codes are as in `LESSONS`.
+        limits: The limits to begin with; see `limit` for changing them.
+        cost: What an invite costs you, for `Limits.max_spend`: one number, by quota ID, or a function of the
+            `Survey` and the `Quota`. If an invite's own `member_amount` is higher, that counts.
+        columns: The question ID, or the name of another column, that a column of the panel stands for.
+        kinds: How questions are matched, if `inventory` is no index.
+        policy: The rules of matching, if `inventory` is no index.
+        workers: How many processes match the panel.
+        max_turns: How often a member is asked for at most, because something was refused and replaced.
+        retry_seconds: How long a pair waits that is asked for again, after a technical error.
+        wall_clock: Returns seconds since 1970.
+        clock: Returns seconds, for latencies and the invites a minute.
+
+    Raises:
+        InvalidRequestError: An argument is not possible.
+    """
+
+    def __init__(
+        self,
+        client: SamplingClient,
+        panel: Panel | None = None,
+        inventory: Quotas | Iterable[Survey] | QuotaIndex | LiveIndex | None = None,
+        *,
+        ledger: str | os.PathLike[str],
+        allocate: Allocate | None = None,
+        lessons: Mapping[int, Rule | Lesson] | None = None,
+        limits: Limits | None = None,
+        cost: Cost = 0.0,
+        columns: Mapping[str, str] | None = None,
+        kinds: QuestionKinds | None = None,
+        policy: MatchPolicy | None = None,
+        workers: int = 1,
+        max_turns: int = 3,
+        retry_seconds: float = 60.0,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ledger = Path(ledger)
+        self._client, self._panel, self._inventory = client, panel, inventory
+        self._allocate = Allocate(5) if allocate is None else allocate
+        if not isinstance(self._allocate, Allocate):
+            raise InvalidRequestError(f"allocate must be an Allocate, not {type(allocate).__name__}")
+        self._rules = rules_of(lessons)
+        self._limits, self._cost = limits, cost
+        self._columns = dict(columns or {})
+        self._kinds, self._policy = kinds, policy
+        self._workers = whole_number(workers, "workers")
+        self._max_turns = whole_number(max_turns, "max_turns")
+        self._retry_seconds = number_above_0(retry_seconds, "retry_seconds", "seconds")
+        self._wall_clock, self._clock = wall_clock, clock
+
+    def __repr__(self) -> str:
+        return f"<Campaign {self.ledger}>"
+
+    # --- The plan
+
+    async def plan(self) -> Plan:
+        """Return the plan in the ledger; make it if there is none. Nothing is sent, except to read quotas.
+
+        The panel is checked whole: columns, answers, and that each member code is there once.
+
+        Raises:
+            InvalidRequestError: The panel cannot be used; the text names the row or column. Or the ledger has
+                no plan, and there is no panel.
+            LedgerError: The ledger cannot be used.
+            SamplingError: The quotas could not be read.
+        """
+        if self.ledger.exists():
+            found = await self._reading(plan_of)
+            if found is not None:
+                return found
+        planner = await self._planner()
+        return await in_thread(self._planned, planner, None)
+
+    async def top_up(self, *, open_seconds: float = _DAY) -> Plan:
+        """Plan anew for what is short by now, in the same ledger, and return that plan.
+
+        The inventory and the panel are read again. No member gets a quota of a survey of which it was asked
+        before, except where that ended with a full quota or a cap of the day. Invites that may still end in a
+        complete take room. What was pending ends as skipped.
+
+        Args:
+            open_seconds: How long an invite counts as one that may still end in a complete.
+
+        Raises:
+            InvalidRequestError: As for `plan`.
+            LedgerError: The ledger cannot be used, or a run is using it.
+            SamplingError: The quotas could not be read.
+        """
+        number_above_0(open_seconds, "open_seconds", "seconds")
+        if await self._reading(plan_of) is None:
+            raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet: call plan() first")
+        planner = await self._planner()
+        return await in_thread(self._planned, planner, open_seconds)
+
+    async def _planner(self) -> Planner:
+        if self._panel is None:
+            raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
+        inventory = self._inventory
+        if inventory is None:
+            inventory = await self._client.get_quotas()
+        if isinstance(inventory, LiveIndex):
+            inventory = inventory.index
+        index = inventory if isinstance(inventory, QuotaIndex) else await in_thread(self._indexed, inventory)
+        return Planner(
+            panel=self._panel,
+            index=index,
+            allocate=self._allocate,
+            rules=self._rules,
+            cost=self._cost,
+            columns=self._columns,
+            workers=self._workers,
+        )
+
+    def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
+        return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)
+
+    def _planned(self, planner: Planner, open_seconds: float | None) -> Plan:
+        ledger = Ledger(self.ledger)
+        is_new = not self.ledger.exists()
+        try:
+            ledger.open(make=True)
+            # A run must not find its plan changed under it.
+            ledger.lock()
+            planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
+            if self._limits is not None and open_seconds is None:
+                ledger.set_limits(self._limits)
+            found = plan_of(ledger)
+        except BaseException:
+            ledger.close()
+            if is_new:
+                self.ledger.unlink(missing_ok=True)
+            raise
+        ledger.close()
+        assert found is not None
+        return found
+
+    # --- The run
+
+    def run(self) -> CampaignRun:
+        """Return a run of what is pending: a block, and in it an async iterator of outcomes.
+
+        Raises:
+            LedgerError: On entering: the ledger cannot be used, has no plan, belongs to another service or
+                panel, or another run is using it.
+        """
+        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
+        return CampaignRun(
+            self._client,
+            Ledger(self.ledger),
+            self._rules,
+            is_open=is_open,
+            max_turns=self._max_turns,
+            retry_seconds=self._retry_seconds,
+            wall_clock=self._wall_clock,
+            clock=self._clock,
+        )
+
+    async def limit(self, **changes: Any) -> Limits:
+        """Change some limits, see `Limits`, and return all. A run heeds them within a second, in any process.
+
+            await campaign.limit(invites_per_minute=600, max_invites=20_000)
+
+        Raises:
+            InvalidRequestError: A limit is unknown, or its value is not possible.
+            LedgerError: The ledger cannot be used.
+        """
+        return await self._reading(lambda ledger: ledger.change_limits(**changes))
+
+    async def pause(self, reason: str = "") -> None:
+        """Let a run ask for nothing more until `resume`. What was asked is still answered."""
+        await self.limit(paused=True, reason=reason)
+
+    async def resume(self) -> None:
+        """Let a run that pauses go on."""
+        await self.limit(paused=False, reason="")
+
+    # --- What became of it
+
+    async def summary(self) -> Summary:
+        """Return what became of the campaign so far, whether a run is active or not.
+
+        Raises:
+            LedgerError: The ledger cannot be read, or has no plan.
+        """
+        return await self._reading(lambda ledger: summary_of(ledger, self._rules))
+
+    async def write(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        partitions: Sequence[str] = (),
+        kind: InviteFormat = "parquet",
+        title: str = "Campaign",
+    ) -> Summary:
+        """Write the files of the campaign to a folder, each when it is complete, and return the summary.
+
+        They are `invites.parquet` (or `.jsonl`, or a folder `invites` with partitions), `pairs.parquet` with
+        what became of each pair, `summary.json`, and `report.html`, a page that needs nothing else.
+
+        Args:
+            folder: The folder; it is made if there is none.
+            partitions: The columns by which invites are divided into folders: survey_id, wave_id, quota_id,
+                day.
+            kind: The format of the invites.
+            title: The title of the report.
+
+        Raises:
+            InvalidRequestError: There is no such partition or format, or a file cannot be written.
+            LedgerError: The ledger cannot be read, or has no plan.
+        """
+        check_partitions(partitions, kind)
+        where = Path(folder)
+        return await self._reading(
+            lambda ledger: write_files(
+                ledger, self._rules, where, partitions=partitions, kind=kind, title=title
+            )
+        )
+
+    async def _reading(self, work: Callable[[Ledger], T]) -> T:
+        return await in_thread(with_ledger, self.ledger, work)
+
+
+def with_ledger(path: str | os.PathLike[str], work: Callable[[Ledger], T]) -> T:
+    """Call a function with a ledger that is open, and close it."""
+    ledger = Ledger(path)
+    try:
+        ledger.open()
+        return work(ledger)
+    finally:
+        ledger.close()
+
+
+def _always(_: int) -> bool:
+    return True

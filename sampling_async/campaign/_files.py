@@ -1,0 +1,240 @@
+"""What a campaign writes: its invites, what became of each pair, the summary and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.campaign._report import report
+from sampling_async.campaign._summing import summary_of
+from sampling_async.matching.panel._arrow import pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._lessons import Rule
+    from sampling_async.campaign._summary import Summary
+
+InviteFormat: TypeAlias = Literal["parquet", "jsonl"]
+"""The format of the invites: Parquet, or lines of JSON."""
+
+_INVITES: Final = """
+SELECT m.code, i.quota, i.survey, i.wave, i.url, i.partner_amount, i.member_amount, i.loi, i.ir, i.at
+FROM invites AS i JOIN members AS m ON m.id = i.member ORDER BY %si.rowid
+"""
+_PAIRS: Final = """
+SELECT m.code, p.quota, p.plan, p.certain, p.state, p.code, p.reason
+FROM pairs AS p JOIN members AS m ON m.id = p.member ORDER BY p.member, p.plan, p.rank
+"""
+_BY: Final = {
+    "survey_id": "i.survey",
+    "wave_id": "i.wave",
+    "quota_id": "i.quota",
+    "day": "date(i.at, 'unixepoch')",
+}
+PARTITIONS: Final = tuple(_BY)
+"""The columns by which invites can be divided into folders."""
+
+
+def _schemas() -> tuple[Any, Any]:
+    invites = [
+        ("member_code", pa.string()),
+        ("quota_id", pa.int64()),
+        ("survey_id", pa.int64()),
+        ("wave_id", pa.int64()),
+        ("url", pa.string()),
+        ("partner_amount", pa.float64()),
+        ("member_amount", pa.float64()),
+        ("loi", pa.int64()),
+        ("ir", pa.int64()),
+        ("invited_at", pa.timestamp("us", tz="UTC")),
+    ]
+    pairs = [
+        ("member_code", pa.string()),
+        ("quota_id", pa.int64()),
+        ("plan", pa.int64()),
+        ("certain", pa.bool_()),
+        ("status", pa.string()),
+        ("result_code", pa.int64()),
+        ("reason", pa.string()),
+    ]
+    return pa.schema(invites), pa.schema(pairs)
+
+
+def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
+    """Refuse partitions or a format that there is not.
+
+    Raises:
+        InvalidRequestError: The text says what there is.
+    """
+    wrong = [name for name in partitions if name not in PARTITIONS]
+    if wrong or len(set(partitions)) < len(partitions):
+        raise InvalidRequestError(
+            f"invites can be divided by {', '.join(PARTITIONS)}, each once, not by "
+            f"{', '.join(map(repr, partitions))}"
+        )
+    if kind not in {"parquet", "jsonl"}:
+        raise InvalidRequestError(f"the format of invites must be parquet or jsonl, not {kind!r:.40}")
+
+
+def write_files(
+    ledger: Ledger,
+    rules: Mapping[int, Rule],
+    folder: Path,
+    *,
+    partitions: Sequence[str] = (),
+    kind: InviteFormat = "parquet",
+    title: str = "Campaign",
+) -> Summary:
+    """Write all files of a campaign to a folder. Each appears only when it is complete.
+
+    Args:
+        ledger: The ledger, open.
+        rules: What is learned from result codes.
+        folder: The folder; it is made if there is none.
+        partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
+        kind: The format of the invites.
+        title: The title of the report.
+
+    Returns:
+        The summary that was written.
+
+    Raises:
+        InvalidRequestError: A partition does not exist, or a file cannot be written.
+        LedgerError: The ledger cannot be read.
+    """
+    check_partitions(partitions, kind)
+    summary = summary_of(ledger, rules)
+    invites, pairs = _schemas()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # In the same folder, so that each file can be renamed into its place.
+        with tempfile.TemporaryDirectory(prefix=".campaign-", dir=folder) as name:
+            new = Path(name)
+            _write_invites(ledger, invites, new, partitions, kind)
+            _write_one(_table_rows(ledger, _PAIRS, pairs), pairs, new / "pairs.parquet")
+            (new / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n")
+            (new / "report.html").write_text(report(summary, title=title), encoding="utf-8")
+            for path in sorted(new.iterdir()):
+                _replace(path, folder / path.name)
+    except OSError as exc:
+        raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
+    return summary
+
+
+def _replace(new: Path, old: Path) -> None:
+    """Put a file or folder in the place of an older one."""
+    if not new.is_dir():
+        new.replace(old)
+        return
+    # A folder with files cannot be replaced in one step. The old one is moved away first, so that a reader
+    # finds one of the two, or for a moment none, and never a mixture.
+    before = new.with_name(f"{new.name}-before")
+    with suppress(FileNotFoundError):
+        old.rename(before)
+    new.rename(old)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _table_rows(ledger: Ledger, query: str, schema: Any) -> Iterator[Any]:
+    for rows in ledger.read_on(query):
+        columns = [
+            pa.array([_value(value, field.type) for value in column], field.type)
+            for column, field in zip(zip(*rows, strict=True), schema, strict=True)
+        ]
+        yield pa.record_batch(columns, schema=schema)
+
+
+def _value(value: Any, kind: Any) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_timestamp(kind):
+        return datetime.fromtimestamp(value, UTC)
+    return bool(value) if pa.types.is_boolean(kind) else value
+
+
+def _write_invites(ledger: Ledger, schema: Any, folder: Path, partitions: Sequence[str], kind: str) -> None:
+    if not partitions:
+        _write_one(_table_rows(ledger, _INVITES % "", schema), schema, folder / f"invites.{kind}")
+        return
+    folder = folder / "invites"
+    folder.mkdir()
+    # Sorted by partition, so that one file is open at a time, however many there are.
+    batches = _table_rows(ledger, _INVITES % "".join(f"{_BY[name]}, " for name in partitions), schema)
+    # A column that is in the name of the folder is not in the file too: readers would find it twice.
+    rest = pa.schema([each for each in schema if each.name not in partitions])
+    writer: Any = None
+    last: Path | None = None
+    try:
+        for path, rows in _by_partition(batches, partitions, folder):
+            if path != last:
+                if writer is not None:
+                    writer.close()
+                path.mkdir(parents=True)
+                writer, last = _writer(path / f"invites.{kind}", rest), path
+            writer.write_batch(rows.select(rest.names))
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _by_partition(
+    batches: Iterable[Any], partitions: Sequence[str], folder: Path
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the folder of each partition with its rows, in parts."""
+    for batch in batches:
+        days = [moment.date() for moment in batch.column("invited_at").to_pylist()]
+        columns = [days if name == "day" else batch.column(name).to_pylist() for name in partitions]
+        keys = list(zip(*columns, strict=True))
+        start = 0
+        for key, same in groupby(keys):
+            count = len(list(same))
+            pieces = (f"{name}={value}" for name, value in zip(partitions, key, strict=True))
+            yield folder.joinpath(*pieces), batch.slice(start, count)
+            start += count
+
+
+def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
+    writer = _writer(path, schema)
+    try:
+        for batch in batches:
+            writer.write_batch(batch)
+    finally:
+        writer.close()
+
+
+def _writer(path: Path, schema: Any) -> Any:
+    # Invites hold member codes and links, so that only their owner may read them.
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    if path.suffix == ".parquet":
+        return import_module("pyarrow.parquet").ParquetWriter(path, schema)
+    return _Lines(path)
+
+
+class _Lines:
+    """Writes record batches as lines of JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write_batch(self, batch: Any) -> None:
+        """Write the rows of a batch."""
+        for row in batch.to_pylist():
+            plain = {
+                name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()
+            }
+            self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

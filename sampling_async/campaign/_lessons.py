@@ -1,0 +1,164 @@
+"""What a campaign learns from a result code: the table, and what a person can do."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import field, frozen
+
+from sampling_async._contract.checks import whole_from_1
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import ResultCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from attrs import Attribute
+
+
+class Lesson(StrEnum):
+    """What a refusal says about the pairs that are still queued.
+
+    Attributes:
+        PAIR: Nothing: the refusal is about this member and this quota.
+        QUOTA: The quota takes nobody now. It is taken out of what is queued.
+        SURVEY: The survey takes nobody now. All its quotas are taken out.
+        MEMBER: The member gets nothing more in this campaign.
+        MEMBER_SURVEY: The member gets nothing more of this survey.
+        LATER: The same pair is asked for again later, up to three times.
+        STOP: No pair can succeed, for example because the panel is not known. The campaign stops.
+    """
+
+    PAIR = "pair"
+    QUOTA = "quota"
+    SURVEY = "survey"
+    MEMBER = "member"
+    MEMBER_SURVEY = "member_survey"
+    LATER = "later"
+    STOP = "stop"
+
+
+def _a_lesson(_: object, __: Attribute[Any], value: object) -> None:
+    if not isinstance(value, Lesson):
+        raise InvalidRequestError(f"lesson must be a Lesson, such as Lesson.QUOTA, not {value!r:.40}")
+
+
+@frozen
+class Rule:
+    """What is learned from a result code.
+
+    Attributes:
+        lesson: What it says about others.
+        advice: What a person can do about it, for the report.
+        in_a_row: Learn only when so many pairs of the quota were refused with this code, one after the other.
+            A full sub-quota concerns some members of a quota; several in a row mean most of them.
+    """
+
+    lesson: Lesson = field(validator=_a_lesson)
+    advice: str = ""
+    in_a_row: int = field(default=1, validator=whole_from_1, kw_only=True)
+
+
+_UNKNOWN: Final = Rule(Lesson.PAIR, "A code that this version does not know: ask the operator what it means.")
+_PROFILE: Final = "Compare the member's profile here with the one that the service holds."
+_ENABLE: Final = "Ask the operator whether the panel should get this."
+_CLOSED: Final = "Nothing to do. Read quotas more often, or follow notifications, to learn of it sooner."
+_MEMBER: Final = "Check whether the member is registered and active at the service."
+_CAP: Final = "Give such members fewer invites: fill the column invites_left."
+_PANEL: Final = (
+    "Check the PanelGUID and the key, then ask the operator. The campaign goes on when it is run again."
+)
+
+LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
+    {
+        ResultCode.PANEL_DOES_NOT_EXIST: Rule(Lesson.STOP, _PANEL),
+        ResultCode.PANEL_NOT_ES_ENABLED: Rule(Lesson.STOP, _PANEL),
+        ResultCode.NO_PANEL_GUID: Rule(Lesson.STOP, _PANEL),
+        ResultCode.PANEL_INVALID_ES_REQUEST: Rule(Lesson.STOP, _PANEL),
+        ResultCode.QUOTA_NOT_LIVE: Rule(Lesson.QUOTA, _CLOSED),
+        ResultCode.QUOTA_FULL: Rule(Lesson.QUOTA, _CLOSED),
+        ResultCode.NO_QUOTA_ID: Rule(Lesson.QUOTA, "The quota is gone: read the inventory again."),
+        ResultCode.QUOTA_NOT_ES_ENABLED: Rule(Lesson.QUOTA, _ENABLE),
+        ResultCode.INTERVALLIC_QUOTA_NOTAVAILBLE: Rule(
+            Lesson.QUOTA, "The quota opens again later: top up then."
+        ),
+        ResultCode.STARTS_THRESHOLD_ACHIEVED: Rule(Lesson.QUOTA, "Temporary: top up later."),
+        ResultCode.SUB_QUOTA_FULL: Rule(
+            Lesson.QUOTA, "A group of the quota is full; read the inventory again, then top up.", in_a_row=3
+        ),
+        ResultCode.IP_EXTERNAL_RESPONDENTTYPE_FULL: Rule(Lesson.QUOTA, _CLOSED, in_a_row=3),
+        ResultCode.SURVEY_DOES_NOT_EXIST: Rule(Lesson.SURVEY, _CLOSED),
+        ResultCode.SURVEY_NOT_FOR_RECONTACT: Rule(
+            Lesson.SURVEY, "Ask the operator: the survey is no recontact."
+        ),
+        ResultCode.SURVEY_NOT_ENABLED_FOR_IP_ES: Rule(Lesson.SURVEY, _ENABLE),
+        ResultCode.SURVEY_NOT_AVAILABLE_FOR_PARTNER: Rule(Lesson.SURVEY, _ENABLE),
+        ResultCode.IP_PROVIDER_COST_NOMATCH: Rule(
+            Lesson.SURVEY, "Compare the agreed prices with the operator."
+        ),
+        ResultCode.SURVEY_COMPLETES_CAP_ACHIEVED: Rule(Lesson.SURVEY, _CLOSED),
+        ResultCode.SURVEY_IPPARTNER_COMPLETES_ALLOCATION_ACHIEVED: Rule(
+            Lesson.SURVEY, "The partner's share of the survey is used up."
+        ),
+        ResultCode.NO_MEMBER_FOUND: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.NO_MEMBER_CODE: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.MEMBER_NOT_ROUTABLE: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.MEMBER_BLOCKED: Rule(Lesson.MEMBER, "The service has blocked the member: leave it out."),
+        ResultCode.MEMBER_NOT_ACTIVE: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.MAX_DAILY_EXCEEDED: Rule(Lesson.MEMBER, _CAP),
+        ResultCode.MAX_WEEKLY_EXCEEDED: Rule(Lesson.MEMBER, _CAP),
+        ResultCode.UNABLE_TO_GET_GID: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.MEMBER_GID_NOT_AVAILABLE: Rule(Lesson.MEMBER, _MEMBER),
+        ResultCode.SURVEY_TAKEN: Rule(
+            Lesson.MEMBER_SURVEY, "Fill the column exclude_surveys with what the member holds or took."
+        ),
+        ResultCode.ACCOUNT_GROUP_SURVEY_TAKEN: Rule(Lesson.MEMBER_SURVEY, "The member took a related survey."),
+        ResultCode.EXCLUDED_SURVEY_TAKEN: Rule(Lesson.MEMBER_SURVEY, "Fill the column participations."),
+        ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Rule(
+            Lesson.MEMBER_SURVEY, "Fill the column device_type."
+        ),
+        ResultCode.SURVEY_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings: ask the operator which."),
+        ResultCode.SURVEY_STUDY_TYPE_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings of the panel."),
+        ResultCode.SURVEY_CUSTOMER_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings of the panel."),
+        ResultCode.SURVEY_LOI_MISMATCH: Rule(
+            Lesson.MEMBER_SURVEY, "The survey is too long for these settings."
+        ),
+        ResultCode.SURVEY_VERIFICATION_LEVEL_FAILED: Rule(Lesson.MEMBER_SURVEY, _MEMBER),
+        ResultCode.PREVIOUSLY_TERMINATED_SCREENER: Rule(
+            Lesson.MEMBER_SURVEY, "The member was screened out before: fill the column exclude_surveys."
+        ),
+        ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: Rule(Lesson.PAIR, _PROFILE),
+        ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: Rule(Lesson.PAIR, _PROFILE),
+        ResultCode.NO_RECONTACT_GID: Rule(
+            Lesson.PAIR, "Read the recontact list into the index before planning."
+        ),
+        ResultCode.TECHNICAL_ERROR: Rule(
+            Lesson.LATER, "A fault of the service: tell the operator if it stays."
+        ),
+    }
+)
+"""What a campaign learns from each result code. `Campaign(lessons=...)` replaces some or all of it."""
+
+
+def rules_of(lessons: Mapping[int, Rule | Lesson] | None) -> Mapping[int, Rule]:
+    """Return the table with a user's changes.
+
+    Raises:
+        InvalidRequestError: Something in it is neither a rule nor a lesson.
+    """
+    if lessons is None:
+        return LESSONS
+    made: dict[int, Rule] = dict(LESSONS)
+    for code, rule in lessons.items():
+        if not isinstance(rule, Rule):
+            # The advice of the table still helps, whatever else is done about the code.
+            rule = Rule(rule, made[code].advice if code in made else "")  # noqa: PLW2901
+        made[code] = rule
+    return made
+
+
+def rule_for(rules: Mapping[int, Rule], code: int | None) -> Rule:
+    """Return the rule of a code; an unknown one is about its pair only."""
+    return _UNKNOWN if code is None else rules.get(code, _UNKNOWN)

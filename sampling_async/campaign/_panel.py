@@ -1,0 +1,125 @@
+"""The panel of a campaign: a file, a query or an Arrow stream, which is read twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attrs import frozen
+
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.matching.panel import _files as files
+from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._choosing import INVITES_LEFT
+from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+
+if TYPE_CHECKING:
+    from sampling_async.matching import PanelMatcher
+
+Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
+"""A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
+opens an Arrow stream anew each time it is called."""
+
+
+@frozen
+class PanelSource:
+    """A panel that can be opened several times.
+
+    Attributes:
+        columns: The names of its columns.
+        opened: Returns its batches, from the first one on.
+        name: What to call it in messages.
+    """
+
+    columns: tuple[str, ...]
+    opened: Callable[[], Iterator[Any]]
+    name: str
+
+
+def source_of(
+    panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
+) -> PanelSource:
+    """Return a panel, after a look at its columns.
+
+    Args:
+        panel: What the user gave.
+        matcher: What it will be matched with.
+        renamed: The question or column that each named column of the panel stands for.
+        extra: Further columns that are read.
+
+    Raises:
+        InvalidRequestError: It cannot be read, can be read only once, or has no column that matters.
+    """
+    if isinstance(panel, str | os.PathLike):
+        text = os.fspath(panel)
+        names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
+        columns = files.opened(text, names, renamed).columns
+        name = "the query" if files.is_query(text) else text
+        source = PanelSource(columns, lambda: files.opened(text, names, renamed).batches, name)
+    else:
+        opened = panel if callable(panel) else lambda: panel
+        if not callable(panel):
+            _must_be_readable_twice(panel)
+        first = _batches(opened(), renamed)
+        try:
+            columns = tuple(next(first).schema.names)
+        except StopIteration:
+            columns = ()
+        source = PanelSource(columns, lambda: _batches(opened(), renamed), "the panel")
+    _check(source, matcher)
+    return source
+
+
+def missing_questions(source: PanelSource, matcher: PanelMatcher) -> tuple[int, ...]:
+    """Return the questions of the inventory that the panel has no column for."""
+    return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
+
+
+def _check(source: PanelSource, matcher: PanelMatcher) -> None:
+    if not source.columns:
+        raise InvalidRequestError(f"{source.name} has no members")
+    has, questions = f"it has {files.named(source.columns)}", matcher.questions
+    if MEMBER_CODE not in source.columns:
+        raise InvalidRequestError(
+            f"{source.name} has no column {MEMBER_CODE!r}; {has}. Name the column that holds the codes: "
+            f"columns={{'its name': {MEMBER_CODE!r}}}"
+        )
+    if questions and len(missing_questions(source, matcher)) == len(questions):
+        raise InvalidRequestError(
+            f"{source.name} has no column for any question of the inventory, such as {questions[0]}; {has}. "
+            f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}"
+        )
+
+
+def _must_be_readable_twice(panel: Any) -> None:
+    if not hasattr(panel, "__arrow_c_stream__") or isinstance(panel, pa.RecordBatchReader):
+        raise InvalidRequestError(
+            "a campaign reads its panel twice, so it must be a file, a query, a table or data frame, or a "
+            f"function that opens it anew; this is a {type(panel).__name__}"
+        )
+
+
+def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
+    batches: Iterable[Any] = (
+        pa.RecordBatchReader.from_stream(stream) if hasattr(stream, "__arrow_c_stream__") else stream
+    )
+    for batch in batches:
+        names = [renamed.get(name, name) for name in batch.schema.names]
+        yield batch.rename_columns(names) if renamed else batch
+
+
+def excluding(batches: Iterable[Any], surveys: Mapping[str, set[int]]) -> Iterator[Any]:
+    """Yield a panel with further surveys that members must not be offered, by member code."""
+    for batch in batches:
+        codes = batch.column(batch.schema.names.index(MEMBER_CODE)).to_pylist()
+        more = [surveys.get(str(code), ()) for code in codes]
+        names = batch.schema.names
+        if EXCLUDED in names:
+            at = names.index(EXCLUDED)
+            before = batch.column(at).to_pylist()
+            merged = [sorted({*(had or ()), *new}) for had, new in zip(before, more, strict=True)]
+            yield batch.set_column(at, EXCLUDED, pa.array(merged, pa.list_(pa.int64())))
+        else:
+            lists = pa.array([sorted(new) for new in more], pa.list_(pa.int64()))
+            yield pa.record_batch([*batch.columns, lists], names=[*names, EXCLUDED])

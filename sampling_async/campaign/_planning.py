@@ -1,0 +1,271 @@
+"""Make the plan of a campaign: check and match a panel, allocate it, and write the pairs to the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from attrs import evolve, field, frozen
+
+from sampling_async._contract.checks import number_from_0
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async.campaign._ledger import PlannedQuota
+from sampling_async.campaign._lessons import Lesson, Rule, rule_for
+from sampling_async.campaign._panel import Panel, excluding, missing_questions, source_of
+from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from sampling_async._contract.records import Quota, Survey
+    from sampling_async.campaign._ledger import Ledger, Planning
+    from sampling_async.campaign._panel import PanelSource
+
+Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
+"""What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
+
+_NAMED: Final = 5
+_REQUEST: Final = 100
+
+
+@frozen(kw_only=True)
+class Plan:
+    """What a campaign is going to do.
+
+    Attributes:
+        members: Members of the panel.
+        matched: Members with at least one pair.
+        pairs: Pairs of a member and a quota.
+        certain: Pairs that match certainly. The others may match.
+        requests: Requests for these pairs. What is refused and replaced needs some more.
+        quotas: Quotas with at least one pair.
+        room: How many invites all quotas can use.
+        expected_invites: The certain pairs, and the possible ones by what `Allocate.possible` says, up to the
+            cap.
+        expected_value: What these invites bring: for each the value of its quota.
+        currency_id: The currency of the prices; None if there are several.
+        number: 1 for the first plan of a ledger, then one more for each top-up.
+        warnings: What should be looked at before it begins.
+        limits: The limits, in words.
+    """
+
+    members: int
+    matched: int
+    pairs: int
+    certain: int
+    requests: int
+    quotas: int
+    room: int
+    expected_invites: int
+    expected_value: float
+    currency_id: int | None
+    number: int = 1
+    warnings: tuple[str, ...] = ()
+    limits: Mapping[str, str] = field(factory=dict[str, str])
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.members:,} members, {self.matched:,} of them with quotas",
+            f"{self.pairs:,} pairs in {self.requests:,} requests, {self.certain:,} of them match certainly",
+            f"{self.expected_invites:,} invites expected, worth {self.expected_value:,.2f}",
+            f"{self.quotas:,} quotas with room for {self.room:,} invites",
+            *(f"limit: {name}: {value}" for name, value in self.limits.items()),
+            *(f"note: {warning}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+
+@frozen(kw_only=True)
+class Planner:
+    """Everything that a plan is made from.
+
+    Attributes:
+        panel: The panel.
+        index: The inventory.
+        allocate: The allocation.
+        rules: What is learned from result codes; for a top-up, which says what was final.
+        cost: What an invite costs.
+        columns: The question or column that each named column of the panel stands for.
+        workers: How many processes match.
+    """
+
+    panel: Panel
+    index: QuotaIndex
+    allocate: Allocate
+    rules: Mapping[int, Rule]
+    cost: Cost
+    columns: Mapping[str, str]
+    workers: int
+
+    def plan(self, ledger: Ledger, *, now: float, open_seconds: float | None = None) -> None:
+        """Write a plan to a ledger.
+
+        Args:
+            ledger: The ledger, open.
+            now: Seconds since 1970.
+            open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
+        """
+        excluded: dict[str, set[int]] = {}
+        allocate = self._with_reserves()
+        if open_seconds is not None:
+            excluded = self._delivered(ledger)
+            allocate = self._topped_up(ledger, allocate, now - open_seconds)
+        matcher = PanelMatcher(self.index, allocate)
+        weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
+        source = source_of(self.panel, matcher, self.columns, weight)
+
+        def batches() -> Iterator[Any]:
+            return excluding(source.opened(), excluded) if excluded else source.opened()
+
+        with _naming(source):
+            priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
+            with ledger.planning() as planning:
+                self._write(planning, priced, priced.run(batches(), workers=self.workers), source, now)
+
+    def _with_reserves(self) -> Allocate:
+        # Without reserves a refusal leaves a member with less, and the campaign learns in vain.
+        allocate = self.allocate
+        return allocate if allocate.reserves else evolve(allocate, reserves=allocate.per_member)
+
+    def _write(
+        self, planning: Planning, matcher: PanelMatcher, batches: Iterable[Any], source: PanelSource, now: float
+    ) -> None:
+        terms = matcher.terms()
+        quotas = list(self._quotas(terms.rooms, terms.values))
+        planning.add_quotas(quotas)
+        members, certain, by_quota = 0, 0, Counter[int]()
+        value = invites = 0.0
+        worth = {quota.id: quota.value for quota in quotas}
+        matched = requests = 0
+        for batch in batches:
+            rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            planning.check([row[0] for row in rows], members, source.name)
+            members += len(rows)
+            some = [row for row in rows if row[1]]
+            planning.add_members(some)
+            matched += len(some)
+            for _, quota_ids, sure, _ in some:
+                by_quota.update(quota_ids)
+                certain += sure
+                requests += -(-len(quota_ids) // _REQUEST)
+                for rank, quota_id in enumerate(quota_ids):
+                    chance = 1.0 if rank < sure else self.allocate.possible
+                    invites += chance
+                    value += chance * worth[quota_id]
+        currencies = {quota.currency for quota in quotas if by_quota[quota.id]}
+        planning.note(
+            planned_at=now,
+            members=members,
+            matched=matched,
+            pairs=by_quota.total(),
+            certain=certain,
+            requests_planned=requests,
+            quotas=len(+by_quota),
+            room=sum(quota.room for quota in quotas),
+            invites=round(invites),
+            value=value,
+            currency="" if len(currencies) != 1 else currencies.pop(),
+            warnings="\n".join(self._warnings(source, matcher)),
+        )
+
+    def _quotas(self, rooms: Mapping[int, int], values: Mapping[int, float]) -> Iterator[PlannedQuota]:
+        for target in self.index.quota_ids.targets():
+            survey, quota = target.survey, target.quota
+            yield PlannedQuota(
+                quota.quota_id,
+                survey.survey_id,
+                survey.wave_id,
+                survey.survey_name or "",
+                survey.price.currency_id,
+                rooms.get(quota.quota_id, 0),
+                values.get(quota.quota_id, 0.0),
+                _cost(self.cost, survey, quota),
+            )
+
+    def _warnings(self, source: PanelSource, matcher: PanelMatcher) -> Iterator[str]:
+        missing = missing_questions(source, matcher)
+        if missing:
+            shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+            yield (
+                f"the panel has no column for {len(missing):,} of {len(matcher.questions):,} questions, so "
+                f"they count as not answered: {shown}"
+            )
+        if self.index.diagnostics:
+            first = self.index.diagnostics[0]
+            yield (
+                f"the inventory has {len(self.index.diagnostics):,} oddities, which count as possible; the "
+                f"first: quota {first.quota_id}, {first.message}"
+            )
+
+    # --- A top-up
+
+    def _delivered(self, ledger: Ledger) -> dict[str, set[int]]:
+        """Return the surveys that each member must not be asked for again."""
+        surveys: dict[str, set[int]] = {}
+        passing = {Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER}
+        for code, survey_id, state, result_code in ledger.delivered():
+            # A quota that was full may have room again, and a cap of a day is over. All else is final.
+            is_over = state in {"rejected", "not_sent"} and (
+                result_code is None or rule_for(self.rules, result_code).lesson in passing
+            )
+            if not is_over:
+                surveys.setdefault(code, set()).add(survey_id)
+        return surveys
+
+    def _topped_up(self, ledger: Ledger, allocate: Allocate, since: float) -> Allocate:
+        """Return the allocation with the room that invites leave which are still open."""
+        terms = PanelMatcher(self.index, allocate).terms()
+        rooms, survey_rooms = dict(terms.rooms), dict(terms.survey_rooms)
+        for quota_id, survey_id, count in ledger.open_invites(since):
+            if quota_id in rooms:
+                rooms[quota_id] = max(0, rooms[quota_id] - count)
+            if survey_id in survey_rooms:
+                survey_rooms[survey_id] = max(0, survey_rooms[survey_id] - count)
+        return evolve(allocate, room=rooms, survey_room=survey_rooms)
+
+
+def plan_of(ledger: Ledger) -> Plan | None:
+    """Return the plan in a ledger; None if there is none."""
+    if not ledger.plan:
+        return None
+    facts = dict(ledger.read("SELECT name, value FROM facts"))
+    limits = ledger.limits()
+    cap, invites, value = limits.max_invites, int(facts["invites"]), float(facts["value"])
+    if cap is not None and cap < invites:
+        value, invites = value * cap / invites, cap
+    return Plan(
+        members=int(facts["members"]),
+        matched=int(facts["matched"]),
+        pairs=int(facts["pairs"]),
+        certain=int(facts["certain"]),
+        requests=int(facts["requests_planned"]),
+        quotas=int(facts["quotas"]),
+        room=int(facts["room"]),
+        expected_invites=invites,
+        expected_value=value,
+        currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
+        number=ledger.plan,
+        warnings=tuple(filter(None, facts["warnings"].split("\n"))),
+        limits=limits.in_words(),
+    )
+
+
+def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
+    if isinstance(cost, Mapping):
+        found: float = cost.get(quota.quota_id, 0.0)
+    else:
+        found = cost(survey, quota) if callable(cost) else cost
+    return number_from_0(found, f"the cost of quota {quota.quota_id}")
+
+
+@contextmanager
+def _naming(source: PanelSource) -> Generator[None]:
+    """Put the name of the panel before an error about one of its rows or columns."""
+    try:
+        yield
+    except InvalidRequestError as exc:
+        if str(exc).startswith(("row ", "column ")):
+            raise InvalidRequestError(f"{source.name}: {exc}") from None
+        raise

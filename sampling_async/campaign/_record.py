@@ -1,0 +1,212 @@
+"""What a fan-out tells a campaign's ledger: each request before it is sent, each outcome before it is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+
+from sampling_async._pacing.change import Change
+from sampling_async._pacing.threads import in_thread
+from sampling_async.campaign._ledger import LedgerError, Notes, PairEnd
+from sampling_async.campaign._moments import Moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sampling_async import InviteOutcome
+    from sampling_async._protocol.chunk import Chunk
+    from sampling_async.campaign._book import Book, Ready
+    from sampling_async.campaign._ledger import Ledger, Member
+
+_SHIELDED: Final = 30.0
+"""Seconds that the last notes may take to be written after a cancellation."""
+
+
+class LedgerRecord:
+    """The record of one run, see `Record`. A pair is handed out once at a time, so nothing is looked up.
+
+    Args:
+        ledger: The ledger, open and locked.
+        run: The number of the run.
+        book: What is known, and learns from outcomes.
+        wall_clock: Returns seconds since 1970.
+        clock: Returns seconds, for latencies.
+
+    Attributes:
+        changed: Notifies of each outcome.
+        moments: What happened when.
+        stop: Why the campaign cannot go on; None if it can.
+        is_ending: Whether what is not sent now goes back to what is pending.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: int,
+        book: Book,
+        *,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.changed = Change()
+        self.moments = Moments(run)
+        self.stop: str | None = None
+        self.is_ending = False
+        self._ledger, self._book = ledger, book
+        self._wall_clock, self._clock = wall_clock, clock
+        self._members: dict[str, Member] = {}
+        self._sent_at: dict[int, float] = {}
+        self._notes = Notes()
+        self._unwritten: list[tuple[Notes, int]] = []
+        self._noted = self._on_disk = 0
+        self._requests = ledger.last_request()
+        self._lock = anyio.Lock()
+        self._writing = threading.Lock()
+        self._owner = ("", "")
+
+    @property
+    def members(self) -> int:
+        """How many members wait for outcomes."""
+        return len(self._members)
+
+    @property
+    def requests(self) -> int:
+        """How many requests there were, in all runs."""
+        return self._requests
+
+    def is_waiting(self, member_code: str, quota_id: int) -> bool:
+        """Return whether a pair was handed out and has no outcome yet."""
+        member = self._members.get(member_code)
+        return member is not None and quota_id in member.waiting
+
+    def hand_out(self, member: Member, ready: Ready) -> None:
+        """Note what a member is asked for now, and what was changed for that."""
+        self._notes.pairs += ready.added
+        self._notes.ends += ready.skipped
+        self._noted += bool(ready.added or ready.skipped)
+        if ready.quota_ids:
+            self._members[member.code] = member
+
+    def note_wait(self, number: int, kind: str, began: float, ended: float) -> None:
+        """Note a time in which nothing was asked for; the same number again makes it longer."""
+        self._notes.waits[number] = (kind, began, ended)
+        self._noted += 1
+
+    # --- What the fan-out calls
+
+    def claim(self, base_url: str, panel_guid: str) -> None:
+        """Learn the service and the panel that the ledger must belong to."""
+        self._owner = (base_url, panel_guid.lower())
+
+    async def open(self) -> None:
+        """Check that the ledger belongs to this service and panel; a new one does from now on.
+
+        Raises:
+            LedgerError: It belongs to another service or panel.
+        """
+        known = await in_thread(self._ledger.fact, "owner")
+        owner = json.dumps(self._owner)
+        if known is None:
+            await in_thread(lambda: self._ledger.note(owner=owner))
+        elif known != owner:
+            raise LedgerError("belongs to another service or panel", path=self._ledger.path)
+
+    async def close(self) -> None:
+        """Write what was noted."""
+        with anyio.move_on_after(_SHIELDED, shield=True):
+            await self.written()
+
+    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
+        """Return at once: a pair is never handed out while it is in flight."""
+
+    async def recall(
+        self,
+        member_code: str,  # noqa: ARG002
+        quota_ids: Iterable[int],  # noqa: ARG002
+    ) -> Mapping[int, InviteOutcome]:
+        """Return nothing: a pair with an outcome is not handed out."""
+        await anyio.lowlevel.checkpoint()
+        return {}
+
+    def asks_again(self, outcome: InviteOutcome) -> bool:  # noqa: ARG002
+        """Return False: there are no earlier outcomes."""
+        return False
+
+    def take_up(self, chunk: Chunk) -> None:
+        """Do nothing: `hand_out` has noted it."""
+
+    def settle(self, chunk: Chunk) -> None:
+        """Do nothing: `note_answered` does it, and what was not sent stays pending."""
+
+    def note_sent(self, chunk: Chunk) -> int:
+        """Note that a chunk will be sent, once `written()` has returned. Return its number."""
+        self._requests += 1
+        member = self._members[chunk.member_code]
+        self._notes.sent.append((self._requests, member.id, json.dumps(list(chunk.places))))
+        self._noted += 1
+        self._sent_at[self._requests] = self._clock()
+        return self._requests
+
+    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
+        """Note the outcomes of a chunk, and what is learned from them."""
+        found = list(outcomes)
+        latency = self._clock() - self._sent_at.pop(number)
+        self._notes.answered.append((number,))
+        self._noted += 1
+        if found:
+            self._learn(self._members[found[0].member_code], found, latency)
+        self.changed.notify()
+
+    def _learn(self, member: Member, outcomes: list[InviteOutcome], latency: float) -> None:
+        now, notes = self._wall_clock(), self._notes
+        if self.is_ending:
+            # Cut off before it was sent: it stays pending, as if it had not been handed out.
+            back = [each.quota_id for each in outcomes if each.status == "not_sent"]
+            self._book.put_back(member, back)
+            outcomes = [each for each in outcomes if each.status != "not_sent"]
+        learned = self._book.learn(member, outcomes, now)
+        notes.ends += learned.ends
+        notes.invites += learned.invites
+        notes.pairs += learned.added
+        notes.closed_quotas += learned.closed_quotas
+        notes.codes |= learned.codes
+        if learned.closed_member is not None:
+            notes.closed_members.append((learned.closed_member, member.id))
+        self.stop = self.stop or learned.stop
+        if not member.waiting:
+            del self._members[member.code]
+        self._count(now, learned.ends, latency)
+
+    def _count(self, now: float, ends: list[PairEnd], latency: float) -> None:
+        states = [end.state for end in ends]
+        self.moments.add(
+            now,
+            latency,
+            invited=states.count("invited"),
+            rejected=states.count("rejected"),
+            failed=states.count("unknown") + states.count("not_sent"),
+        )
+
+    async def written(self) -> None:
+        """Wait until all that was noted before is on disk. The first task that gets the lock writes for all."""
+        noted = self._noted
+        async with self._lock:
+            if self._on_disk < noted:
+                self._notes.moments += self.moments.taken()
+                self._unwritten.append((self._notes, self._noted))
+                self._notes = Notes()
+                await in_thread(self._write)
+
+    def _write(self) -> None:
+        # A cancelled task leaves this running, so that there may be two. If the ledger cannot be written, the
+        # notes stay, and the next call writes them.
+        with self._writing:
+            some = list(self._unwritten)
+            if some:
+                self._ledger.write([notes for notes, _ in some], self._requests)
+                self._on_disk = some[-1][1]
+                del self._unwritten[: len(some)]

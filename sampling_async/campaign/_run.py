@@ -1,0 +1,307 @@
+"""One run of a campaign: ask for what is pending, under the limits that hold, and learn from the outcomes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+
+from sampling_async import InviteRequest
+from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.threads import in_thread
+from sampling_async.campaign._book import Book
+from sampling_async.campaign._limits import InvitePace, Limits
+from sampling_async.campaign._moments import Waits
+from sampling_async.campaign._record import LedgerRecord
+from sampling_async.campaign._summing import summary_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+    from types import TracebackType
+
+    from sampling_async import InviteOutcome, SamplingClient
+    from sampling_async.campaign._ledger import Ledger, Member
+    from sampling_async.campaign._lessons import Rule
+    from sampling_async.campaign._summary import Pairs, Summary, WaitKind
+
+_WINDOW: Final = 500
+"""Members that are read from the ledger at a time."""
+
+_POLL: Final = 0.5
+"""Seconds between two looks at the limits and at the client."""
+
+
+class CampaignRun:
+    """The outcomes of a run as they come: an async context manager and, inside it, an async iterator.
+
+    It ends when no pair is pending, when a cap is reached, or when the service cannot be asked any more;
+    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, and the next
+    run goes on.
+
+    Attributes:
+        reason: Why it ended although pairs are pending; empty otherwise.
+        waiting_for: Why nothing is asked for now; None if it is.
+        limits: The limits that hold now.
+    """
+
+    def __init__(
+        self,
+        client: SamplingClient,
+        ledger: Ledger,
+        rules: Mapping[int, Rule],
+        *,
+        is_open: Callable[[int], bool],
+        max_turns: int,
+        retry_seconds: float,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.reason = ""
+        self.waiting_for: WaitKind | None = None
+        self.limits = Limits()
+        self._client, self._ledger, self._rules = client, ledger, rules
+        self._is_open = is_open
+        self._max_turns, self._retry_seconds = max_turns, retry_seconds
+        self._wall_clock, self._clock = wall_clock, clock
+        self._watching = _Watching(self)
+        self._number = 0
+        self._waits = Waits(0)
+        self._pace = InvitePace()
+        self._blocks = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<CampaignRun of {self._ledger.path.name}: {self.reason or self.waiting_for or 'asking'}>"
+
+    # --- What a user looks at
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs of the campaign, by what became of them so far."""
+        return self._book.pairs
+
+    @property
+    def requests(self) -> int:
+        """Requests sent, in all runs."""
+        return self._record.requests
+
+    @property
+    def expected_value(self) -> float:
+        """What the invites are expected to bring: for each the value of its quota."""
+        return self._book.expected
+
+    async def summary(self) -> Summary:
+        """Return what became of the campaign so far.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        await self._record.written()
+        return await in_thread(summary_of, self._ledger, self._rules)
+
+    # --- The block
+
+    async def __aenter__(self) -> Self:
+        self._blocks.push_async_callback(self._close)
+        try:
+            await in_thread(self._open)
+            self._record = LedgerRecord(
+                self._ledger, self._number, self._book, wall_clock=self._wall_clock, clock=self._clock
+            )
+            self._stream = self._client.fan_out(self._requests(), journal=self._record)
+            await self._blocks.enter_async_context(self._stream)
+            await self._blocks.enter_async_context(self._watching)
+        except BaseException:
+            await self._blocks.aclose()
+            raise
+        return self
+
+    def _open(self) -> None:
+        """Open the ledger, and read what is known."""
+        ledger = self._ledger
+        ledger.open()
+        ledger.lock()
+        self._number = ledger.begin_run(self._wall_clock())
+        self.limits = ledger.limits()
+        self._book = Book(
+            ledger.quotas(),
+            ledger.counts(),
+            self._rules,
+            is_open=self._is_open,
+            max_turns=self._max_turns,
+            retry_seconds=self._retry_seconds,
+            spent=ledger.spent(),
+        )
+        self._waits = Waits(ledger.last_wait())
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # What is cut off before it was sent stays pending.
+        self._record.is_ending = True
+        if not self.reason and exc_type is not None:
+            cancelled = issubclass(exc_type, anyio.get_cancelled_exc_class())
+            self.reason = "it was cancelled" if cancelled else f"it was ended by {exc_type.__name__}"
+        await self._blocks.__aexit__(exc_type, exc, traceback)
+
+    async def _close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await in_thread(self._end)
+
+    def _end(self) -> None:
+        try:
+            if self._number:
+                left = self._book.pairs.pending
+                reason = self.reason or ("it was left before its end" if left else "")
+                self._ledger.end_run(self._number, self._wall_clock(), reason)
+        finally:
+            self._ledger.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InviteOutcome:
+        outcome = await self._stream.__anext__()
+        # The fan-out has given up, as after a 403 or a long outage, and does not even ask for this one. So it
+        # stays pending, and the campaign stops.
+        if self._record.is_waiting(outcome.member_code, outcome.quota_id):
+            self._stop(str(outcome.error))
+        return outcome
+
+    def _stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._record.changed.notify()
+
+    # --- What is asked for
+
+    async def _requests(self) -> AsyncGenerator[InviteRequest, None]:
+        while (turn := await self._next_turn()) is not None:
+            after = 0
+            while members := await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW):
+                after = members[-1].id
+                for member in members:
+                    request = await self._request(member)
+                    if request is not None:
+                        yield request
+                    elif self._must_stop():
+                        return
+
+    async def _next_turn(self) -> int | None:
+        """Wait until nothing is in flight, and return the turn of the next members; None if none is left."""
+        while True:
+            while self._record.members and not self._must_stop():
+                await self._record.changed.wait()
+            await self._record.written()
+            found = await in_thread(self._ledger.pending, self._wall_clock())
+            if found is None or self._must_stop():
+                return None
+            turn, due = found
+            if due <= self._wall_clock():
+                return turn
+            await self._wait(None, due - self._wall_clock())
+
+    async def _request(self, member: Member) -> InviteRequest | None:
+        """Return what a member is asked for, as soon as the limits let it; None if nothing is left for it."""
+        most = await self._allowed(member)
+        if not most:
+            return None
+        # Now, and not before the wait: quotas may have closed meanwhile.
+        ready = self._book.ready(member, most)
+        self._record.hand_out(member, ready)
+        return InviteRequest(member.code, ready.quota_ids) if ready.quota_ids else None
+
+    async def _allowed(self, member: Member) -> int:
+        """Wait until the limits let a member be asked for. Return for how many pairs; 0 if never."""
+        while not self._must_stop():
+            limits, now = self.limits, self._wall_clock()
+            if limits.paused:
+                await self._wait("paused")
+            elif limits.hours is not None and limits.seconds_closed(now):
+                await self._wait("hours")
+            elif limits.concurrency is not None and self._record.members >= limits.concurrency:
+                await self._record.changed.wait()
+            elif limits.invites_per_minute is not None and not self._pace.has_token(
+                self._clock(), self._book.committed, limits.invites_per_minute
+            ):
+                await self._wait("rate")
+            elif most := self._left(member):
+                self._ends_wait()
+                return most
+            elif self._book.asked:
+                # What is in flight may be refused, and leave some of the cap.
+                await self._record.changed.wait()
+            else:
+                self._stop(self._cap())
+        return 0
+
+    def _must_stop(self) -> bool:
+        if self._record.stop is not None:
+            self._stop(self._record.stop)
+        return bool(self.reason)
+
+    def _left(self, member: Member) -> int:
+        """Return how many more pairs the caps allow."""
+        most = len(member.due)
+        if self.limits.max_invites is not None:
+            most = min(most, self.limits.max_invites - self._book.committed)
+        if self.limits.max_spend is not None:
+            left, cost = self.limits.max_spend - self._book.most_spent, self._book.cost_of(member)
+            # The sum of many costs is a little off, so a cap of 10 takes ten of 1.00.
+            most = min(most, (most if left > 0 else 0) if cost == 0 else math.floor(left / cost + 1e-9))
+        return max(0, most)
+
+    def _cap(self) -> str:
+        if self.limits.max_invites is not None and self._book.committed >= self.limits.max_invites:
+            return f"the cap of {self.limits.max_invites:,} invites is reached"
+        return f"the cap on spend, {self.limits.max_spend:,}, is reached"
+
+    # --- Waiting
+
+    async def look_around(self) -> None:
+        """Take up limits that were changed, and note how the client fares."""
+        limits = await in_thread(self._ledger.limits)
+        if limits != self.limits:
+            self.limits = limits
+            self._record.changed.notify()
+        snapshot, now = self._client.snapshot(), self._wall_clock()
+        self._record.moments.note_limit(now, snapshot.limit)
+        if snapshot.away_for:
+            self.waiting_for = "outage"
+            self.note_wait("outage", now - snapshot.away_for)
+        elif self.waiting_for == "outage":
+            self.waiting_for = None
+
+    async def _wait(self, kind: WaitKind | None, seconds: float = _POLL) -> None:
+        """Wait a little, and note it."""
+        began = self._wall_clock()
+        if kind is not None:
+            self.waiting_for = kind
+        with anyio.move_on_after(min(seconds, _POLL)):
+            await self._record.changed.wait()
+        if kind is not None:
+            self.note_wait(kind, began)
+
+    def note_wait(self, kind: WaitKind, began: float) -> None:
+        """Note a wait until now."""
+        wait = self._waits.longer(kind, began, self._wall_clock())
+        if wait.ended - wait.began >= 1:
+            self._record.note_wait(wait.number, kind, wait.began, wait.ended)
+
+    def _ends_wait(self) -> None:
+        self.waiting_for = None
+
+
+class _Watching(Standing):
+    """Looks at the limits in the ledger, and at the client, while a run goes on."""
+
+    _called = "campaign"
+
+    def __init__(self, run: CampaignRun) -> None:
+        super().__init__()
+        self._run = run
+
+    async def _work(self) -> None:
+        while True:
+            await self._run.look_around()
+            await anyio.sleep(_POLL)

@@ -1,0 +1,202 @@
+"""Read a campaign's summary from its ledger."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from sampling_async._contract.records import ResultCode
+from sampling_async.campaign._ledger import IN_FLIGHT, KILLED
+from sampling_async.campaign._lessons import rule_for
+from sampling_async.campaign._moments import SLOT, percentile
+from sampling_async.campaign._summary import (
+    CampaignState,
+    CodeCount,
+    Moment,
+    Pairs,
+    QuotaFill,
+    Summary,
+    Wait,
+    WaitKind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._lessons import Rule
+
+_MOST_MOMENTS: Final = 240
+_NO_CODE: Final = "no usable response, or not sent"
+
+
+def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
+    """Return the summary of a campaign.
+
+    What was in flight when a process ended is `unknown`, also before the next run notes that.
+
+    Args:
+        ledger: The ledger, open. A run of another process may be writing it.
+        rules: What is learned from result codes.
+
+    Raises:
+        LedgerError: It cannot be read, or has no plan.
+    """
+    is_running = ledger.is_running()
+    facts = dict(ledger.read("SELECT name, value FROM facts"))
+    if not ledger.plan:
+        raise ledger.error("has no plan yet")
+    by_quota: dict[int, Counter[str]] = {}
+    for quota_id, state, count in ledger.counts():
+        by_quota.setdefault(quota_id, Counter())[state] += count
+    if not is_running:
+        for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
+            by_quota[quota_id].update({"pending": -1, "unknown": 1})
+    states = sum(by_quota.values(), Counter[str]())
+    pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
+    quotas = ledger.quotas()
+    runs = ledger.read("SELECT began, ended, reason FROM runs ORDER BY id")
+    now = datetime.now(UTC).timestamp()
+    limits = ledger.limits()
+    money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
+    return Summary(
+        state=_state(pairs, runs, is_running=is_running, is_paused=limits.paused),
+        reason=limits.reason if limits.paused else _reason(pairs, runs, is_running=is_running),
+        planned_at=_moment(float(facts["planned_at"])),
+        started_at=_moment(runs[0][0]) if runs else None,
+        ended_at=None if is_running or not runs else _moment(_ended(runs[-1], now)),
+        active_seconds=sum(_ended(run, now if is_running else run[0]) - run[0] for run in runs),
+        runs=len(runs),
+        members=int(facts["members"]),
+        matched=int(facts["matched"]),
+        invited_members=money[1],
+        pairs=pairs,
+        requests=int(facts.get("requests", 0)),
+        planned_value=sum(by_quota.get(q.id, Counter()).total() * q.value for q in quotas),
+        expected_value=sum(by_quota.get(q.id, Counter())["invited"] * q.value for q in quotas),
+        possible_value=money[0],
+        spent=ledger.spent(),
+        currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
+        codes=_codes(ledger, rules),
+        skipped=dict(
+            ledger.read(
+                "SELECT coalesce(reason, ''), count(*) FROM pairs WHERE state = 'skipped'"
+                " GROUP BY reason ORDER BY 2 DESC"
+            )
+        ),
+        quotas=tuple(
+            QuotaFill(
+                quota_id=q.id,
+                survey_id=q.survey,
+                wave_id=q.wave,
+                survey_name=q.name,
+                room=q.room,
+                planned=by_quota[q.id].total(),
+                invited=by_quota[q.id]["invited"],
+                rejected=by_quota[q.id]["rejected"],
+                unknown=by_quota[q.id]["unknown"],
+                value=q.value,
+                closed=q.closed,
+            )
+            for q in sorted(quotas, key=lambda q: (-q.room, q.id))
+            if q.id in by_quota
+        ),
+        timeline=_timeline(
+            ledger.read('SELECT slot, requests, invited, rejected, failed, latencies, "limit" FROM moments')
+        ),
+        waits=tuple(
+            Wait(kind=kind, began=_moment(began), ended=_moment(ended))
+            for kind, began, ended in ledger.read("SELECT kind, began, ended FROM waits ORDER BY began")
+            if kind in get_args(WaitKind)
+        ),
+        limits=limits.in_words(),
+    )
+
+
+def _state(
+    pairs: Pairs, runs: Sequence[tuple[Any, ...]], *, is_running: bool, is_paused: bool
+) -> CampaignState:
+    if is_running:
+        return "paused" if is_paused else "running"
+    if not runs:
+        return "planned"
+    return "stopped" if pairs.pending else "finished"
+
+
+def _reason(pairs: Pairs, runs: Sequence[tuple[Any, ...]], *, is_running: bool) -> str:
+    if is_running or not runs or not pairs.pending:
+        return ""
+    return str(runs[-1][2]) or KILLED
+
+
+def _ended(run: tuple[Any, ...], otherwise: float) -> float:
+    return float(run[1] if run[1] is not None else otherwise)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _codes(ledger: Ledger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
+    names = dict(ledger.read("SELECT code, result FROM codes"))
+    counts = ledger.read(
+        "SELECT code, count(*) FROM pairs WHERE state IN ('invited', 'rejected', 'not_sent', 'unknown')"
+        " GROUP BY code ORDER BY 2 DESC, 1"
+    )
+    found: list[CodeCount] = []
+    for code, count in counts:
+        if code is None:
+            advice = "Compare with the service's own records before such a pair is asked for again."
+            found.append(CodeCount(result_code=None, result=_NO_CODE, pairs=count, lesson="", advice=advice))
+            continue
+        name = names.get(code) or ResultCode.name_of(code) or f"code {code}"
+        rule = rule_for(rules, code)
+        is_invite = code == ResultCode.SUCCESS
+        found.append(
+            CodeCount(
+                result_code=code,
+                result=name,
+                pairs=count,
+                lesson="" if is_invite else str(rule.lesson),
+                advice="" if is_invite else rule.advice,
+            )
+        )
+    return tuple(found)
+
+
+def _timeline(rows: Iterable[tuple[Any, ...]]) -> tuple[Moment, ...]:
+    """Return the intervals of the ledger, several as one if there are many."""
+    slots: dict[int, list[tuple[Any, ...]]] = {}
+    for slot, *more in rows:
+        slots.setdefault(slot, []).append(tuple(more))
+    if not slots:
+        return ()
+    first, last = min(slots), max(slots)
+    each = max(1, -(-((last - first) // SLOT + 1) // _MOST_MOMENTS))
+    width = each * SLOT
+    return tuple(
+        _merged(begin, width, [row for at in range(begin, begin + width, SLOT) for row in slots.get(at, ())])
+        for begin in range(first, last + 1, width)
+    )
+
+
+def _merged(begin: int, width: int, rows: Sequence[tuple[Any, ...]]) -> Moment:
+    latencies: Counter[int] = Counter()
+    limit: float | None = None
+    for *_, text, of_slot in rows:
+        latencies.update({int(class_): count for class_, count in json.loads(text).items()})
+        limit = limit if of_slot is None else of_slot
+    requests, invited, rejected, failed = (sum(row[at] for row in rows) for at in range(4))
+    return Moment(
+        at=_moment(begin),
+        seconds=width,
+        requests=requests,
+        invited=invited,
+        rejected=rejected,
+        failed=failed,
+        latency=percentile(latencies, 50),
+        latency_95=percentile(latencies, 95),
+        limit=limit,
+    )
