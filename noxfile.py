@@ -52,7 +52,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def distributed(session: nox.Session) -> None:
-    """Match a panel on Spark, Dask and Ray, and compare every row with a single machine's; Spark takes Java."""
+    """Match on Spark, Dask and Ray, ask on Dask, and compare every row and invite; Spark takes Java."""
     install(session, "distributed")
     session.run(
         *("python", "-W", "error", "-m", "pytest", "tests/clusters", *session.posargs),

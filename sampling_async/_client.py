@@ -28,7 +28,7 @@ from sampling_async._calls.call import Caller
 from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.retry import RetryPolicy
-from sampling_async._contract.checks import number_above_0, whole_number
+from sampling_async._contract.checks import number_above_0, shown, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._journal.journal import Journal, run_of
@@ -85,7 +85,8 @@ class SamplingClient:
         panel_guid: The PanelGUID, issued by the operator for a panel and culture.
         api_key: The API_AUTH_KEY, a Guid. It is sent to `base_url` only, and no repr or error shows it.
         max_concurrency: The most requests that may be in flight at once, over all calls of this client. Below
-            it, the limit adapts to what the service can take, see `snapshot()`.
+            it, the limit adapts to what the service can take, see `snapshot()`. For several processes that keep
+            one limit together, see `share()`.
         timeouts: Time limits of one attempt.
         retry: Whether and how failed calls are repeated.
         outage: What to do during an outage of the service.
@@ -144,19 +145,29 @@ class SamplingClient:
         way_out = None if way is None else proxy_of(way)
         if way_out is not None:
             must_be_safe_through(way_out, self._base_url, allow_http=allow_http)
-        self._session = Session(
+        # What `share` makes another session with. Of the key and the proxy's password it holds `Secret`s only.
+        self._new_session = partial(
+            Session,
             self._base_url,
             key,
             timeouts=timeouts or Timeouts(),
             limits=limits or BodyLimits(),
-            connections=max_concurrency + _SPARE_CONNECTIONS,
             transport=transport,
             idle_seconds=idle_seconds_of(idle_seconds),
             proxy=way_out,
             tls=None if ssl_context is None else checked_context(ssl_context),
         )
+        self._outage_policy, self._retry_policy = outage or OutagePolicy(), retry or RetryPolicy()
+        self._clock, self._sleep, self._random = clock, sleep, random
+        warm_up()
+        self._make_parts(max_concurrency)
+
+    def _make_parts(self, max_concurrency: int) -> None:
+        """Make the parts that no two clients share: connections, limits, the retry budget."""
+        clock, sleep, random = self._clock, self._sleep, self._random
+        self._session = self._new_session(connections=max_concurrency + _SPARE_CONNECTIONS)
         self._outage = Outage(
-            outage or OutagePolicy(),
+            self._outage_policy,
             self._send_probe,
             under_way=max_concurrency,
             clock=clock,
@@ -164,11 +175,14 @@ class SamplingClient:
             random=random,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
-        self._sleep, self._random = sleep, random
-        warm_up()
-        policy = retry or RetryPolicy()
         self._caller = Caller(
-            self._session, self._gate, self._outage, policy, clock=clock, sleep=sleep, random=random
+            self._session,
+            self._gate,
+            self._outage,
+            self._retry_policy,
+            clock=clock,
+            sleep=sleep,
+            random=random,
         )
         self._quotas = QuotasReader(self._caller)
 
@@ -209,6 +223,48 @@ class SamplingClient:
                 files = (os.environ.get(name) for name in ("SAMPLING_CA_FILE", "SAMPLING_CLIENT_CERT"))
                 overrides["ssl_context"] = context_of_files(*files)
         return cls(overrides.pop("base_url"), **overrides)
+
+    def share(self, of: int) -> Self:
+        """Make a client with the same settings and a share of this one's `max_concurrency`.
+
+        It is for programs of several processes (workers of Dask, Ray, Celery) that keep one limit together. If
+        each of 8 workers does this, they have at most 64 requests in flight:
+
+            async with SamplingClient.from_env(max_concurrency=64).share(of=8) as client: ...
+
+        Only `max_concurrency` is divided, and rounded down: a third of 10 is 3. The new client is independent.
+        It has its own connections, and its owner must close it. It learns for itself: its limit below
+        `max_concurrency`, its requests per second, and outages, in which each share sends its own probe. Each
+        share has a whole retry budget of its own (`RetryPolicy.budget`), so 8 shares may make 8 times the
+        retries. This client may be unused, in use or closed.
+
+        A subclass's `__init__` is not called. What it set on this client is the same object in the new one.
+
+        Args:
+            of: The number of shares, 1 or more: how many clients run at the same time, over all processes.
+
+        Raises:
+            InvalidRequestError: `of` is no whole number from 1, or larger than `max_concurrency`. Or this
+                client was given a `transport`: it would be closed with the first of the clients.
+        """
+        whole_number(of, "of")
+        maximum = self._gate.maximum
+        if of > maximum:
+            raise InvalidRequestError(
+                f"of must be at most max_concurrency, which is {maximum}, not {shown(of)}: each share needs at "
+                "least one request, and the sum of the shares must not exceed the limit; raise max_concurrency "
+                "to the number of shares, or make fewer of them"
+            )
+        if self._session.engine is None:
+            raise InvalidRequestError(
+                "share() needs the client's own engine, because a transport is closed with its client; give "
+                f"each client its own transport and max_concurrency={maximum // of}"
+            )
+        # Not `type(self)(...)`: a subclass may take other arguments, and may refuse to be copied or pickled.
+        share = object.__new__(type(self))
+        vars(share).update(vars(self))
+        share._make_parts(maximum // of)
+        return share
 
     def __repr__(self) -> str:
         # `__init__` may have failed before it set everything, and a debugger may still print the object.

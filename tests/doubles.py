@@ -72,6 +72,38 @@ class Service:
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
 
 
+class InFlight:
+    """An ASGI application around another one that counts the requests in flight.
+
+        sim.app = in_flight = InFlight(sim.app)
+
+    Attributes:
+        most: The most requests that were in flight at once.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._now = self.most = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_counted = True
+        self._now += 1
+        self.most = max(self.most, self._now)
+
+        async def send_on(message: Any) -> None:
+            nonlocal is_counted
+            # Before the last byte is sent: after it, the client may send its next request at once.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                is_counted = False
+                self._now -= 1
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            self._now -= is_counted
+
+
 def client(handler: Callable[..., Any], time: FakeTime | None = None, **overrides: Any) -> SamplingClient:
     """Return a client of a service in memory whose waits take no time."""
     time = time or FakeTime()

@@ -25,7 +25,7 @@ def number_above_0(value: object, name: str, what: str = "a number") -> float:
     number = _number(value)
     # `not number > 0` also refuses NaN, which `number <= 0` would accept.
     if number is None or not number > 0:
-        raise InvalidRequestError(f"{name} must be {what} above 0, not {_shown(value)}")
+        raise InvalidRequestError(f"{name} must be {what} above 0, not {shown(value)}")
     return number
 
 
@@ -42,7 +42,7 @@ def number_from_0(value: object, name: str, what: str = "a number") -> float:
     """
     number = _number(value)
     if number is None or not number >= 0:
-        raise InvalidRequestError(f"{name} must be {what}, at least 0, not {_shown(value)}")
+        raise InvalidRequestError(f"{name} must be {what}, at least 0, not {shown(value)}")
     return number
 
 
@@ -54,7 +54,7 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
     """
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {_shown(value)}")
+        raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {shown(value)}")
     return value
 
 
@@ -68,7 +68,7 @@ def whole_id(value: object, name: str) -> int:
         # `True` is an int in Python, but no ID.
         return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001  __index__ of a foreign class may raise anything
-        raise InvalidRequestError(f"{name} must be a whole number, not {_shown(value)}") from None
+        raise InvalidRequestError(f"{name} must be a whole number, not {shown(value)}") from None
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -99,7 +99,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as errors show it: not longer than 60 characters."""
     # A whole number that is no float may have thousands of digits: Python refuses to print more than 4,300.
     too_large = type(value) is int and _number(value) is None
     return "a number too large for a float" if too_large else repr(value)[:60]

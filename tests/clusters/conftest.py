@@ -1,6 +1,7 @@
-"""Matching on clusters: the recipes of the documentation, run on the engines themselves.
+"""Matching and asking on clusters: the recipes of the documentation, run on the engines themselves.
 
     recipe_spark.py, recipe_dask.py, recipe_ray.py   the recipes, as in the documentation
+    recipe_dask_invites.py                        invites asked for by several processes
     clusters_kit.py                               a panel in files; compares every row with a single run
 
 Spark, Ray and a cluster of Dask are for `nox -s distributed`; Dask in threads is in the ordinary tests too.
