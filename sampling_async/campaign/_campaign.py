@@ -58,8 +58,9 @@ class Campaign:
         panel: The members: a file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data
             frame, or a function that opens an Arrow stream. It is read twice. See `PanelMatcher` for the
             columns. None if the plan is in the ledger already.
-        inventory: What `get_quotas` returned, surveys, or an index of them. A `LiveIndex`, whose block is open:
-            what it shows as closed is not asked for, from that moment on. None: the plan asks the client.
+        inventory: What `get_quotas` returned, or surveys; None: the plan asks the client. Recontact lists are
+            read then. Or an index, with the lists that it has. Or a `LiveIndex`, whose block is open: what it
+            shows as closed is not asked for, from that moment on.
         ledger: The file of the ledger.
         allocate: How members are given quotas. Without `reserves` it gets as many as `per_member`.
         lessons: What is done about result codes: a `Rule` or `Lesson` by code. Other codes are as in `LESSONS`.
@@ -165,7 +166,11 @@ class Campaign:
             inventory = await self._client.get_quotas()
         if isinstance(inventory, LiveIndex):
             inventory = inventory.index
-        index = inventory if isinstance(inventory, QuotaIndex) else await in_thread(self._indexed, inventory)
+        if isinstance(inventory, QuotaIndex):
+            index = inventory
+        else:
+            index = await in_thread(self._indexed, inventory)
+            await self._read_recontacts(index)
         return Planner(
             panel=self._panel,
             index=index,
@@ -175,6 +180,13 @@ class Campaign:
             columns=self._columns,
             workers=self._workers,
         )
+
+    async def _read_recontacts(self, index: QuotaIndex) -> None:
+        """Read the members of recontact quotas, so that nobody else is asked for these."""
+        for target in list(index.quota_ids.targets()):
+            if target.survey.is_survey_recontact:
+                quota_id = target.quota.quota_id
+                index.recontact(quota_id, [code async for code in self._client.recontact_members(quota_id)])
 
     def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
         return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)

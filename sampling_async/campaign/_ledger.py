@@ -443,10 +443,10 @@ class Ledger:
                 [(KILLED, member, quota, self.plan) for member, quota in lost],
             )
             database.execute("DELETE FROM requests")
-            # What could not be sent may be asked for again, in a run of another day. A refusal stays one.
+            # What could not be sent is asked for again, and at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
-                " WHERE state = 'not_sent' AND code IS NULL AND plan = ?",
+                " WHERE plan = ? AND code IS NULL AND (state = 'not_sent' OR state = 'pending' AND tries)",
                 (self.plan,),
             )
             # A run that was killed has no end of its own. The last of its moments is the closest.

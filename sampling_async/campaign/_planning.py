@@ -154,6 +154,8 @@ class Planner:
                     chance = 1.0 if rank < sure else self.allocate.possible
                     invites += chance
                     value += chance * worth[quota_id]
+        if not members:
+            raise InvalidRequestError(f"{source.name} has no members")
         currencies = {quota.currency for quota in quotas if by_quota[quota.id]}
         planning.note(
             planned_at=now,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sampling_async._version import __version__
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import Curve, Part, TimeChart
+from sampling_async.campaign._lessons import Lesson
 from sampling_async.campaign._markup import (
     Html,
     clean,
@@ -54,6 +55,15 @@ _OUTCOMES: Final = {
     "unknown": "Unknown",
     "skipped": "Skipped",
     "pending": "Pending",
+}
+_LESSONS: Final[dict[str, str]] = {
+    Lesson.PAIR: "leaves out this pair",
+    Lesson.QUOTA: "takes out the quota",
+    Lesson.SURVEY: "takes out the survey",
+    Lesson.MEMBER: "takes out the member",
+    Lesson.MEMBER_SURVEY: "leaves out the survey for this member",
+    Lesson.LATER: "asks again later",
+    Lesson.STOP: "stops",
 }
 _WAITS: Final[dict[WaitKind, str]] = {
     "outage": "Outage of the service",
@@ -220,7 +230,7 @@ def _code_row(code: CodeCount, whole: int) -> Row:
         count(code.pairs),
         percent(code.pairs, whole),
         charts.bar([Part("line", code.pairs)], whole),
-        prose(code.lesson.replace("_", " ")),
+        prose(_LESSONS.get(code.lesson, code.lesson)),
         prose(code.advice),
     )
 

@@ -69,6 +69,7 @@ class CampaignRun:
         self._number = 0
         self._waits = Waits(0)
         self._pace = InvitePace()
+        self._last_error = ""
         self._blocks = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -162,7 +163,15 @@ class CampaignRun:
         return self
 
     async def __anext__(self) -> InviteOutcome:
-        outcome = await self._stream.__anext__()
+        try:
+            outcome = await self._stream.__anext__()
+        except StopAsyncIteration:
+            # Nobody has stopped it, and still it has not asked for everything.
+            if self.pairs.pending:
+                self._stop(f"the client gave up: {self._last_error or 'the service cannot be asked'}")
+            raise
+        if outcome.error is not None:
+            self._last_error = str(outcome.error)
         # The fan-out has given up, as after a 403 or a long outage, and does not even ask for this one. So it
         # stays pending, and the campaign stops.
         if self._record.is_waiting(outcome.member_code, outcome.quota_id):

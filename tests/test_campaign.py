@@ -1,0 +1,740 @@
+"""Campaigns against the simulator: plan, run, kill, learn, limits, top-up, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+from datetime import date
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from campaign_kit import KINDS, all_of, campaign_of, holds, panel_table
+
+from sampling_async import ForbiddenError, InvalidRequestError, OutagePolicy, RetryPolicy
+from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
+from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
+from sampling_async.simulator import Fault, Simulator
+
+
+@pytest.fixture
+def sim():
+    return Simulator(7, surveys=30, members=120)
+
+
+def rows(path, query, *values):
+    database = sqlite3.connect(path)
+    try:
+        return database.execute(query, values).fetchall()
+    finally:
+        database.close()
+
+
+# --- The plan
+
+
+async def test_a_plan_says_what_will_be_asked_for_and_sends_nothing(sim, tmp_path):
+    async with sim.client() as client:
+        plan = await campaign_of(sim, client, tmp_path).plan()
+    assert plan.members == 120
+    assert 0 < plan.matched <= 120
+    assert plan.matched <= plan.pairs <= 3 * plan.matched
+    assert plan.requests == plan.matched
+    assert plan.certain <= plan.pairs
+    assert plan.certain <= plan.expected_invites <= plan.pairs
+    assert plan.number == 1
+    assert len(sim.ledger.invites) == 0
+    assert not sim.ledger.requests(endpoint="bulk_invite")
+    assert f"{plan.pairs:,} pairs in {plan.requests:,} requests" in str(plan)
+
+
+async def test_a_plan_that_is_there_needs_no_panel(sim, tmp_path):
+    async with sim.client() as client:
+        plan = await campaign_of(sim, client, tmp_path).plan()
+        again = Campaign(client, ledger=tmp_path / "run.ledger")
+        assert await again.plan() == plan
+        await all_of(again.run())
+        assert (await again.summary()).state == "finished"
+
+
+async def test_the_pairs_of_a_plan_are_those_that_the_allocation_gives(sim, tmp_path):
+    from sampling_async.matching import PanelMatcher
+
+    async with sim.client() as client:
+        index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
+        await campaign_of(sim, client, tmp_path, inventory=index).plan()
+    given = PanelMatcher(index, Allocate(3)).run(panel_table(sim)).read_all().to_pylist()
+    expected = {(row["member_code"], quota_id) for row in given for quota_id in row["quota_ids"]}
+    query = "SELECT m.code, p.quota FROM pairs AS p JOIN members AS m ON m.id = p.member"
+    assert set(rows(tmp_path / "run.ledger", query)) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"member_code": ["a", "b", "a"], "1001538": [30, 40, 50]},
+            "row 2 has the member code of an earlier row",
+        ),
+        ({"member_code": ["a", None, "c"], "1001538": [30, 40, 50]}, "row 1 of the panel has no member_code"),
+        ({"member_code": ["a"], "1001538": ["old"]}, "row 0"),
+        ({"code": ["a"], "1001538": [30]}, "no column 'member_code'; it has 'code', '1001538'"),
+        ({"member_code": ["a"], "age": [30]}, "no column for any question of the inventory"),
+        ({"member_code": pa.array([], pa.string())}, "has no members"),
+    ],
+)
+async def test_a_panel_is_checked_whole_before_anything_is_written(sim, tmp_path, columns, message):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, panel=pa.table(columns))
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            await campaign.plan()
+    assert "'a'" not in str(caught.value)
+    assert not (tmp_path / "run.ledger").exists()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_panel_that_can_be_read_only_once_is_refused_with_the_way_out(sim, tmp_path):
+    async with sim.client() as client:
+        for once in (panel_table(sim).to_reader(), iter(panel_table(sim).to_batches()), 7):
+            campaign = campaign_of(sim, client, tmp_path, panel=once)
+            with pytest.raises(InvalidRequestError, match="a function that opens it anew"):
+                await campaign.plan()
+
+
+async def test_panels_come_from_files_queries_tables_and_functions(sim, tmp_path):
+    table = panel_table(sim).drop_columns(["participations"])
+    file = tmp_path / "panel.parquet"
+    pq.write_table(table, file)
+    plans = []
+    async with sim.client() as client:
+        for number, panel in enumerate((table, file, str(file), f"SELECT * FROM '{file}'", table.to_reader)):
+            if isinstance(panel, str) and panel.startswith("SELECT"):
+                pytest.importorskip("duckdb")
+            campaign = campaign_of(sim, client, tmp_path, panel=panel, ledger=tmp_path / f"{number}.ledger")
+            plans.append(await campaign.plan())
+    assert all(plan == plans[0] for plan in plans)
+
+
+async def test_columns_can_have_other_names(sim, tmp_path):
+    table = panel_table(sim)
+    renamed = table.rename_columns(["age" if name == "1001538" else name for name in table.column_names])
+    async with sim.client() as client:
+        plain = await campaign_of(sim, client, tmp_path, ledger=tmp_path / "a").plan()
+        campaign = campaign_of(sim, client, tmp_path, panel=renamed, columns={"age": "1001538"})
+        assert await campaign.plan() == plain
+
+
+async def test_recontact_lists_are_read_so_that_nobody_else_is_asked(tmp_path):
+    sim = Simulator(11, surveys=60, members=150)
+    assert sim.recontact_quota_ids
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        outcomes = await all_of(campaign.run())
+    assert 17 not in {outcome.result_code for outcome in outcomes}  # NO_RECONTACT_GID
+
+
+async def test_a_file_that_is_no_ledger_is_left_alone(sim, tmp_path):
+    other = tmp_path / "other.db"
+    sqlite3.connect(other).execute("CREATE TABLE mine (x)")
+    text = tmp_path / "text"
+    text.write_text("my notes " * 100)
+    async with sim.client() as client:
+        for path in (other, text):
+            before = path.read_bytes()
+            with pytest.raises(LedgerError, match="of something else|not a database"):
+                await campaign_of(sim, client, tmp_path, ledger=path).plan()
+            assert path.read_bytes() == before
+
+
+async def test_only_the_owner_can_read_a_ledger(sim, tmp_path):
+    async with sim.client() as client:
+        await campaign_of(sim, client, tmp_path).plan()
+    assert stat.S_IMODE((tmp_path / "run.ledger").stat().st_mode) == 0o600
+
+
+# --- The run
+
+
+async def test_a_run_accounts_for_every_pair(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        async with campaign.run() as run:
+            outcomes = [outcome async for outcome in run]
+            assert run.pairs.pending == 0
+            assert run.reason == ""
+        summary = await campaign.summary()
+    assert summary.state == "finished"
+    assert summary.pairs == run.pairs
+    assert summary.pairs.planned >= plan.pairs
+    assert summary.pairs.invited == len(sim.ledger.invites) == sum(o.status == "invited" for o in outcomes)
+    assert summary.expected_value == pytest.approx(run.expected_value)
+    assert summary.requests == len(sim.ledger.requests(endpoint="bulk_invite")) == run.requests
+    assert summary.runs == 1
+    assert summary.members == 120
+    assert sum(code.pairs for code in summary.codes) == len(outcomes)
+    assert sum(moment.invited for moment in summary.timeline) == summary.pairs.invited
+    assert sum(moment.requests for moment in summary.timeline) == summary.requests
+    assert sum(quota.invited for quota in summary.quotas) == summary.pairs.invited
+    holds(sim, summary, outcomes)
+
+
+async def test_a_finished_campaign_asks_for_nothing_more(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await all_of(campaign.run())
+        before = len(sim.ledger.requests())
+        assert await all_of(campaign.run()) == []
+        assert len(sim.ledger.requests()) == before
+
+
+async def test_a_run_without_a_plan_says_so(sim, tmp_path):
+    async with sim.client() as client:
+        with pytest.raises(LedgerError, match="does not exist"):
+            await all_of(Campaign(client, ledger=tmp_path / "none").run())
+        with pytest.raises(InvalidRequestError, match="a plan needs a panel"):
+            await Campaign(client, ledger=tmp_path / "none").plan()
+        with pytest.raises(LedgerError, match="does not exist"):
+            await Campaign(client, ledger=tmp_path / "none").summary()
+
+
+async def test_one_run_at_a_time_has_the_ledger_and_others_may_look(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        async with campaign.run() as run:
+            await anext(run)
+            with pytest.raises(LedgerError, match="in use by another run"):
+                await all_of(campaign.run())
+            with pytest.raises(LedgerError, match="in use by another run"):
+                await campaign.top_up()
+            assert (await campaign.summary()).state == "running"
+            assert (await run.summary()).state == "running"
+        assert (await campaign.summary()).state == "stopped"
+        await all_of(campaign.run())
+
+
+async def test_a_ledger_belongs_to_one_service_and_panel(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        async with campaign.run() as run:
+            await anext(run)
+    other = Simulator(8, surveys=3, members=3)
+    async with other.client() as client:
+        with pytest.raises(LedgerError, match="belongs to another service or panel"):
+            await all_of(Campaign(client, ledger=tmp_path / "run.ledger").run())
+    assert len(other.ledger.requests()) == 0
+
+
+async def test_what_is_left_early_goes_on_later(sim, tmp_path):
+    outcomes = []
+    async with sim.client(max_concurrency=2) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        for _ in range(4):
+            async with campaign.run() as run:
+                for _ in range(20):
+                    outcomes.append(await anext(run))
+            summary = await campaign.summary()
+            assert summary.state == "stopped"
+            assert summary.reason == "it was left before its end"
+            # What came after the last outcome that was taken is in the ledger all the same.
+            assert summary.pairs.pending > 0
+        outcomes += await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert (summary.state, summary.runs) == ("finished", 5)
+    holds(sim, summary)
+    known = rows(tmp_path / "run.ledger", "SELECT count(*) FROM pairs WHERE state = 'invited'")[0][0]
+    assert known == summary.pairs.invited
+
+
+async def test_a_cancelled_run_loses_nothing(sim, tmp_path):
+    async with sim.client(max_concurrency=4) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        for stop_after in (1, 7, 30):
+            with anyio.CancelScope() as scope:
+                async with campaign.run() as run:
+                    taken = 0
+                    async for _ in run:
+                        taken += 1
+                        if taken == stop_after:
+                            scope.cancel()
+            holds(sim, await campaign.summary())
+        await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert summary.pairs.pending == 0
+    holds(sim, summary)
+
+
+async def test_an_exception_of_the_caller_is_the_callers_and_is_noted(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with pytest.raises(ZeroDivisionError):
+            async with campaign.run() as run:
+                async for _ in run:
+                    1 / 0  # noqa: B018
+        assert (await campaign.summary()).reason == "it was ended by ZeroDivisionError"
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+
+
+async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_again(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+    path = tmp_path / "run.ledger"
+    database = sqlite3.connect(path)
+    member, quotas = database.execute(
+        "SELECT member, json_group_array(quota) FROM pairs WHERE member = 1"
+    ).fetchone()
+    database.execute("INSERT INTO requests VALUES (1, ?, ?)", (member, quotas))
+    database.execute("INSERT INTO runs (began) VALUES (5.0)")
+    database.commit()
+    database.close()
+    lost = len(json.loads(quotas))
+    async with sim.client() as client:
+        again = Campaign(client, ledger=path)
+        before = await again.summary()
+        assert (before.state, before.reason) == ("stopped", "the process ended before the response came")
+        assert before.pairs.unknown == lost
+        outcomes = await all_of(again.run())
+        summary = await again.summary()
+    code = rows(path, "SELECT code FROM members WHERE id = 1")[0][0]
+    assert code not in {outcome.member_code for outcome in outcomes}
+    assert summary.pairs.unknown == lost
+    assert summary.state == "finished"
+
+
+# --- What it learns
+
+
+def pairs_by_state(path, quota_id):
+    return dict(rows(path, "SELECT state, count(*) FROM pairs WHERE quota = ? GROUP BY state", quota_id))
+
+
+async def test_a_full_quota_is_asked_for_once_and_its_members_get_their_next_best(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        path = tmp_path / "run.ledger"
+        busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+        sim.faults.add(Fault.refusal(28).on("bulk_invite", quota_id=busiest))
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+    # One job more than can run is drawn before the first answer.
+    assert sum(o.quota_id == busiest for o in outcomes) <= 2 < planned
+    states = pairs_by_state(path, busiest)
+    assert states["skipped"] >= planned - 2
+    assert summary.skipped["QUOTA_FULL"] >= states["skipped"]
+    assert next(each for each in summary.quotas if each.quota_id == busiest).closed == "QUOTA_FULL"
+    replaced = rows(path, "SELECT count(*) FROM pairs WHERE rank > 3 OR turn > 1")[0][0]
+    assert replaced > 0
+    assert summary.pairs.planned > planned
+    holds(sim, summary, outcomes)
+
+
+async def test_a_blocked_member_is_asked_for_nothing_more(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        path = tmp_path / "run.ledger"
+        code, quota_id = rows(
+            path,
+            "SELECT m.code, p.quota FROM pairs AS p JOIN members AS m ON m.id = p.member ORDER BY m.id LIMIT 1",
+        )[0]
+        sim.faults.add(Fault.refusal(14).on("bulk_invite", member_code=code))
+        await all_of(campaign.run())
+    assert rows(path, "SELECT closed FROM members WHERE code = ?", code) == [("MEMBER_BLOCKED",)]
+    assert len(sim.ledger.requests(member_code=code)) == 1
+    turns = rows(path, "SELECT max(turn) FROM pairs JOIN members AS m ON m.id = member WHERE m.code = ?", code)
+    assert turns == [(1,)]
+
+
+async def test_a_technical_error_is_asked_for_again_and_ends_after_three(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, retry_seconds=0.01)
+        await campaign.plan()
+        path = tmp_path / "run.ledger"
+        (once,), (always,) = rows(path, "SELECT DISTINCT quota FROM pairs ORDER BY quota LIMIT 2")
+        sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=once, times=1))
+        sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=always))
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert rows(path, "SELECT DISTINCT tries, code FROM pairs WHERE quota = ? AND state = 'rejected'", always)
+    assert {tries for (tries,) in rows(path, "SELECT tries FROM pairs WHERE quota = ?", always)} == {3}
+    assert 36 not in {code for (code,) in rows(path, "SELECT code FROM pairs WHERE quota = ?", once)}
+    holds(sim, summary)
+    asked = [o for o in outcomes if o.quota_id == always]
+    assert len(asked) == 3 * len({o.member_code for o in asked})
+
+
+async def test_the_table_of_codes_can_be_changed(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path, lessons={28: Lesson.PAIR, 77: Lesson.STOP})
+        await campaign.plan()
+        path = tmp_path / "run.ledger"
+        busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+        sim.faults.add(Fault.refusal(28).on("bulk_invite", quota_id=busiest))
+        outcomes = await all_of(campaign.run())
+    assert sum(o.quota_id == busiest for o in outcomes) >= planned
+    with pytest.raises(InvalidRequestError, match="a Lesson, such as"):
+        Campaign(client, ledger=path, lessons={28: "quota"})
+
+
+async def test_a_code_that_concerns_the_panel_stops_the_campaign(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        sim.faults.add(Fault.refusal(4).on("bulk_invite"))
+        async with campaign.run() as run:
+            outcomes = [outcome async for outcome in run]
+        assert "PANEL_NOT_ES_ENABLED (4)" in run.reason
+        assert len(sim.ledger.requests(endpoint="bulk_invite")) <= 3
+        assert len(outcomes) < 20
+        summary = await campaign.summary()
+        assert (summary.state, summary.reason) == ("stopped", run.reason)
+        assert summary.pairs.pending > 0
+        sim.faults.clear()
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+
+
+async def test_a_refused_key_stops_the_campaign_and_everything_stays_pending(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        sim.faults.add(Fault.status(403).on("bulk_invite"))
+        with anyio.fail_after(20):
+            outcomes = await all_of(run := campaign.run())
+        assert any(isinstance(outcome.error, ForbiddenError) for outcome in outcomes)
+        assert "403" in run.reason
+        summary = await campaign.summary()
+        assert summary.pairs.pending == plan.pairs
+        sim.faults.clear()
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+
+
+async def test_an_outage_that_is_too_long_stops_the_campaign_and_it_goes_on_later(sim, tmp_path):
+    quick = {"outage": OutagePolicy(patience=0.2), "retry": RetryPolicy(max_attempts=1)}
+    async with sim.client(**quick) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        sim.faults.add(Fault.cut(when="before"))
+        with anyio.fail_after(30):
+            async with campaign.run() as run:
+                async for _ in run:
+                    pass
+        assert run.reason
+        summary = await campaign.summary()
+        assert summary.state == "stopped"
+        sim.faults.clear()
+    async with sim.client() as client:
+        again = Campaign(client, ledger=tmp_path / "run.ledger")
+        await all_of(again.run())
+        summary = await again.summary()
+    assert summary.pairs.pending == 0
+    holds(sim, summary)
+
+
+async def test_lost_responses_are_unknown_and_never_asked_again(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", every=5))
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+        assert summary.pairs.unknown > 0
+        assert await all_of(campaign.run()) == []
+    holds(sim, summary, outcomes)
+
+
+async def test_quotas_that_close_in_a_live_index_are_not_asked_for(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client, client.watch_quotas(600) as watch:
+        async with LiveIndex(watch, kinds=KINDS) as live:
+            await live.ready()
+            campaign = campaign_of(sim, client, tmp_path, inventory=live)
+            await campaign.plan()
+            path = tmp_path / "run.ledger"
+            busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+            async with campaign.run() as run:
+                await anext(run)
+                assert watch.close_quota(busiest)
+                outcomes = [outcome async for outcome in run]
+    assert sum(o.quota_id == busiest for o in outcomes) <= 3
+    states = pairs_by_state(path, busiest)
+    assert states["skipped"] >= planned - 3
+    reasons = {
+        reason
+        for (reason,) in rows(path, "SELECT reason FROM pairs WHERE quota = ? AND state = 'skipped'", busiest)
+    }
+    assert reasons == {"closed in the inventory"}
+
+
+# --- Limits
+
+
+async def test_a_cap_on_invites_is_never_exceeded_and_can_be_raised(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=25))
+        plan = await campaign.plan()
+        assert plan.expected_invites == 25
+        await all_of(run := campaign.run())
+        assert run.reason == "the cap of 25 invites is reached"
+        assert len(sim.ledger.invites) == 25
+        await campaign.limit(max_invites=40)
+        await all_of(campaign.run())
+        assert len(sim.ledger.invites) == 40
+        await campaign.limit(max_invites=None)
+        await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert summary.state == "finished"
+    holds(sim, summary)
+
+
+async def test_unknown_pairs_count_against_the_cap(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=30))
+        await campaign.plan()
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", every=3))
+        await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert len(sim.ledger.invites) <= 30
+    assert summary.pairs.invited + summary.pairs.unknown == 30
+
+
+async def test_a_cap_on_spend_is_never_exceeded(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, cost=0.1, limits=Limits(max_spend=3.0))
+        await campaign.plan()
+        await all_of(run := campaign.run())
+        summary = await campaign.summary()
+    assert run.reason == "the cap on spend, 3.0, is reached"
+    assert len(sim.ledger.invites) == 30
+    assert summary.spent == pytest.approx(3.0)
+
+
+async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        dear = quotas.surveys[0].quotas[0].quota_id
+        for number, cost in enumerate(({dear: 2.0}, lambda _, quota: 2.0 if quota.quota_id == dear else 0.0)):
+            path = tmp_path / f"{number}.ledger"
+            await campaign_of(sim, client, tmp_path, ledger=path, inventory=quotas, cost=cost).plan()
+            assert rows(path, "SELECT id, cost FROM quotas WHERE cost > 0") == [(dear, 2.0)]
+        with pytest.raises(InvalidRequestError, match="the cost of quota"):
+            await campaign_of(sim, client, tmp_path, ledger=tmp_path / "x", cost=-1.0).plan()
+
+
+async def test_a_pause_from_elsewhere_holds_a_run_until_it_is_resumed(sim, tmp_path):
+    async with sim.client(max_concurrency=2) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await campaign.pause("lunch")
+        other = Campaign(client, ledger=tmp_path / "run.ledger")
+        async with campaign.run() as run:
+            with anyio.move_on_after(0.2):
+                await anext(run)
+            assert run.waiting_for == "paused"
+            assert not sim.ledger.requests(endpoint="bulk_invite")
+            summary = await other.summary()
+            assert (summary.state, summary.reason) == ("paused", "lunch")
+            await other.resume()
+            with anyio.fail_after(20):
+                outcomes = [outcome async for outcome in run]
+            assert run.waiting_for is None
+    assert outcomes
+    holds(sim, await campaign.summary())
+
+
+async def test_outside_of_its_hours_a_run_waits(sim, tmp_path):
+    now = [1_700_000_000.0]  # 22:13:20 UTC
+    async with sim.client() as client:
+        campaign = campaign_of(
+            sim, client, tmp_path, limits=Limits(hours="02:00-04:00"), wall_clock=lambda: now[0]
+        )
+        await campaign.plan()
+        async with campaign.run() as run:
+            with anyio.move_on_after(0.2):
+                await anext(run)
+            assert run.waiting_for == "hours"
+            now[0] += 4 * 3600
+            with anyio.fail_after(20):
+                assert [outcome async for outcome in run]
+        summary = await campaign.summary()
+    (wait,) = summary.waits
+    assert (wait.kind, wait.seconds) == ("hours", pytest.approx(4 * 3600, abs=5))
+
+
+async def test_invites_a_minute_are_kept_to(sim, tmp_path):
+    clock = [0.0]
+    async with sim.client(max_concurrency=4) as client:
+        campaign = campaign_of(
+            sim, client, tmp_path, limits=Limits(invites_per_minute=600), clock=lambda: clock[0]
+        )
+        await campaign.plan()
+        async with campaign.run() as run:
+            for second in range(1, 6):
+                with anyio.move_on_after(0.7):
+                    async for _ in run:
+                        pass
+                # Ten a second, and the pairs of one member more, which are asked for together.
+                assert len(sim.ledger.invites) <= 10 * second + 3
+                clock[0] += 1
+            assert run.waiting_for == "rate"
+            assert len(sim.ledger.invites) >= 30
+
+
+async def test_no_more_members_are_asked_for_at_once_than_the_limit_says(tmp_path):
+    at_once = []
+
+    class Counting(LiveIndex):
+        pass
+
+    sim = Simulator(7, surveys=30, members=60)
+    async with sim.client(max_concurrency=8) as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(concurrency=2))
+        await campaign.plan()
+        async with campaign.run() as run:
+            async for _ in run:
+                at_once.append(run._record.members)
+        await campaign.summary()
+    assert max(at_once) <= 2
+
+
+async def test_limits_are_checked_and_kept(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(concurrency=3))
+        await campaign.plan()
+        assert (await campaign.limit(invites_per_minute=60)).concurrency == 3
+        for wrong in (
+            {"concurrency": 0},
+            {"max_invites": -1},
+            {"hours": "25:00-26:00"},
+            {"zone": "Moon"},
+            {"x": 1},
+        ):
+            with pytest.raises(InvalidRequestError):
+                await campaign.limit(**wrong)
+        summary = await campaign.summary()
+    assert summary.limits == {"members asked for at once": "3", "invites a minute": "60"}
+
+
+# --- Topping up
+
+
+async def test_a_top_up_asks_nobody_for_a_survey_that_they_have(sim, tmp_path):
+    now = [1_700_000_000.0]
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, wall_clock=lambda: now[0])
+        await campaign.plan()
+        await all_of(campaign.run())
+        first = await campaign.summary()
+        now[0] += 3 * 86_400
+        plan = await campaign.top_up()
+        assert plan.number == 2
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+    assert summary.pairs.invited > first.pairs.invited
+    assert 38 not in {outcome.result_code for outcome in outcomes}  # SURVEY_TAKEN
+    holds(sim, summary)
+    twice = rows(
+        tmp_path / "run.ledger",
+        "SELECT count(*) FROM invites GROUP BY member, survey HAVING count(*) > 1",
+    )
+    assert twice == []
+
+
+async def test_invites_that_are_still_open_take_room_in_a_top_up(sim, tmp_path):
+    room = {}
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        quota = max(
+            (q for s in quotas.surveys for q in s.quotas), key=lambda q: q.estimated_completes_remaining
+        )
+        room = {quota.quota_id: 10}
+        campaign = campaign_of(sim, client, tmp_path, inventory=quotas, allocate=Allocate(1, room=room))
+        plan = await campaign.plan()
+        await all_of(campaign.run())
+        invited = (await campaign.summary()).pairs.invited
+        assert 0 < invited <= plan.pairs <= 10
+        again = await campaign.top_up()
+        assert again.pairs <= 10 - invited
+        later = await campaign.top_up(open_seconds=1e-9)
+        assert later.number == 3
+
+
+async def test_a_top_up_skips_what_was_pending(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=5))
+        await campaign.plan()
+        await all_of(campaign.run())
+        before = await campaign.summary()
+        await campaign.top_up()
+        after = await campaign.summary()
+        assert after.skipped["planned anew"] == before.pairs.pending
+        with pytest.raises(InvalidRequestError, match="needs a panel"):
+            await Campaign(client, ledger=tmp_path / "run.ledger").top_up()
+
+
+# --- Files
+
+
+async def test_files_say_what_became_of_everybody(sim, tmp_path):
+    out = tmp_path / "out"
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await all_of(campaign.run())
+        summary = await campaign.write(out)
+    assert sorted(os.listdir(out)) == ["invites.parquet", "pairs.parquet", "report.html", "summary.json"]
+    invites = pq.read_table(out / "invites.parquet").to_pylist()
+    by_pair = {(each.member_code, each.quota_id): each.url for each in sim.ledger.invites}
+    assert {(row["member_code"], row["quota_id"]): row["url"] for row in invites} == by_pair
+    pairs = pq.read_table(out / "pairs.parquet")
+    assert len(pairs) == summary.pairs.planned
+    told = json.loads((out / "summary.json").read_text())
+    assert told["pairs"]["invited"] == summary.pairs.invited == len(invites)
+    page = (out / "report.html").read_text()
+    assert f"{summary.pairs.invited:,}" in page
+    assert not any(row["member_code"] in page or row["url"] in page for row in invites)
+    assert stat.S_IMODE((out / "invites.parquet").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+async def test_invites_can_be_divided_into_folders(sim, tmp_path, kind):
+    out = tmp_path / "out"
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await all_of(campaign.run())
+        await campaign.write(out, partitions=("day", "survey_id"), kind=kind)
+        summary = await campaign.write(out, partitions=("day", "survey_id"), kind=kind)
+    files = sorted((out / "invites").rglob(f"*.{kind}"))
+    assert all(path.parent.name.startswith("survey_id=") for path in files)
+    days = {path.parent.parent.name for path in files}
+    assert all(date.fromisoformat(day.removeprefix("day=")) for day in days)
+    if kind == "jsonl":
+        found = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    else:
+        found = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+    assert len(found) == summary.pairs.invited == len({row["url"] for row in found})
+    assert "survey_id" not in found[0]
+    assert [name for name in os.listdir(out) if name.startswith(".")] == []
+
+
+async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = Campaign(client, ledger=tmp_path / "none")
+        with pytest.raises(InvalidRequestError, match="divided by survey_id, wave_id, quota_id, day"):
+            await campaign.write(tmp_path / "out", partitions=("country",))
+        with pytest.raises(InvalidRequestError, match="parquet or jsonl"):
+            await campaign.write(tmp_path / "out", kind="csv")
