@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import stat
 from datetime import date
@@ -16,7 +15,7 @@ from campaign_kit import KINDS, all_of, campaign_of, holds, panel_table
 
 from sampling_async import ForbiddenError, InvalidRequestError, OutagePolicy, RetryPolicy
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
-from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
+from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Fault, Simulator
 
 
@@ -61,8 +60,6 @@ async def test_a_plan_that_is_there_needs_no_panel(sim, tmp_path):
 
 
 async def test_the_pairs_of_a_plan_are_those_that_the_allocation_gives(sim, tmp_path):
-    from sampling_async.matching import PanelMatcher
-
     async with sim.client() as client:
         index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
         await campaign_of(sim, client, tmp_path, inventory=index).plan()
@@ -93,7 +90,7 @@ async def test_a_panel_is_checked_whole_before_anything_is_written(sim, tmp_path
             await campaign.plan()
     assert "'a'" not in str(caught.value)
     assert not (tmp_path / "run.ledger").exists()
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_panel_that_can_be_read_only_once_is_refused_with_the_way_out(sim, tmp_path):
@@ -145,7 +142,7 @@ async def test_a_file_that_is_no_ledger_is_left_alone(sim, tmp_path):
     async with sim.client() as client:
         for path in (other, text):
             before = path.read_bytes()
-            with pytest.raises(LedgerError, match="of something else|not a database"):
+            with pytest.raises(LedgerError, match=r"of something else|not a database"):
                 await campaign_of(sim, client, tmp_path, ledger=path).plan()
             assert path.read_bytes() == before
 
@@ -346,10 +343,7 @@ async def test_a_blocked_member_is_asked_for_nothing_more(sim, tmp_path):
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
         path = tmp_path / "run.ledger"
-        code, quota_id = rows(
-            path,
-            "SELECT m.code, p.quota FROM pairs AS p JOIN members AS m ON m.id = p.member ORDER BY m.id LIMIT 1",
-        )[0]
+        ((code,),) = rows(path, "SELECT code FROM members ORDER BY id LIMIT 1")
         sim.faults.add(Fault.refusal(14).on("bulk_invite", member_code=code))
         await all_of(campaign.run())
     assert rows(path, "SELECT closed FROM members WHERE code = ?", code) == [("MEMBER_BLOCKED",)]
@@ -582,23 +576,19 @@ async def test_invites_a_minute_are_kept_to(sim, tmp_path):
         )
         await campaign.plan()
         async with campaign.run() as run:
-            for second in range(1, 6):
-                with anyio.move_on_after(0.7):
+            for second in range(1, 4):
+                with anyio.move_on_after(0.55):
                     async for _ in run:
                         pass
                 # Ten a second, and the pairs of one member more, which are asked for together.
                 assert len(sim.ledger.invites) <= 10 * second + 3
                 clock[0] += 1
             assert run.waiting_for == "rate"
-            assert len(sim.ledger.invites) >= 30
+            assert len(sim.ledger.invites) >= 15
 
 
 async def test_no_more_members_are_asked_for_at_once_than_the_limit_says(tmp_path):
     at_once = []
-
-    class Counting(LiveIndex):
-        pass
-
     sim = Simulator(7, surveys=30, members=60)
     async with sim.client(max_concurrency=8) as client:
         campaign = campaign_of(sim, client, tmp_path, limits=Limits(concurrency=2))
@@ -695,7 +685,12 @@ async def test_files_say_what_became_of_everybody(sim, tmp_path):
         await campaign.plan()
         await all_of(campaign.run())
         summary = await campaign.write(out)
-    assert sorted(os.listdir(out)) == ["invites.parquet", "pairs.parquet", "report.html", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "invites.parquet",
+        "pairs.parquet",
+        "report.html",
+        "summary.json",
+    ]
     invites = pq.read_table(out / "invites.parquet").to_pylist()
     by_pair = {(each.member_code, each.quota_id): each.url for each in sim.ledger.invites}
     assert {(row["member_code"], row["quota_id"]): row["url"] for row in invites} == by_pair
@@ -728,7 +723,7 @@ async def test_invites_can_be_divided_into_folders(sim, tmp_path, kind):
         found = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
     assert len(found) == summary.pairs.invited == len({row["url"] for row in found})
     assert "survey_id" not in found[0]
-    assert [name for name in os.listdir(out) if name.startswith(".")] == []
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
 
+from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
 from sampling_async._contract.records import ResultCode
 from sampling_async.campaign._ledger import MadeInvite, NewPair, PairEnd
 from sampling_async.campaign._lessons import Lesson, rule_for
@@ -23,6 +24,9 @@ MOST_TRIES: Final = 3
 """How often the same pair is asked for, if each time the reason passes by itself."""
 
 CLOSED: Final = "closed in the inventory"
+_OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError)
+"""Failures that say nothing about a pair: all others would fail too, and the pair stays as it was."""
+
 _COMMITTED: Final = frozenset({"pending", "invited", "unknown"})
 
 
@@ -223,6 +227,9 @@ class Book:
         learned = Learned()
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
+                continue
+            if outcome.status == "not_sent" and isinstance(outcome.error, _OF_ALL):
+                self.put_back(member, (outcome.quota_id,))
                 continue
             member.waiting.discard(outcome.quota_id)
             self.asked -= 1

@@ -443,7 +443,7 @@ class Ledger:
                 [(KILLED, member, quota, self.plan) for member, quota in lost],
             )
             database.execute("DELETE FROM requests")
-            # What could not be sent is asked for again, and at once: this may be another day. A refusal stays one.
+            # What could not be sent is asked for again at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
                 " WHERE plan = ? AND code IS NULL AND (state = 'not_sent' OR state = 'pending' AND tries)",
