@@ -1,0 +1,402 @@
+"""A campaign with everything that can happen in a night, and the same panel with the best quotas of each member.
+
+python benchmarks/campaign.py [--members 100000] [--surveys 800] [--outage 60] [--kills 3]
+
+The simulator runs in a process of its own. The campaign runs in another one, which is killed and started again.
+While it runs, a tenth of the quotas close, and the service is away for a minute. Afterwards its ledger is held
+against the simulator's, pair by pair. Then a new simulator of the same seed is asked by a plain fan-out of
+`TopK(5)`, without any of these troubles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sampling_async import InviteRequest, SamplingClient
+from sampling_async.campaign import Campaign
+from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuestionKinds, QuotaIndex, TopK
+from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+    from sampling_async import Quotas
+
+SEED = 19
+AGE = 1001538
+KINDS = QuestionKinds.default().with_age(AGE, AGE_BANDS)
+PER_MEMBER = 5
+CLOSED = 0.1  # the share of the quotas that close
+KILLED_AT = (0.2, 0.4, 0.7)
+AWAY_AT = 0.55
+
+
+# --- The service, in a process of its own
+
+
+class Service:
+    """A simulator in a process of its own."""
+
+    def __init__(self, surveys: int, members: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, surveys, members), daemon=True)
+        self._process.start()
+        self.url, self.panel_guid, self.api_key, self.panel = self._ours.recv()
+
+    def ask(self, *words: Any) -> Any:
+        """Tell it to do something; return its answer."""
+        self._ours.send(words)
+        return self._ours.recv()
+
+    def end(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.join()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs to find it."""
+        return {
+            **os.environ,
+            "SAMPLING_BASE_URL": self.url,
+            "SAMPLING_PANEL_GUID": self.panel_guid,
+            "SAMPLING_API_KEY": self.api_key,
+        }
+
+
+def serve(pipe: Connection, surveys: int, members: int) -> None:
+    """Serve until the pipe is closed."""
+    sim = Simulator(SEED, surveys=surveys, members=members, latency=Latency(a=0.004, b=0.0001, workers=8))
+    panel = Path(tempfile.mkdtemp()) / "panel.parquet"
+    pq.write_table(panel_of(sim), panel)
+    quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
+    random.Random(SEED).shuffle(quota_ids)
+    closing: Iterator[int] = iter(quota_ids)
+    with sim.serve() as url:
+        pipe.send((url, sim.panel_guid, sim.api_key, str(panel)))
+        while True:
+            match pipe.recv():
+                case ("close", number):
+                    for _ in range(number):
+                        sim.close_quota(next(closing))
+                    pipe.send(None)
+                case ("away", True):
+                    sim.faults.add(Fault.cut(when="before"))
+                    pipe.send(None)
+                case ("away", False):
+                    sim.faults.clear()
+                    pipe.send(None)
+                case ("requests",):
+                    pipe.send(sim.ledger.request_count)
+                case ("ledger",):
+                    pipe.send([(entry.member_code, entry.quota_id, entry.url) for entry in sim.ledger.invites])
+
+
+def panel_of(sim: Simulator) -> pa.Table:
+    """Return the members of a simulator as a panel."""
+    members = list(sim.members.values())
+    questions = sorted({question_id for member in members for question_id in member.profile})
+    columns: dict[str, Any] = {"member_code": [member.member_code for member in members]}
+    for question_id in questions:
+        answers = [member.profile.get(question_id) for member in members]
+        if any(isinstance(answer, frozenset) for answer in answers):
+            answers = [None if answer is None else sorted(answer) for answer in answers]
+        columns[str(question_id)] = answers
+    columns["device_type"] = [member.device_type_id for member in members]
+    taken = pa.list_(pa.struct([("survey_id", pa.int64()), ("wave_id", pa.int64()), ("status_id", pa.int64())]))
+    rows = [
+        [{"survey_id": p.survey_id, "wave_id": p.wave_id, "status_id": p.status_id} for p in member.participations]
+        for member in members
+    ]
+    columns["participations"] = pa.array(rows, taken)
+    return pa.table(columns)
+
+
+# --- The clients, each in a process of its own
+
+
+async def campaign(folder: Path, panel: str) -> None:
+    """Plan, if there is no plan yet, and run to the end."""
+    async with SamplingClient.from_env() as client, client.watch_quotas(10) as watch:
+        async with LiveIndex(watch, kinds=KINDS) as live:
+            await live.ready()
+            ledger = folder / "campaign.ledger"
+            # The simulator counts each invite as a complete, so a quota has room for what it needs and no more.
+            needed = rooms_of(await client.get_quotas())
+            allocate = Allocate(PER_MEMBER, room=needed[0], survey_room=needed[1])
+            night = Campaign(client, panel, live, ledger=ledger, allocate=allocate)
+            await read_recontacts(client, live.index)
+            began = time.perf_counter()
+            plan = await night.plan()
+            print(json.dumps({"plan": time.perf_counter() - began, "pairs": plan.pairs}), flush=True)
+            async with night.run() as run:
+                async for _ in run:
+                    pass
+            print(json.dumps({"reason": run.reason}), flush=True)
+            await night.write(folder / "out")
+
+
+async def top_k(panel: str) -> None:
+    """Ask for the best quotas of each member."""
+    async with SamplingClient.from_env() as client:
+        index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
+        await read_recontacts(client, index)
+        matcher = PanelMatcher(index, TopK(PER_MEMBER))
+        counts: Counter[str] = Counter()
+        requests = 0
+
+        def counted() -> Iterator[InviteRequest]:
+            nonlocal requests
+            for request in matcher.requests(pq.read_table(panel)):
+                requests += 1
+                yield request
+
+        async with client.fan_out(counted()) as outcomes:
+            async for outcome in outcomes:
+                counts[outcome.status] += 1
+        print(json.dumps({"requests": requests, **counts}))
+
+
+async def read_recontacts(client: SamplingClient, index: QuotaIndex) -> None:
+    """Read the members of recontact quotas."""
+    for target in list(index.quota_ids.targets()):
+        if target.survey.is_survey_recontact:
+            quota_id = target.quota.quota_id
+            index.recontact(quota_id, [code async for code in client.recontact_members(quota_id)])
+
+
+def rooms_of(quotas: Quotas) -> tuple[dict[int, int], dict[int, int]]:
+    """Return what each quota and each survey needs."""
+    by_quota = {q.quota_id: q.estimated_completes_remaining for s in quotas.surveys for q in s.quotas}
+    by_survey: Counter[int] = Counter()
+    for survey in quotas.surveys:
+        by_survey[survey.survey_id] += survey.estimated_completes_remaining
+    return by_quota, dict(by_survey)
+
+
+# --- The night
+
+
+class Night:
+    """The campaign's process: started, killed and started again."""
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self._service, self._folder = service, folder
+        self.told: dict[str, Any] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        command = [sys.executable, __file__, "--campaign", str(self._folder), self._service.panel]
+        self.process = subprocess.Popen(
+            command, env=self._service.environment, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+
+    def kill(self) -> None:
+        """Kill it as an operating system does, and start it again."""
+        self.process.kill()
+        self._read()
+        self.start()
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._read()
+        assert self.process.returncode == 0, self.process.returncode
+
+    def _read(self) -> None:
+        output, _ = self.process.communicate()
+        for line in output.splitlines():
+            # The first plan is the one that was made; later ones are read from the ledger.
+            for name, value in json.loads(line).items():
+                self.told.setdefault(name, value)
+
+
+def night(service: Service, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the campaign with all troubles; return what was measured."""
+    quotas = asyncio.run(inventory_of(service))
+    total = sum(len(survey.quotas) for survey in quotas.surveys)
+    to_close = int(total * CLOSED)
+    began, closed, away = time.perf_counter(), 0, 0.0
+    process = Night(service, folder)
+    kills = list(KILLED_AT[: options.kills])
+    while process.process.poll() is None:
+        time.sleep(0.25)
+        done = service.ask("requests") / options.members
+        due = min(to_close, int(to_close * done / 0.8))
+        if due > closed and not away:
+            service.ask("close", due - closed)
+            closed = due
+        if kills and done >= kills[0]:
+            kills.pop(0)
+            process.kill()
+        if options.outage and not away and done >= AWAY_AT:
+            away = time.perf_counter()
+            service.ask("away", True)
+            time.sleep(options.outage)
+            service.ask("away", False)
+    process.end()
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "quotas": total,
+        "closed": closed,
+        "kills": options.kills - len(kills),
+        "outage": options.outage if away else 0,
+        "seconds": time.perf_counter() - began,
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "memory": usage.ru_maxrss / 1024,
+        **process.told,
+        **compared(folder / "campaign.ledger", service.ask("ledger")),
+        **worth(quotas, service.ask("ledger")),
+    }
+
+
+async def inventory_of(service: Service) -> Quotas:
+    """Return the inventory before anything has happened."""
+    async with SamplingClient(
+        service.url, panel_guid=service.panel_guid, api_key=service.api_key
+    ) as client:
+        return await client.get_quotas()
+
+
+def compared(ledger: Path, invites: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+    """Hold a campaign's ledger against the simulator's, pair by pair."""
+    database = sqlite3.connect(ledger)
+    states = {
+        (code, quota): state
+        for code, quota, state in database.execute(
+            "SELECT m.code, p.quota, p.state FROM pairs AS p JOIN members AS m ON m.id = p.member"
+        )
+    }
+    links = dict(
+        database.execute(
+            "SELECT i.url, m.code || ' ' || i.quota FROM invites AS i JOIN members AS m ON m.id = i.member"
+        ).fetchall()
+    )
+    made = Counter((code, quota) for code, quota, _ in invites)
+    requests = int(database.execute("SELECT value FROM facts WHERE name = 'requests'").fetchone()[0])
+    told = {url: f"{code} {quota}" for code, quota, url in invites}
+    return {
+        "states": Counter(states.values()),
+        "requests": requests,
+        "invites": len(invites),
+        "doubled": sum(count > 1 for count in made.values()),
+        "lost": sum(states.get(pair) not in {"invited", "unknown"} for pair in made),
+        "lies": sum(told.get(url) != pair for url, pair in links.items())
+        + sum(state == "invited" and pair not in made for pair, state in states.items()),
+        "unread": sum(states.get(pair) == "unknown" for pair in made),
+    }
+
+
+def worth(quotas: Quotas, invites: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+    """Return what invites are worth, and how full they made the quotas."""
+    value = {
+        quota.quota_id: survey.price.amount * min(survey.ir, 100) / 100 if survey.ir else survey.price.amount
+        for survey in quotas.surveys
+        for quota in survey.quotas
+    }
+    by_quota, by_survey = rooms_of(quotas)
+    made = Counter(quota for _, quota, _ in invites)
+    most = min(sum(by_quota.values()), sum(by_survey.values()))
+    return {
+        "value": sum(value[quota] * count for quota, count in made.items()),
+        "fill": sum(made.values()) / most,
+    }
+
+
+def plain(service: Service) -> dict[str, Any]:
+    """Ask a service by a plain fan-out; return what was measured."""
+    quotas = asyncio.run(inventory_of(service))
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    run = subprocess.run(
+        [sys.executable, __file__, "--top-k", service.panel],
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    invites = service.ask("ledger")
+    told = json.loads(run.stdout)
+    return {
+        "seconds": time.perf_counter() - began,
+        "cpu": cpu,
+        "invites": len(invites),
+        **told,
+        **worth(quotas, invites),
+    }
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print one row of figures."""
+    asked = sum(found.get("states", {}).get(state, 0) for state in ("invited", "rejected", "not_sent", "unknown"))
+    asked = asked or sum(found.get(state, 0) for state in ("invited", "rejected", "not_sent", "unknown"))
+    print(
+        f"{name}: {found['invites']:,} invites of {asked:,} asked ({found['invites'] / asked:.1%}), "
+        f"{found['requests']:,} requests, {found['invites'] / found['requests']:.2f} invites a request, "
+        f"value {found['value']:,.0f}, fill {found['fill']:.1%}, {found['seconds']:.0f} s, CPU {found['cpu']:.0f} s"
+    )
+
+
+def main() -> None:
+    """Run both, and print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--members", type=int, default=100_000)
+    parser.add_argument("--surveys", type=int, default=800)
+    parser.add_argument("--outage", type=float, default=60.0)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the files of the campaign here")
+    parser.add_argument("--campaign", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--top-k", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.campaign:
+        asyncio.run(campaign(Path(options.campaign[0]), options.campaign[1]))
+        return
+    if options.top_k:
+        asyncio.run(top_k(options.top_k))
+        return
+    folder = Path(options.keep or tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    service = Service(options.surveys, options.members)
+    found = night(service, folder, options)
+    service.end()
+    print(
+        f"{options.members:,} members, {found['quotas']:,} quotas, {found['closed']} of them closed meanwhile, "
+        f"{found['kills']} kills, {found['outage']:.0f} s away; planned in {found['plan']:.1f} s, peak memory "
+        f"{found['memory']:.0f} MiB"
+    )
+    show("campaign", found)
+    print("  " + ", ".join(f"{name} {count:,}" for name, count in found["states"].items()))
+    print(
+        f"  beside the simulator's ledger: doubled {found['doubled']}, lost {found['lost']}, lies {found['lies']}; "
+        f"{found['unread']} unknown pairs have an invite"
+    )
+    if not options.keep:
+        shutil.rmtree(folder)
+    other = Service(options.surveys, options.members)
+    show("TopK and a plain fan-out, no trouble", plain(other))
+    other.end()
+
+
+if __name__ == "__main__":
+    main()
