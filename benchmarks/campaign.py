@@ -1,4 +1,4 @@
-"""A campaign with everything that can happen in a night, and the same panel with the best quotas of each member.
+"""A campaign with all that can happen in a night, and the same panel with the best quotas of each member.
 
 python benchmarks/campaign.py [--members 100000] [--surveys 800] [--outage 60] [--kills 3]
 
@@ -125,7 +125,10 @@ def panel_of(sim: Simulator) -> pa.Table:
     columns["device_type"] = [member.device_type_id for member in members]
     taken = pa.list_(pa.struct([("survey_id", pa.int64()), ("wave_id", pa.int64()), ("status_id", pa.int64())]))
     rows = [
-        [{"survey_id": p.survey_id, "wave_id": p.wave_id, "status_id": p.status_id} for p in member.participations]
+        [
+            {"survey_id": p.survey_id, "wave_id": p.wave_id, "status_id": p.status_id}
+            for p in member.participations
+        ]
         for member in members
     ]
     columns["participations"] = pa.array(rows, taken)
@@ -138,7 +141,8 @@ def panel_of(sim: Simulator) -> pa.Table:
 async def campaign(folder: Path, panel: str) -> None:
     """Plan, if there is no plan yet, and run to the end."""
     async with SamplingClient.from_env() as client, client.watch_quotas(10) as watch:
-        async with LiveIndex(watch, kinds=KINDS) as live:
+        live = LiveIndex(watch, kinds=KINDS)
+        async with live:
             await live.ready()
             ledger = folder / "campaign.ledger"
             # The simulator counts each invite as a complete, so a quota has room for what it needs and no more.
@@ -272,9 +276,7 @@ def night(service: Service, folder: Path, options: argparse.Namespace) -> dict[s
 
 async def inventory_of(service: Service) -> Quotas:
     """Return the inventory before anything has happened."""
-    async with SamplingClient(
-        service.url, panel_guid=service.panel_guid, api_key=service.api_key
-    ) as client:
+    async with SamplingClient(service.url, panel_guid=service.panel_guid, api_key=service.api_key) as client:
         return await client.get_quotas()
 
 
@@ -349,12 +351,15 @@ def plain(service: Service) -> dict[str, Any]:
 
 def show(name: str, found: dict[str, Any]) -> None:
     """Print one row of figures."""
-    asked = sum(found.get("states", {}).get(state, 0) for state in ("invited", "rejected", "not_sent", "unknown"))
+    asked = sum(
+        found.get("states", {}).get(state, 0) for state in ("invited", "rejected", "not_sent", "unknown")
+    )
     asked = asked or sum(found.get(state, 0) for state in ("invited", "rejected", "not_sent", "unknown"))
     print(
         f"{name}: {found['invites']:,} invites of {asked:,} asked ({found['invites'] / asked:.1%}), "
         f"{found['requests']:,} requests, {found['invites'] / found['requests']:.2f} invites a request, "
-        f"value {found['value']:,.0f}, fill {found['fill']:.1%}, {found['seconds']:.0f} s, CPU {found['cpu']:.0f} s"
+        f"value {found['value']:,.0f}, fill {found['fill']:.1%}, {found['seconds']:.0f} s, CPU "
+        f"{found['cpu']:.0f} s"
     )
 
 
@@ -388,8 +393,8 @@ def main() -> None:
     show("campaign", found)
     print("  " + ", ".join(f"{name} {count:,}" for name, count in found["states"].items()))
     print(
-        f"  beside the simulator's ledger: doubled {found['doubled']}, lost {found['lost']}, lies {found['lies']}; "
-        f"{found['unread']} unknown pairs have an invite"
+        f"  beside the simulator's ledger: doubled {found['doubled']}, lost {found['lost']}, lies "
+        f"{found['lies']}; {found['unread']} unknown pairs have an invite"
     )
     if not options.keep:
         shutil.rmtree(folder)

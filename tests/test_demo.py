@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,12 +15,16 @@ from typer.testing import CliRunner
 from sampling_async import Invite, InviteOutcome, Quotas
 from sampling_async._cli import _demo, _demo_view
 from sampling_async._cli._commands import app
-from sampling_async._cli._demo import DemoError, Plan, Watcher, run_demo, simulator_process
+from sampling_async._cli._demo import Demo, DemoError, Watcher, run_demo, simulator_process
 from sampling_async._cli._tally import Tally
+from sampling_async.campaign import Pairs, Plan, Summary
 from sampling_async.simulator import Lie, Verdict
 
-SMALL = Plan(members=6, quota_ids=60, latency=(0.0, 0.0, 8))
-ARGUMENTS = ["demo", "--members", "6", "--quota-ids", "60"]
+ARGUMENTS = ["demo", "--members", "12", "--surveys", "8"]
+
+
+def small(folder, **more) -> Demo:
+    return Demo(folder=folder, members=12, surveys=8, latency=(0.0, 0.0, 8), **more)
 
 
 @pytest.fixture
@@ -36,84 +41,120 @@ def processes(monkeypatch):
     return started
 
 
-def test_a_demo_agrees_with_the_ledger(processes):
-    seen = []
-
-    def outcome(stream) -> None:
-        seen.append(stream.progress.answered)
-
-    findings = run_demo(SMALL, Watcher(inventory=lambda _, total: seen.append(total), outcome=outcome))
+def test_a_demo_agrees_with_the_service_from_the_inventory_to_the_report(processes, tmp_path):
+    seen, heard = [], []
+    watcher = Watcher(
+        inventory=lambda inventory: seen.append(len(inventory.surveys)),
+        planned=lambda plan, _: seen.append(plan.pairs),
+        outcome=lambda run: seen.append(run.pairs.pending),
+        hearing=lambda *counts: heard.append(counts),
+    )
+    findings = run_demo(small(tmp_path), watcher)
     assert findings.agrees
+    pairs = findings.summary.pairs
+    assert seen[:2] == [8, findings.plan.pairs]
+    assert len(seen) - 2 == findings.tally.total
+    assert findings.ledger_invites == findings.tally.statuses["invited"] == pairs.invited > 0
+    assert sum(findings.received) == sum(findings.told) == pairs.invited
+    assert heard[-1] == (pairs.invited, pairs.invited)
+    assert len(findings.request_seconds) >= 12
+    assert 0 < findings.percentile(50) <= findings.percentile(99)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"panel.parquet", "campaign.ledger", "notifications.db", "report.html", "summary.json"} <= names
+    assert [process.returncode for process in processes] == [0]
     findings.ledger_invites += 1
     assert not findings.agrees  # with one more invite the counts disagree
     findings.ledger_invites -= 1
-    assert findings.verdict.ok
-    assert findings.ledger_invites == findings.tally.statuses["invited"] > 0
-    assert seen[0] == findings.tally.total == len(seen) - 1 >= 60
-    assert seen[1:] == list(range(1, seen[0] + 1))
-    assert len(findings.request_seconds) >= 6
-    assert 0 < findings.percentile(50) <= findings.percentile(99)
-    assert sum(findings.recontact_pages) > 0
-    assert [process.returncode for process in processes] == [0]
+    findings.received = (0, 0)
+    assert not findings.agrees  # the end of a survey is missing
 
 
-def test_unknown_outcomes_cover_all_lost_invites_under_faults():
-    findings = run_demo(Plan(members=90, quota_ids=90, faults=True, latency=(0.0, 0.0, 8)))
+def test_unknown_outcomes_cover_all_lost_invites_under_faults(tmp_path):
+    demo = Demo(folder=tmp_path, members=100, surveys=8, latency=(0.0, 0.0, 8), faults=True)
+    findings = run_demo(demo)
     assert findings.agrees
     assert findings.tally.statuses["unknown"] > 0
 
 
-def test_a_piped_demo_prints_one_json_object():
-    result = CliRunner().invoke(app, ARGUMENTS)
+def test_a_piped_demo_prints_one_json_object(tmp_path):
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0
     (line,) = result.stdout.splitlines()
     figures = json.loads(line)
     assert figures["Agrees"] is True
-    assert figures["QuotaIDs"] == sum(figures["Outcomes"].values())
-    assert figures["QuotaIDs"] == sum(each["QuotaIDs"] for each in figures["ResultCodes"])
-    assert figures["Ledger"]["Invites"] == figures["Outcomes"]["invited"]
+    assert 0 < figures["SuccessRate"] <= 1
+    assert sum(figures["Outcomes"].values()) == sum(each["QuotaIDs"] for each in figures["ResultCodes"])
+    assert figures["Ledger"]["Invites"] == figures["Outcomes"]["invited"] == figures["Pairs"]["Invited"]
+    assert figures["Report"] == str(tmp_path / "out" / "report.html")
+    assert (tmp_path / "out" / "report.html").is_file()
     assert result.stderr == ""
 
 
-def test_a_disagreement_is_shown_and_ends_with_exit_code_1(monkeypatch):
+def test_a_folder_with_an_earlier_demo_is_left_alone(tmp_path):
+    (tmp_path / "campaign.ledger").write_text("mine")
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds an earlier demo; name another folder" in result.stderr
+    assert (tmp_path / "campaign.ledger").read_text() == "mine"
+
+
+def test_a_disagreement_is_shown_and_ends_with_exit_code_1(monkeypatch, tmp_path):
     monkeypatch.setattr(_demo, "_verdict", lambda _, outcomes: Verdict(lies=(Lie(outcomes[0], "invented"),)))
     monkeypatch.setattr(_demo_view.show, "as_lines", lambda wanted: wanted)
-    result = CliRunner().invoke(app, ARGUMENTS)
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "do NOT agree" in result.stdout
 
 
-def test_the_screen_fits_80_columns():
-    findings = _demo.Findings(Quotas(1, datetime.now(UTC), ()), Tally(), 1.5, [0.05, 0.06], 77, [25, 3])
+def test_the_screen_fits_80_columns(tmp_path):
+    now = datetime.now(UTC)
+    plan = Plan(
+        members=5,
+        matched=5,
+        pairs=5,
+        certain=4,
+        requests=5,
+        quotas=3,
+        room=9,
+        expected_invites=4,
+        expected_value=8.0,
+        currency_id=1,
+    )
+    summary = Summary(
+        state="finished", planned_at=now, pairs=Pairs(planned=4, invited=1, rejected=3), requests=4
+    )
+    findings = _demo.Findings(Quotas(1, now, ()), plan, summary, Tally(), 1.5, [0.05, 0.06], 77, [25, 3])
     for code in (1, 16, 31, 12345):
         invite = Invite(1, 2, 3, 1.0, "https://entry.example/", 10, 20) if code == 1 else None
         status = "invited" if invite else "rejected"
         findings.tally.add(InviteOutcome("M", 3, status, invite, code, "SOMETHING_NEW"))
     findings.ledger_invites = 1
     console = Console(file=io.StringIO(), width=80)
-    _demo_view.print_findings(console, findings)
+    _demo_view.print_findings(console, findings, small(Path("out")))
     shown = console.file.getvalue()
-    assert "They agree on every quota ID." in shown
+    assert "25.0 % of what was asked for ended in an invite" in shown
+    assert "They agree on every pair and every end." in shown
     assert "MEMBER_DOES_NOT_MATCH_QUOTA" in shown
     assert "12345  SOMETHING_NEW" in shown
-    assert "28 member codes in 2 pages (25 + 3)" in shown
+    assert "28 member codes in 2 pages" in shown
     assert "p50 50 ms  p90 60 ms" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_the_child_ends_when_the_demo_fails(processes):
-    with pytest.raises(ZeroDivisionError), simulator_process(SMALL):
+def test_the_child_ends_when_the_demo_fails(processes, tmp_path):
+    with pytest.raises(ZeroDivisionError), simulator_process(small(tmp_path).service({})):
         _ = 1 / 0
     assert [process.returncode for process in processes] == [0]
 
 
-def test_a_child_that_dies_is_reported(processes):
-    with pytest.raises(DemoError), simulator_process(SMALL) as simulator:
+def test_a_child_that_dies_is_reported(processes, tmp_path):
+    with pytest.raises(DemoError), simulator_process(small(tmp_path).service({})) as simulator:
         processes[0].kill()
         processes[0].wait()
-        simulator.ledger()
+        simulator.told()
 
 
-def test_a_child_that_cannot_start_says_why():
-    with pytest.raises(DemoError, match="'a' must be"), simulator_process(Plan(latency=(-1.0, 0.0, 1))):
+def test_a_child_that_cannot_start_says_why(tmp_path):
+    broken = Demo(folder=tmp_path, latency=(-1.0, 0.0, 1)).service({})
+    with pytest.raises(DemoError, match="'a' must be"), simulator_process(broken):
         pass

@@ -1,68 +1,100 @@
-"""The demo without its display: a fan-out of a panel against a simulator of its own, and the results.
+"""The demo without its display: a partner's day against a simulator of its own, and the results.
 
-The simulator runs in a child process. Service and client then do not share an interpreter, so the figures are
-those of the client. Over its stdin and stdout, which nobody else can reach, the child gets the plan and returns
-its ledger. The child ends when its stdin is closed, so also when this process is killed.
+The inventory is watched, a panel in a file is matched and allocated, a campaign asks for the invites, the
+service tells how each survey has ended, and at the end all of it is held against the simulator's own ledger.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-import os
-import signal
-import subprocess
-import sys
-from contextlib import contextmanager
+import time
+from collections import Counter
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import attrs
+import uvicorn
 from attrs import define, field, frozen
 
-from sampling_async import InviteOutcome, InviteRequest, OutcomeStream, Quotas, SamplingClient
+from sampling_async import InviteOutcome
+from sampling_async._cli._demo_service import DemoError as DemoError  # noqa: PLC0414  with the others here
+from sampling_async._cli._demo_service import ServiceSettings, simulator_process
 from sampling_async._cli._tally import Tally
-from sampling_async.simulator import LedgerEntry, Verdict
+from sampling_async._pacing.threads import begun
+from sampling_async.campaign import Campaign
+from sampling_async.matching import Allocate, LiveIndex, QuestionKinds
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, SqliteStore, kept_secrets
+from sampling_async.simulator import AGE_BANDS, Verdict
+from sampling_async.simulator._listening import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
-_LEDGER_FIELDS: Final = tuple(each.name for each in attrs.fields(LedgerEntry))
-_ENDING_SECONDS: Final = 5.0
+    from sampling_async import Quotas, SamplingClient
+    from sampling_async._cli._demo_service import SimulatorProcess
+    from sampling_async.campaign import CampaignRun, Plan, Summary
+    from sampling_async.simulator import LedgerEntry
+
+_AGE: Final = 1001538
 _RECONTACT_PAGE: Final = 25
-
-
-class DemoError(Exception):
-    """The simulator's process did not start, or ended too early. The text says why."""
+_BATCH: Final = 200
+_POLL: Final = 0.1
+_BACKLOG: Final = 128
+_KINDS: Final = (Kind.COMPLETION, Kind.TERMINATE, Kind.QUOTA_STATUS, Kind.SURVEY_CLOSED)
+"""What the service is asked to tell. It could also tell of each invite, which the partner knows by then."""
 
 
 @frozen(kw_only=True)
-class Plan:
-    """The settings of a demo. Everything follows from the seed, except the order in which requests finish.
+class Demo:
+    """The settings of a demo.
 
     Attributes:
+        folder: Where the panel, the ledgers and the report are written.
         seed: The seed of the simulator.
-        members: How many members to fan out.
-        quota_ids: How many quota IDs to ask for in all, at least. The inventory is made large enough.
-        faults: Whether the simulator responds 503 now and then, and drops connections after acting.
+        members: How many members the panel has.
+        surveys: How many surveys the inventory has.
+        per_member: How many quotas a member gets at most.
+        faults: Whether the service sometimes answers 503 or drops a connection.
         latency: The seconds a bulk invite takes, as `a + b * IDs`, and how many the service works on at once.
     """
 
+    folder: Path
     seed: int = 7
-    members: int = 200
-    quota_ids: int = 50_000
+    members: int = 600
+    surveys: int = 120
+    per_member: int = 4
     faults: bool = False
-    latency: tuple[float, float, int] = (0.02, 0.0003, 8)
+    latency: tuple[float, float, int] = (0.01, 0.0003, 8)
+
+    def service(self, urls: dict[str, str]) -> ServiceSettings:
+        """Return the settings of the simulated service."""
+        return ServiceSettings(
+            seed=self.seed,
+            members=self.members,
+            surveys=self.surveys,
+            faults=self.faults,
+            latency=self.latency,
+            panel=str(self.panel),
+            urls=urls,
+        )
 
     @property
-    def surveys(self) -> int:
-        """How many surveys to generate, so that there are enough quotas."""
-        # Surveys have two and a half quotas on average, or a little less, so dividing by 2 gives enough.
-        # Example: 50,000 IDs for 200 members need 250 quotas, from 125 surveys.
-        return max(5, -(-self.quota_ids // self.members) // 2)
+    def panel(self) -> Path:
+        """The panel's file."""
+        return self.folder / "panel.parquet"
+
+    @property
+    def store(self) -> Path:
+        """The file of the inbox."""
+        return self.folder / "notifications.db"
+
+    @property
+    def report(self) -> Path:
+        """The report's file."""
+        return self.folder / "report.html"
 
 
 @define
@@ -71,29 +103,40 @@ class Findings:
 
     Attributes:
         inventory: The inventory that Get Quotas returned.
+        plan: The plan of the campaign.
+        summary: What became of the campaign.
         tally: The counts of outcomes.
-        seconds: How long the fan-out took.
+        seconds: How long the campaign took.
         request_seconds: How long the attempts of bulk invites took, sorted.
-        recontact_quota_id: The quota whose recontact list was read.
+        recontact_quota_id: The quota whose recontact list was read last.
         recontact_pages: The number of member codes on each page of that list.
+        received: How many completions and terminates the inbox holds.
+        told: How many the simulator tells of.
+        revenue: What the completes have brought.
         ledger_invites: How many invites the simulator's ledger holds.
         verdict: The result of checking the outcomes against the ledger.
     """
 
     inventory: Quotas
+    plan: Plan
+    summary: Summary
     tally: Tally
     seconds: float = 0.0
     request_seconds: list[float] = field(factory=list[float])
     recontact_quota_id: int = 0
     recontact_pages: list[int] = field(factory=list[int])
+    received: tuple[int, int] = (0, 0)
+    told: tuple[int, int] = (0, 0)
+    revenue: float = 0.0
     ledger_invites: int = 0
     verdict: Verdict = field(factory=Verdict)
 
     @property
     def agrees(self) -> bool:
-        """Whether client and ledger agree on every ID: nothing false, nothing unexplained, all counted."""
-        invited = self.tally.statuses["invited"]
-        return self.verdict.ok and self.ledger_invites == invited + len(self.verdict.unread)
+        """Whether client and service agree: on every pair, and on the end of every invite's survey."""
+        pairs = self.summary.pairs
+        counted = self.ledger_invites == pairs.invited + len(self.verdict.unread)
+        return self.verdict.ok and counted and not pairs.pending and self.received == self.told
 
     def percentile(self, percent: int) -> float:
         """Return the seconds that `percent` percent of the bulk invites did not exceed."""
@@ -107,59 +150,166 @@ class Watcher:
     """The functions that a demo notifies of its progress.
 
     Attributes:
-        inventory: Called with the inventory and the number of quota IDs that will be asked for.
-        outcome: Called after every outcome with the stream, which knows its progress.
-        finished: Called after the last outcome.
+        inventory: Called with the inventory.
+        planned: Called with the plan, and the seconds that it took.
+        outcome: Called after every outcome with the run.
+        hearing: Called while notifications come in, with the ends of surveys so far and the number of invites.
+        finished: Called when all of it is over.
     """
 
-    inventory: Callable[[Quotas, int], object] = lambda _inventory, _total: None
-    outcome: Callable[[OutcomeStream], object] = lambda _stream: None
+    inventory: Callable[[Quotas], object] = lambda _inventory: None
+    planned: Callable[[Plan, float], object] = lambda _plan, _seconds: None
+    outcome: Callable[[CampaignRun], object] = lambda _run: None
+    hearing: Callable[[int, int], object] = lambda _heard, _invites: None
     finished: Callable[[], object] = lambda: None
 
 
-def run_demo(plan: Plan, watcher: Watcher | None = None) -> Findings:
+def run_demo(demo: Demo, watcher: Watcher | None = None) -> Findings:
     """Run a demo from beginning to end.
 
     Raises:
         DemoError: The simulator's process failed.
         SamplingError: A call failed, and the demo cannot go on without it.
     """
-    with simulator_process(plan) as simulator:
-        findings, outcomes = anyio.run(partial(_run_client, simulator, watcher or Watcher()))
-        entries = simulator.ledger()
-    findings.ledger_invites = len(entries)
-    findings.verdict = _verdict(entries, outcomes)
+    return anyio.run(partial(_day, demo, watcher or Watcher()))
+
+
+async def _day(demo: Demo, watcher: Watcher) -> Findings:
+    store = SqliteStore(demo.store)
+    inbox = Inbox(store, secrets=kept_secrets(store))
+    async with _receiving(inbox) as base:
+        urls = {str(kind): url for kind, url in inbox.urls(base).items() if kind in _KINDS}
+        with simulator_process(demo.service(urls)) as simulator:
+            async with simulator.client() as client:
+                findings, outcomes = await _asked(client, inbox, demo, watcher)
+            await _compare(findings, simulator, outcomes, OutcomeLedger(demo.store), watcher)
+            watcher.finished()
     return findings
 
 
-async def _run_client(simulator: SimulatorProcess, watcher: Watcher) -> tuple[Findings, list[InviteOutcome]]:
-    """Read the inventory, fan out every member to all quotas, and page through a recontact list."""
-    outcomes: list[InviteOutcome] = []
-    async with simulator.client() as client:
-        inventory = await client.get_quotas()
-        quota_ids = tuple(quota.quota_id for survey in inventory.surveys for quota in survey.quotas)
-        requests = [InviteRequest(member_code, quota_ids) for member_code in simulator.member_codes]
-        watcher.inventory(inventory, len(requests) * len(quota_ids))
-        findings = Findings(inventory, Tally())
-        with _timed_requests() as seconds:
-            async with client.fan_out(requests) as stream:
-                async for outcome in stream:
-                    outcomes.append(outcome)
-                    findings.tally.add(outcome)
-                    watcher.outcome(stream)
-        findings.seconds = findings.tally.seconds
-        findings.request_seconds = sorted(seconds)
-        watcher.finished()
-        await _page(client, findings)
+@asynccontextmanager
+async def _receiving(inbox: Inbox) -> AsyncGenerator[str, None]:
+    """Receive notifications over HTTP while the block is open; yield the base of the URLs."""
+    with listening("127.0.0.1", 0) as listener:
+        listener.listen(_BACKLOG)
+        config = uvicorn.Config(inbox.app, lifespan="off", ws="none", access_log=False, log_level="error")
+        server = _Server(config)
+        async with inbox:
+            # A plain task: a task group would raise the failures of the block in a group.
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                await serving
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the demo: they end all of it."""
+        yield
+
+
+async def _asked(
+    client: SamplingClient, inbox: Inbox, demo: Demo, watcher: Watcher
+) -> tuple[Findings, list[InviteOutcome]]:
+    """Read, match, plan and ask, while the inventory is watched and notifications come in."""
+    kinds = QuestionKinds.default().with_age(_AGE, AGE_BANDS)
+    async with client.watch_quotas() as watch, LiveIndex(watch, kinds=kinds) as live:
+        await live.ready()
+        inventory = watch.quotas
+        watcher.inventory(inventory)
+        async with live.follow(inbox):
+            recontact = await _read_recontacts(client, live)
+            began = time.perf_counter()
+            campaign = _campaign(client, demo, live, inventory)
+            plan = await campaign.plan()
+            watcher.planned(plan, time.perf_counter() - began)
+            with _timed_requests() as times:
+                tally, outcomes = await _run(campaign, demo.store, watcher)
+            seconds = tally.seconds
+            summary = await campaign.write(demo.folder, title="A day with the simulator")
+    findings = Findings(inventory, plan, summary, tally, seconds, sorted(times), *recontact)
     return findings, outcomes
 
 
-async def _page(client: SamplingClient, findings: Findings) -> None:
-    quotas = (quota for each in findings.inventory.surveys if each.is_survey_recontact for quota in each.quotas)
-    for quota in islice(quotas, 1):
-        findings.recontact_quota_id = quota.quota_id
-        async for page in client.recontact_pages(quota.quota_id, max_results=_RECONTACT_PAGE):
-            findings.recontact_pages.append(len(page.member_codes))
+def _campaign(client: SamplingClient, demo: Demo, live: LiveIndex, inventory: Quotas) -> Campaign:
+    # The simulator counts each invite as a complete. So a quota has room for as many invites as it needs
+    # completes, and not for those that will not end in one.
+    rooms = {
+        quota.quota_id: quota.estimated_completes_remaining for s in inventory.surveys for quota in s.quotas
+    }
+    survey_rooms: Counter[int] = Counter()
+    for survey in inventory.surveys:
+        survey_rooms[survey.survey_id] += survey.estimated_completes_remaining
+    allocate = Allocate(demo.per_member, room=rooms, survey_room=survey_rooms)
+    return Campaign(client, demo.panel, live, ledger=demo.folder / "campaign.ledger", allocate=allocate)
+
+
+async def _read_recontacts(client: SamplingClient, live: LiveIndex) -> tuple[int, list[int]]:
+    """Read the members of recontact quotas, page by page; return the last quota and its pages."""
+    last, pages = 0, list[int]()
+    for target in list(live.index.quota_ids.targets()):
+        if target.survey.is_survey_recontact:
+            last, pages, codes = target.quota.quota_id, [], list[str]()
+            async for page in client.recontact_pages(last, max_results=_RECONTACT_PAGE):
+                pages.append(len(page.member_codes))
+                codes += page.member_codes
+            live.index.recontact(last, codes)
+    return last, pages
+
+
+async def _run(campaign: Campaign, store: Path, watcher: Watcher) -> tuple[Tally, list[InviteOutcome]]:
+    """Ask, and note each invite beside the notifications, which will tell how it has ended."""
+    tally, outcomes, ledger = Tally(), list[InviteOutcome](), OutcomeLedger(store)
+    noted = 0
+    async with campaign.run() as run:
+        async for outcome in run:
+            outcomes.append(outcome)
+            tally.add(outcome)
+            watcher.outcome(run)
+            if len(outcomes) - noted == _BATCH:
+                await ledger.invited(outcomes[noted:])
+                noted = len(outcomes)
+    await ledger.invited(outcomes[noted:])
+    return tally, outcomes
+
+
+async def _compare(
+    findings: Findings,
+    simulator: SimulatorProcess,
+    outcomes: Sequence[InviteOutcome],
+    ledger: OutcomeLedger,
+    watcher: Watcher,
+) -> None:
+    """Ask the service what it knows, which it says when it has told of each end, and compare."""
+    asking = begun(simulator.told)
+    while not asking.over.is_set():
+        await _hear(findings, ledger)
+        watcher.hearing(sum(findings.received), findings.summary.pairs.invited)
+        with anyio.move_on_after(_POLL):
+            await asking.over.wait()
+    told = asking.result()
+    await _hear(findings, ledger)
+    findings.told = told.completions, told.terminates
+    findings.ledger_invites = len(told.invites)
+    findings.verdict = _verdict(told.invites, outcomes)
+
+
+async def _hear(findings: Findings, ledger: OutcomeLedger) -> None:
+    funnel = await ledger.funnel()
+    findings.received = (
+        sum(quota.completed for quota in funnel),
+        sum(quota.terminated for quota in funnel),
+    )
+    findings.revenue = float(sum(quota.revenue for quota in funnel))
+
+
+def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) -> Verdict:
+    from sampling_async.simulator._verdict import verdict  # noqa: PLC0415  the simulator is an extra
+
+    return verdict(entries, outcomes)
 
 
 class _RequestTimes(logging.Handler):
@@ -191,132 +341,3 @@ def _timed_requests() -> Generator[list[float]]:
         logger.removeHandler(times)
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) -> Verdict:
-    from sampling_async.simulator._verdict import verdict  # noqa: PLC0415  the simulator is an extra
-
-    return verdict(entries, outcomes)
-
-
-class SimulatorProcess:
-    """A simulator in a child process, as the parent process sees it."""
-
-    def __init__(self, process: subprocess.Popen[str], greeting: dict[str, Any]) -> None:
-        self._process = process
-        self._greeting = greeting
-        self.base_url: str = greeting["base_url"]
-        self.member_codes: list[str] = greeting["member_codes"]
-
-    def client(self) -> SamplingClient:
-        """Return a client of its panel."""
-        key, panel_guid = self._greeting["api_key"], self._greeting["panel_guid"]
-        return SamplingClient(self.base_url, panel_guid=panel_guid, api_key=key)
-
-    def ledger(self) -> list[LedgerEntry]:
-        """End the service and return its ledger: every invite it has made.
-
-        Raises:
-            DemoError: The process has ended.
-        """
-        rows = _answer_of(self._process, "ledger\n")
-        return [LedgerEntry(**dict(zip(_LEDGER_FIELDS, row, strict=True))) for row in rows]
-
-
-@contextmanager
-def simulator_process(plan: Plan) -> Generator[SimulatorProcess]:
-    """Run a simulator in a child process while the `with` block runs.
-
-    Raises:
-        DemoError: The process did not start.
-    """
-    with subprocess.Popen(  # noqa: S603  this interpreter, this module
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        encoding="utf-8",
-    ) as process:
-        try:
-            yield SimulatorProcess(process, _answer_of(process, json.dumps(attrs.asdict(plan)) + "\n"))
-        finally:
-            _end(process)
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which the child imports this same package, wherever it was imported from."""
-    root = str(Path(__file__).parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
-    """Send one line to the child's stdin, and return the JSON of the next line from its stdout."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(request)
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:
-        answer = ""
-    # readline() returns an empty string only at the end of the stream: the child has ended.
-    if not answer:
-        raise DemoError(f"the simulator's process ended: {_last_line_of_stderr(process)}")
-    return json.loads(answer)
-
-
-def _last_line_of_stderr(process: subprocess.Popen[str]) -> str:
-    process.kill()
-    lines = process.stderr.read().strip().splitlines() if process.stderr else []
-    return lines[-1] if lines else "it gave no reason"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Close the child's stdin, which ends the child; kill it if it does not end in time."""
-    try:
-        if process.stdin is not None:
-            process.stdin.close()
-    except BrokenPipeError:
-        # The child has ended already.
-        pass
-    try:
-        process.wait(_ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def serve_demo() -> None:
-    """Run the child: serve until stdin says `ledger` or ends; after `ledger`, write the ledger to stdout."""
-    from sampling_async.simulator import Fault, Latency, Simulator  # noqa: PLC0415  the child's work only
-
-    # A terminal sends Ctrl-C to parent and child. The parent handles it; the child sees the end of its stdin.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = Plan(**json.loads(sys.stdin.readline()))
-    a, b, workers = plan.latency
-    latency = Latency(a=a, b=b, workers=workers)
-    simulator = Simulator(plan.seed, surveys=plan.surveys, members=plan.members, latency=latency)
-    if plan.faults:
-        simulator.faults.add(Fault.status(503, retry_after=0.1).on("bulk_invite", every=60))
-        simulator.faults.add(Fault.cut(when="after").on("bulk_invite", every=90))
-    with simulator.serve() as base_url:
-        greeting = {
-            "base_url": base_url,
-            "panel_guid": simulator.panel_guid,
-            "api_key": simulator.api_key,
-            "member_codes": list(simulator.members),
-        }
-        _say(greeting)
-        is_wanted = sys.stdin.readline() == "ledger\n"
-    if is_wanted:
-        _say([attrs.astuple(entry) for entry in simulator.ledger.invites])
-
-
-def _say(value: object) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    serve_demo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,36 +203,45 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
 
 def demo(
     *,
-    members: Annotated[int, typer.Option(help="The number of members.", min=1, metavar="N")] = 200,
-    quota_ids: Annotated[
-        int, typer.Option(help="The approximate number of quota IDs to request.", min=1, metavar="N")
-    ] = 50_000,
+    members: Annotated[int, typer.Option(help="The number of members.", min=1, metavar="N")] = 600,
+    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 120,
     seed: Annotated[int, typer.Option(help="Seed of the simulated service.", metavar="N")] = 7,
     faults: Annotated[
         bool,
         typer.Option("--faults", help="Let the service sometimes answer 503 or drop a connection.", metavar=""),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for the report and the ledgers. Default: a new one.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, on a terminal too.", metavar="")
     ] = False,
 ) -> None:
-    """Show the client at work: fan out a whole panel against a simulated service.
+    """Show a partner's day: a panel in, invites out, and how each survey ended.
 
-    The service runs in its own process. At the end, its ledger of all invites
-    is compared with what the client reported.
+    The service runs in its own process. Quotas are watched, the panel is
+    matched, a campaign asks for invites, notifications come in. At the end,
+    everything is compared with the service's own ledger, and a report of the
+    campaign is written.
     """
-    need_simulator()
-    from sampling_async._cli._demo import DemoError, Findings, Plan, run_demo  # noqa: PLC0415  need the extra
+    need_simulator("numpy", "pyarrow")
+    from sampling_async._cli._demo import Demo, DemoError, Findings, run_demo  # noqa: PLC0415  need the extras
     from sampling_async._cli._demo_view import DemoScreen, findings_json  # noqa: PLC0415
 
-    plan = Plan(seed=seed, members=members, quota_ids=quota_ids, faults=faults)
-    screen, is_silent = DemoScreen(plan), show.as_lines(as_json)
+    folder = ended_by_failure(lambda: _demo_folder(out))
+    settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
+    screen, is_silent = DemoScreen(settings), show.as_lines(as_json)
     if not is_silent:
-        screen.show_plan()
+        screen.show_demo()
 
     def run() -> Findings:
         try:
-            return run_demo(plan, screen.watcher(silent=is_silent))
+            return run_demo(settings, screen.watcher(silent=is_silent))
         finally:
             # The bar ends before an error is printed on the same screen.
             screen.stop()
@@ -241,18 +251,36 @@ def demo(
     except DemoError as exc:
         fail(str(exc), FAILED)
     if is_silent:
-        ended_by_failure(lambda: show.emit_json(findings_json(plan, findings)))
+        ended_by_failure(lambda: show.emit_json(findings_json(settings, findings)))
     else:
         screen.show_findings(findings)
     raise typer.Exit(DONE if findings.agrees else INCOMPLETE)
 
 
-def need_simulator() -> None:
-    """End the program, with a line that says what to install, if the simulator's extra is missing.
+def _demo_folder(out: Path | None) -> Path:
+    """Return a folder without an earlier demo in it.
 
     Raises:
-        typer.Exit: The extra is missing.
+        InvalidRequestError: There is one.
     """
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="sampling-async-demo-"))
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "campaign.ledger").exists():
+        raise InvalidRequestError(f"--out {out} holds an earlier demo; name another folder")
+    return out
+
+
+def need_simulator(*others: str) -> None:
+    """End the program, with a line that says what to install, if something is missing.
+
+    Args:
+        others: Packages that are needed beside those of the simulator.
+
+    Raises:
+        typer.Exit: Something is missing.
+    """
+    missing = [name for name in ("starlette", "uvicorn", *others) if find_spec(name) is None]
     if missing:
-        fail(f'this command needs {" and ".join(missing)}: pip install "sampling-async[simulator]"', USAGE)
+        extras = "simulator,panel" if others else "simulator"
+        fail(f'this command needs {" and ".join(missing)}: pip install "sampling-async[{extras}]"', USAGE)
