@@ -61,7 +61,7 @@ def test_every_example_has_its_own_file_name_for_the_type_checker(tmp_path):
 
 
 def test_the_two_commands_of_the_readme_are_those_of_ci():
-    assert 'python -m pip install -e ".[cli,simulator]" && sampling-async demo' in README
+    assert 'python -m pip install -e ".[cli,simulator,panel]" && sampling-async demo' in README
     second = "python -m pip install nox && nox"
     assert second in README
     assert second in (ROOT / ".ci" / "run").read_text()
