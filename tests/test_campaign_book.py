@@ -72,9 +72,8 @@ def test_a_closed_quota_gives_way_to_the_best_reserve_that_is_open_and_has_room(
     member = member_of(1, reserves=[2, 3, 4])
     ready = asked(book, member)
     assert ready.quota_ids == (4,)
-    assert [(end.quota, end.state, end.reason) for end in ready.skipped] == [
-        (1, "skipped", "closed in the inventory")
-    ]
+    (skipped,) = ready.skipped
+    assert (skipped.quota, skipped.state, skipped.reason) == (1, "skipped", "closed in the inventory")
     assert [(pair.quota, pair.turn) for pair in ready.added] == [(4, 1)]
     assert member.reserves == []
     assert book.pairs.planned == 2
