@@ -78,7 +78,9 @@ class LimitOptions:
             try:
                 Limits().changed(**{name: found[name]})
             except InvalidRequestError as exc:
-                raise InvalidRequestError(f"{str(exc).replace(name, option)}; {NONE} takes it away") from None
+                raise InvalidRequestError(
+                    f"{str(exc).replace(name, option, 1)}; {NONE} takes it away"
+                ) from None
         return found
 
 
