@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -81,6 +84,13 @@ def invited(folder: str) -> Counter[tuple[str, int]]:
 def status(folder: str = "out") -> dict:
     (found,) = lines(campaign("status", folder))
     return found
+
+
+def until(is_so, seconds: float = 20.0) -> None:
+    ends = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.02)
 
 
 def adds_up(figures: dict) -> bool:
@@ -387,6 +397,49 @@ def test_an_outcome_that_nobody_knows_is_exit_code_1(service):
     assert max(service.ledger.by_pair().values()) == 1
 
 
+def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service, monkeypatch):
+    monkeypatch.setattr(_campaign_run, "_GRACE", 0.2)
+    service.faults.add(Fault.delay(60).on("bulk_invite"))
+
+    def interrupt() -> None:
+        until(lambda: service.ledger.requests(endpoint="bulk_invite"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    result = started("--watch", 0, code=130)
+    assert result.stderr.endswith("sampling-async: interrupted\n")
+    last = lines(result)[-1]
+    assert (last["State"], last["Reason"]) == ("stopped", "interrupted")
+    assert last["Unknown"] > 0 < last["Pending"]
+    assert adds_up(last)
+    assert len(pairs_in("out")) == last["Planned"]
+
+
+def test_without_a_match_there_is_nothing_to_ask_for(service):
+    surveys = [survey.survey_id for survey in service.inventory.surveys]
+    Path("nobody.jsonl").write_text(json.dumps({"member_code": "m", "1001538": 30, "exclude_surveys": surveys}))
+    result = campaign("nobody.jsonl", "--out", "out", "--yes", "--workers", 1, "--at-least-one", code=1)
+    assert "nothing to ask for" in result.stderr
+    assert "no column for" in result.stderr  # the plan's own warning
+    assert not service.ledger.requests(endpoint="bulk_invite")
+
+
+def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
+    with_ledger("out/campaign.ledger", lambda ledger: ledger.note(command="{}"))
+    assert "give PANEL" in campaign("top-up", "out", code=2).stderr
+    campaign("top-up", "out", "panel.jsonl", "--dry-run", "--workers", 1)
+    # The service is asked for the quotas, unless a file has them.
+    given = ("--inventory", "quotas.json", "--watch", 0, "--workers", 1, "--yes")
+    campaign("top-up", "out", *given)
+    assert invited("out") == service.ledger.by_pair()
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
+    assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
+
+
 def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
     def gone(_):
         raise BrokenPipeError
@@ -450,13 +503,6 @@ def slow_service(tmp_path, monkeypatch):
     with simulator.serve() as base_url:
         point_at(monkeypatch, simulator, base_url)
         yield simulator
-
-
-def until(is_so, seconds: float = 20.0) -> None:
-    ends = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < ends, "it did not come to that"
-        time.sleep(0.02)
 
 
 def told(*arguments) -> dict:

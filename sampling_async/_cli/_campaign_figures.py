@@ -96,7 +96,7 @@ class Gauge:
         # During a wait nobody knows how long it lasts.
         left = pairs.pending / done if done and pairs.pending and waits in {None, "rate"} else None
         return Figures(
-            state=self.state or waits or ("stopping" if run.reason else "asking"),
+            state=self.state or ("stopping" if run.reason else waits or "asking"),
             reason=run.reason,
             pairs=pairs,
             requests=run.requests,

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from sampling_async.campaign import Limits, Pairs, Plan, Summary
 
 _BAR: Final = 24
+_LONG: Final = 1000
 _MOST_CODES: Final = 5
+_MOST_REASONS: Final = 3
 _STATES: Final = {
     "asking": "green",
     "running": "green",
@@ -60,7 +62,7 @@ def account(pairs: Pairs) -> str:
 
 def show_plan(plan: Plan) -> None:
     """Show a plan on stderr."""
-    console = show.errors()
+    console = _on_stderr()
     rows = {
         "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
         "Pairs": f"{plan.pairs:,}, {plan.certain:,} of them match certainly",
@@ -74,6 +76,13 @@ def show_plan(plan: Plan) -> None:
     console.print(_grid(rows))
     for warning in plan.warnings:
         console.print(show.plain(warning, "yellow"), soft_wrap=True)
+
+
+def _on_stderr() -> Console:
+    console = show.errors()
+    if not console.is_terminal:
+        console.width = _LONG  # a log wraps nothing
+    return console
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -177,6 +186,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "Members": summary.members,
         "Matched": summary.matched,
         "InvitedMembers": summary.invited_members,
+        "SkippedBecause": dict(summary.skipped),
         "Requests": summary.requests,
         "InvitesPerRequest": round(summary.invites_per_request, 4),
         "SuccessRate": round(summary.success_rate, 4),
@@ -206,6 +216,8 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
     yield "Pairs", account(summary.pairs)
     yield "Requests", f"{summary.requests:,}, {summary.invites_per_request:.2f} invites per request"
     yield "Success rate", f"{summary.success_rate:.1%} of the pairs that were asked for"
+    if reasons := [f"{count:,} {why}" for why, count in summary.skipped.items()][:_MOST_REASONS]:
+        yield "Skipped", "; ".join(reasons)
     yield "Members", f"{summary.invited_members:,} with invites, of {summary.members:,}"
     yield (
         "Expected value",
@@ -248,7 +260,7 @@ def show_end(summary: Summary, reason: str) -> None:
         summary: What became of the campaign.
         reason: Why the run ended although pairs are pending.
     """
-    console = show.errors()
+    console = _on_stderr()
     is_done = not summary.pairs.pending
     text = "The campaign is finished" if is_done else f"The campaign has stopped: {reason or summary.reason}"
     console.print(show.plain(text, "bold green" if is_done else "bold yellow"))
