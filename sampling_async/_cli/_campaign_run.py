@@ -371,7 +371,9 @@ class _Asking:
     def _stop(self, run: CampaignRun) -> None:
         """After a signal, ask for nothing more. What was asked may still be answered, for some seconds."""
         run.reason = run.reason or self._by_signal
-        self._ending.scope.deadline = asyncio.get_running_loop().time() + _GRACE
+        # A service that is away answers nothing.
+        grace = 0.0 if run.waiting_for == "outage" else _GRACE
+        self._ending.scope.deadline = asyncio.get_running_loop().time() + grace
 
     @property
     def _by_signal(self) -> str:
