@@ -9,7 +9,7 @@ import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import typer
@@ -39,7 +39,7 @@ from sampling_async.notifications import Inbox
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from sampling_async import Quotas, SamplingClient, Survey
+    from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
     from sampling_async.campaign._ledger import Ledger
 
@@ -172,9 +172,7 @@ class CampaignJob:
         is_query = files.is_query(kept.panel)
         campaign = partial(
             Campaign,
-            # With an inventory a plan asks for nothing, so it needs no client.
-            cast("SamplingClient", None),
-            kept.panel,
+            panel=kept.panel,
             ledger=self._ledger,
             allocate=_allocate(settings),
             limits=limits,
@@ -184,17 +182,15 @@ class CampaignJob:
             policy=match.policy,
             workers=match.processes,
         )
-        inventory = self._inventory()
+        if self.options.inventory is None or not self.options.dry_run:
+            self._key()  # a person is asked for it before the work, and not after
         with show.errors().status("Matching the panel"):
-            anyio.run(make, campaign(inventory))
-
-    def _inventory(self) -> Quotas | tuple[Survey, ...]:
-        if self.options.inventory is not None:
-            if not self.options.dry_run:
-                self._key()  # a person is asked for it before the work, and not after
-            return read_inventory(self.options.inventory)
-        with show.errors().status("Reading the quotas"):
-            return self.service.call(lambda client: client.get_quotas(), key=self._key())
+            if self.options.inventory is None:
+                self.service.call(lambda client: make(campaign(client)), key=self._key())
+            else:
+                inventory = read_inventory(self.options.inventory)
+                # With an inventory a plan asks for nothing, so it needs no client.
+                anyio.run(make, campaign(None, inventory=inventory))
 
     def _key(self) -> str:
         """Return the key; a person is asked for it only once."""
@@ -370,7 +366,7 @@ class _Asking:
 
     def _stop(self, run: CampaignRun) -> None:
         """After a signal, ask for nothing more. What was asked may still be answered, for some seconds."""
-        run.reason = run.reason or self._by_signal
+        run.stop(self._by_signal)
         # A service that is away answers nothing.
         grace = 0.0 if run.waiting_for == "outage" else _GRACE
         self._ending.scope.deadline = asyncio.get_running_loop().time() + grace
