@@ -672,6 +672,25 @@ async def test_invites_that_are_still_open_take_room_in_a_top_up(sim, tmp_path):
         assert later.number == 3
 
 
+async def test_a_member_gets_no_more_by_a_top_up_while_its_invites_are_open(sim, tmp_path):
+    now = [1_700_000_000.0]
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, wall_clock=lambda: now[0])
+        await campaign.plan()
+        await all_of(campaign.run())
+        most = rows(
+            tmp_path / "run.ledger", "SELECT max(n) FROM (SELECT count(*) AS n FROM invites GROUP BY member)"
+        )
+        assert most == [(3,)]
+        now[0] += 3600
+        await campaign.top_up()
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+    counts = rows(tmp_path / "run.ledger", "SELECT count(*) FROM invites GROUP BY member")
+    # A member that was refused once gets one more, and no member more than three in all.
+    assert max(count for (count,) in counts) <= 3
+
+
 async def test_a_top_up_skips_what_was_pending(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=5))

@@ -762,7 +762,8 @@ def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkey
     monkeypatch.setattr(_simulation, "find_spec", lambda _name: None)
     result = run(command)
     assert result.exit_code == 2
-    assert 'pip install "sampling-async[simulator]"' in result.stderr
+    extras = "simulator,panel" if command == "demo" else "simulator"
+    assert f'pip install "sampling-async[{extras}]"' in result.stderr
 
 
 def test_a_full_disk_does_not_lose_the_account(sim):

@@ -192,6 +192,7 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
         ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
         *(("", f"  {command}") for command in recontact),
         *(("", f"  sampling-async match {shlex.quote(str(file))}") for file in files),
+        *(("", f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run") for file in files),
         ("dim", "Press Ctrl-C to end it."),
     )
     screen = show.screen()
@@ -283,4 +284,5 @@ def need_simulator(*others: str) -> None:
     missing = [name for name in ("starlette", "uvicorn", *others) if find_spec(name) is None]
     if missing:
         extras = "simulator,panel" if others else "simulator"
-        fail(f'this command needs {" and ".join(missing)}: pip install "sampling-async[{extras}]"', USAGE)
+        named = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        fail(f'this command needs {named}: pip install "sampling-async[{extras}]"', USAGE)

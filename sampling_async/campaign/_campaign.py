@@ -143,7 +143,8 @@ class Campaign:
 
         The inventory and the panel are read again. No member gets a quota of a survey of which it was asked
         before, except where that ended with a full quota or a cap of the day. Invites that may still end in a
-        complete take room. What was pending ends as skipped.
+        complete take room of their quotas, and count as what their members get. What was pending ends as
+        skipped.
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.

@@ -53,6 +53,7 @@ CREATE TABLE invites (
     member INTEGER NOT NULL, quota INTEGER NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
     url TEXT NOT NULL, partner_amount REAL, member_amount REAL, loi INTEGER, ir INTEGER, at REAL NOT NULL
 );
+CREATE INDEX invites_pair ON invites (member, quota);
 CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
 CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
 CREATE TABLE runs (id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT '');
@@ -420,6 +421,15 @@ class Ledger:
                 (since,),
             )
         ]
+
+    def open_of_members(self, since: float) -> list[tuple[str, int]]:
+        """Return member codes, each with its number of invites that may still end in a complete."""
+        query = (
+            "SELECT m.code, count(*) FROM members AS m JOIN pairs AS p ON p.member = m.id"
+            " LEFT JOIN invites AS i ON i.member = p.member AND i.quota = p.quota"
+            " WHERE p.state = 'unknown' OR p.state = 'invited' AND i.at >= ? GROUP BY m.id"
+        )
+        return [(code, count) for code, count in self._rows(query, (since,))]
 
     # --- A run
 

@@ -109,17 +109,47 @@ def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
         yield batch.rename_columns(names) if renamed else batch
 
 
-def excluding(batches: Iterable[Any], surveys: Mapping[str, set[int]]) -> Iterator[Any]:
-    """Yield a panel with further surveys that members must not be offered, by member code."""
+@frozen
+class Held:
+    """What members hold of earlier plans.
+
+    Attributes:
+        surveys: The surveys that each member must not be offered again, by member code.
+        left: How many more invites a member may get, by member code; the others may get all.
+    """
+
+    surveys: Mapping[str, set[int]]
+    left: Mapping[str, int]
+
+
+def excluding(batches: Iterable[Any], held: Held) -> Iterator[Any]:
+    """Yield a panel in which members are offered less, because of what they hold."""
     for batch in batches:
-        codes = batch.column(batch.schema.names.index(MEMBER_CODE)).to_pylist()
-        more = [surveys.get(str(code), ()) for code in codes]
-        names = batch.schema.names
-        if EXCLUDED in names:
-            at = names.index(EXCLUDED)
-            before = batch.column(at).to_pylist()
-            merged = [sorted({*(had or ()), *new}) for had, new in zip(before, more, strict=True)]
-            yield batch.set_column(at, EXCLUDED, pa.array(merged, pa.list_(pa.int64())))
-        else:
-            lists = pa.array([sorted(new) for new in more], pa.list_(pa.int64()))
-            yield pa.record_batch([*batch.columns, lists], names=[*names, EXCLUDED])
+        codes = [str(code) for code in batch.column(batch.schema.names.index(MEMBER_CODE)).to_pylist()]
+        yield _with_fewer_invites(_with_exclusions(batch, codes, held), codes, held)
+
+
+def _with_fewer_invites(batch: Any, codes: list[str], held: Held) -> Any:
+    given = (
+        batch.column(INVITES_LEFT).to_pylist() if INVITES_LEFT in batch.schema.names else [None] * len(codes)
+    )
+    left = [_least(left, held.left.get(code)) for left, code in zip(given, codes, strict=True)]
+    rest = [name for name in batch.schema.names if name != INVITES_LEFT]
+    columns = [*(batch.column(name) for name in rest), pa.array(left, pa.int64())]
+    return pa.record_batch(columns, names=[*rest, INVITES_LEFT])
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def _with_exclusions(batch: Any, codes: list[str], held: Held) -> Any:
+    more = [held.surveys.get(code, ()) for code in codes]
+    names = batch.schema.names
+    if EXCLUDED in names:
+        at = names.index(EXCLUDED)
+        before = batch.column(at).to_pylist()
+        more = [{*(had or ()), *new} for had, new in zip(before, more, strict=True)]
+        batch = batch.select([name for name in names if name != EXCLUDED])
+    lists = pa.array([sorted(new) for new in more], pa.list_(pa.int64()))
+    return pa.record_batch([*batch.columns, lists], names=[*batch.schema.names, EXCLUDED])

@@ -13,7 +13,7 @@ from sampling_async._contract.checks import number_from_0
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.campaign._ledger import PlannedQuota
 from sampling_async.campaign._lessons import Lesson, Rule, rule_for
-from sampling_async.campaign._panel import Panel, excluding, missing_questions, source_of
+from sampling_async.campaign._panel import Held, Panel, excluding, missing_questions, source_of
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 
 if TYPE_CHECKING:
@@ -107,17 +107,17 @@ class Planner:
             now: Seconds since 1970.
             open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
         """
-        excluded: dict[str, set[int]] = {}
+        held: Held | None = None
         allocate = self._with_reserves()
         if open_seconds is not None:
-            excluded = self._delivered(ledger)
+            held = Held(self._delivered(ledger), self._left(ledger, now - open_seconds))
             allocate = self._topped_up(ledger, allocate, now - open_seconds)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         source = source_of(self.panel, matcher, self.columns, weight)
 
         def batches() -> Iterator[Any]:
-            return excluding(source.opened(), excluded) if excluded else source.opened()
+            return source.opened() if held is None else excluding(source.opened(), held)
 
         with _naming(source):
             priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
@@ -216,6 +216,11 @@ class Planner:
             if not is_over:
                 surveys.setdefault(code, set()).add(survey_id)
         return surveys
+
+    def _left(self, ledger: Ledger, since: float) -> dict[str, int]:
+        """Return how many more invites members may get who hold some that are still open."""
+        most = self.allocate.per_member
+        return {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
 
     def _topped_up(self, ledger: Ledger, allocate: Allocate, since: float) -> Allocate:
         """Return the allocation with the room that invites leave which are still open."""
