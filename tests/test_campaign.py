@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import stat
+import subprocess
+import sys
+from collections import Counter
 from datetime import date
 
 import anyio
@@ -13,10 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from campaign_kit import KINDS, all_of, campaign_of, holds, panel_table
 
-from sampling_async import ForbiddenError, InvalidRequestError, OutagePolicy, RetryPolicy
+from sampling_async import (
+    ForbiddenError,
+    InvalidRequestError,
+    OutagePolicy,
+    RetryPolicy,
+    SamplingClient,
+)
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
-from sampling_async.simulator import Fault, Simulator
+from sampling_async.simulator import Fault, Latency, Simulator
 
 
 @pytest.fixture
@@ -733,3 +743,68 @@ async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_pat
             await campaign.write(tmp_path / "out", partitions=("country",))
         with pytest.raises(InvalidRequestError, match="parquet or jsonl"):
             await campaign.write(tmp_path / "out", kind="csv")
+
+
+# --- A kill, for real
+
+
+PROGRAM = """
+import sys
+import anyio
+from sampling_async import SamplingClient
+from sampling_async.campaign import Campaign
+
+async def main():
+    async with SamplingClient.from_env(max_concurrency=4) as client:
+        async with Campaign(client, ledger=sys.argv[1]).run() as run:
+            async for outcome in run:
+                print(outcome.status, flush=True)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("outcomes_before", [1, 40])
+def test_a_killed_process_goes_on_from_its_ledger_and_asks_for_nothing_twice(tmp_path, outcomes_before):
+    sim = Simulator(7, surveys=30, members=60, latency=Latency(a=0.01))
+    path = tmp_path / "run.ledger"
+    with sim.serve() as url:
+        environment = {
+            **os.environ,
+            "SAMPLING_BASE_URL": url,
+            "SAMPLING_PANEL_GUID": sim.panel_guid,
+            "SAMPLING_API_KEY": sim.api_key,
+        }
+        arguments = {"panel_guid": sim.panel_guid, "api_key": sim.api_key}
+
+        async def plan() -> None:
+            async with SamplingClient(url, **arguments) as client:
+                await campaign_of(sim, client, tmp_path).plan()
+
+        async def finish():
+            async with SamplingClient(url, **arguments) as client:
+                campaign = Campaign(client, ledger=path)
+                before = await campaign.summary()
+                await all_of(campaign.run())
+                return before, await campaign.summary()
+
+        anyio.run(plan)
+        command = [sys.executable, "-c", PROGRAM, str(path)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            for _ in range(outcomes_before):
+                assert process.stdout.readline()
+            process.kill()
+        before, summary = anyio.run(finish)
+    assert before.state == "stopped"
+    assert summary.state == "finished"
+    assert summary.pairs.unknown == before.pairs.unknown
+    holds(sim, summary)
+    query = "SELECT m.code, p.quota, p.state FROM pairs AS p JOIN members AS m ON m.id = p.member"
+    states = {(code, quota): state for code, quota, state in rows(path, query)}
+    made = sim.ledger.by_pair()
+    assert all(states[pair] in {"invited", "unknown"} for pair in made)
+    assert all(state != "invited" or pair in made for pair, state in states.items())
+    asked = Counter(
+        (r.member_code, q) for r in sim.ledger.requests(endpoint="bulk_invite") for q in r.quota_ids
+    )
+    assert max(asked.values()) == 1

@@ -386,7 +386,7 @@ def test_options_count_over_the_environment(sim, monkeypatch):
 
 def test_the_key_is_read_without_echo(sim, monkeypatch):
     monkeypatch.delenv("SAMPLING_API_KEY")
-    monkeypatch.setattr(_connection, "_somebody_is_there", lambda: True)
+    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: sim.api_key)
     result = run("settings")
     assert result.exit_code == 0

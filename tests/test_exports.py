@@ -51,7 +51,13 @@ def test_every_export_is_documented(name):
 
 
 @pytest.mark.parametrize(
-    "package", ["sampling_async.matching", "sampling_async.notifications", "sampling_async.simulator"]
+    "package",
+    [
+        "sampling_async.campaign",
+        "sampling_async.matching",
+        "sampling_async.notifications",
+        "sampling_async.simulator",
+    ],
 )
 def test_every_export_of_the_tools_is_documented(package):
     for name in import_module(package).__all__:

@@ -37,7 +37,7 @@ ROOMS = {
         "_wire",
     },
 }
-TOOLS = {"_cli", "matching", "simulator"}
+TOOLS = {"_cli", "campaign", "matching", "notifications", "simulator"}
 THIRD_PARTY = {
     "httpx": {"_wire"},
     "httptools": {"_wire/http1"},

@@ -7,7 +7,7 @@ from drawing import HERE, Drawing
 WIDTH, HEIGHT, MIDDLE = 480, 640, 240
 WIDE, HALF, TALL = 448, 215, 58
 LEFT, RIGHT = 16, 249
-TOOLS = ("matching", "simulator", "_cli")
+TOOLS = ("campaign", "matching", "notifications", "simulator", "_cli")
 ROOMS = (
     # room, what it does, x, y, width
     ("_client  _snapshot", "the promise to the user", LEFT, 128, WIDE),
@@ -30,8 +30,11 @@ def picture() -> str:
     )
     draw.box(LEFT, 20, WIDE, 72, fill="ground", edge="soft", dashed=True)
     draw.text(MIDDLE, 42, "tools around it: the client never imports them", size=14, colour="soft")
-    for place, tool in enumerate(TOOLS):
-        draw.text(LEFT + WIDE * (place + 0.5) / len(TOOLS), 74, tool, size=16, mono=True, bold=True)
+    # Names have different lengths, so each gets a place as wide as it is.
+    letters, at = sum(map(len, TOOLS)) + 2 * len(TOOLS), 0
+    for tool in TOOLS:
+        draw.text(LEFT + WIDE * (at + 1 + len(tool) / 2) / letters, 74, tool, size=14, mono=True, bold=True)
+        at += len(tool) + 2
     draw.arrow(MIDDLE, 94, MIDDLE, 125)
     for room, does, x, y, width in ROOMS:
         draw.box(x, y, width, TALL, fill="box", edge="strong")

@@ -7,8 +7,8 @@ history would show it.
 
 Exit codes:
     0: All is done; every quota ID got a result.
-    1: Incomplete: some quota IDs ended `not_sent` or `unknown`, the reader of the output went away, or, in the
-        demo, client and ledger disagree.
+    1: Incomplete: some quota IDs ended `not_sent` or `unknown`, pairs of a campaign are pending, the reader of
+        the output went away, or, in the demo, client and ledger disagree.
     2: Usage: an argument, the address, the panel or the key is missing or cannot be sent.
     3: The service refused (4xx); nothing of the call was done.
     4: Transport or server failure: no response, 5xx, or a response that cannot be read.
@@ -16,7 +16,8 @@ Exit codes:
     143: Ended by SIGTERM, which is handled like Ctrl-C.
 
 After the first signal, `bulk-invite` and `fan-out` account for every ID: IDs that were given but not sent are
-printed as `not_sent`. That includes the rest of a file, and IDs that a pipe still delivers within a second. A
+printed as `not_sent`. That includes the rest of a file, and IDs that a pipe still delivers within a second.
+`campaign run` asks for nothing more, waits up to ten seconds for what is in flight, and writes its files. A
 second signal ends the program at once. Until a command has begun, signals are blocked.
 """
 

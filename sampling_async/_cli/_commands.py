@@ -13,6 +13,7 @@ from attrs import evolve
 
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
 from sampling_async._cli import (
+    _campaign,
     _match,
     _notifications,
     _outcomes,
@@ -407,6 +408,7 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
 
 
 app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(_match.match))
+app.add_typer(_campaign.app, name="campaign")
 app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
 app.command(cls=Command)(_simulation.demo)
 app.command(cls=Command)(_outcomes.outcomes)

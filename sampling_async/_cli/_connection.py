@@ -99,25 +99,45 @@ class ServiceOptions:
     ] = None
     debug: Annotated[bool, _option("Log every attempt on stderr.", "--debug", metavar="")] = False
 
-    def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
+    def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
         """Run `work` with a client; if it fails, end the program.
+
+        Args:
+            work: What is done with the client.
+            key: What `ready` returned, for commands that call several times.
 
         Raises:
             typer.Exit: `work` failed; one line on stderr says why.
         """
-        key = self._key()
+        known = self._key() if key is None else key
 
         async def run() -> T:
-            async with self._client(key) as client:
+            async with self._client(known) as client:
                 return await work(client)
 
         with attempts_logged() if self.debug else nullcontext():
             return ended_by_failure(lambda: anyio.run(run))
 
-    def _client(self, key: str) -> SamplingClient:
-        return SamplingClient(
+    def ready(self) -> str:
+        """Return the key, after a look at address and panel, for commands that do other work before they call.
+
+        Raises:
+            typer.Exit: Something is missing.
+        """
+        ended_by_failure(self._whereto)
+        return self._key()
+
+    def _whereto(self) -> tuple[str, str]:
+        return (
             _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
-            panel_guid=_given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
+            _given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
+        )
+
+    def _client(self, key: str) -> SamplingClient:
+        base_url, panel_guid = self._whereto()
+        return SamplingClient(
+            base_url,
+            panel_guid=panel_guid,
             api_key=key,
             max_concurrency=self.max_concurrency,
             timeouts=Timeouts(read=self.timeout),
@@ -139,7 +159,7 @@ class ServiceOptions:
     def _key(self) -> str:
         """Return the key from the environment or a hidden prompt; an argument would be visible in `ps`."""
         key = os.environ.get(KEY_VARIABLE, "").strip()
-        if not key and _somebody_is_there():
+        if not key and somebody_is_there():
             with suppress(EOFError):
                 key = getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
         if not key:
@@ -201,7 +221,8 @@ def attempts_logged() -> Generator[None]:
         logger.setLevel(level)
 
 
-def _somebody_is_there() -> bool:
+def somebody_is_there() -> bool:
+    """Return whether a person can be asked something."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

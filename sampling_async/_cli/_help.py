@@ -54,6 +54,31 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
             "  > requests.jsonl"
         ),
     ),
+    "campaign run": (
+        "sampling-async campaign panel.parquet --out night \\\n  --dry-run",
+        "sampling-async campaign run --out night --yes",
+        (
+            "sampling-async campaign run panel.csv \\\n"
+            "  --column member_code=id --allocate 3 \\\n"
+            "  --max-invites 20000 --hours 22:00-06:00 \\\n"
+            "  --zone Europe/Berlin --out night"
+        ),
+    ),
+    "campaign top-up": (
+        "sampling-async campaign top-up night --yes",
+        "sampling-async campaign top-up night new-panel.csv",
+    ),
+    "campaign pause": ('sampling-async campaign pause night \\\n  --reason "the operator asked for it"',),
+    "campaign resume": ("sampling-async campaign resume night",),
+    "campaign limit": (
+        "sampling-async campaign limit night \\\n  --invites-per-minute 600",
+        "sampling-async campaign limit night --max-invites none",
+    ),
+    "campaign status": (
+        "sampling-async campaign status night",
+        "sampling-async campaign status night --json | jq .Pending",
+    ),
+    "campaign report": ("sampling-async campaign report night",),
     "notifications serve": (
         "sampling-async notifications serve \\\n  --store notifications.db",
         (

@@ -329,6 +329,11 @@ def print_summary(tally: Tally) -> None:
         console.print(line, soft_wrap=True)
 
 
+def stdout_is_file() -> bool:
+    """Return whether stdout leads into a file or the null device."""
+    return _is_file(sys.stdout)
+
+
 def _is_file(stream: TextIO) -> bool:
     """Return whether a stream leads into a file or the null device, not to a screen or another program."""
     try:
@@ -368,7 +373,7 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
         *columns,
         console=console,
         transient=True,
-        disable=not console.is_terminal or (lines and not _is_file(sys.stdout)),
+        disable=not console.is_terminal or (lines and not stdout_is_file()),
         redirect_stdout=False,
         redirect_stderr=True,
     )

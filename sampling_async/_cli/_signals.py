@@ -17,6 +17,7 @@ import anyio
 from sampling_async._cli import release_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -31,12 +32,15 @@ class Ending:
     Attributes:
         scope: The scope that is cancelled. The code that does the work enters it.
         came: The number of the signal that came; 0 for none.
+        gently: Called after the first signal in place of the cancellation, for work that can end by itself; it
+            bounds that by the deadline of `scope`. None: `scope` is cancelled.
     """
 
     scope: anyio.CancelScope
 
     def __init__(self) -> None:
         self.came = 0
+        self.gently: Callable[[], object] | None = None
         # The handlers to restore at the end.
         self._before: dict[int, Any] = {}
 
@@ -72,7 +76,7 @@ class Ending:
             end_at_once(number)
         self.came = number
         # The threadsafe variant also wakes the loop, which may be waiting for I/O.
-        self._loop.call_soon_threadsafe(self.scope.cancel)
+        self._loop.call_soon_threadsafe(self.gently or self.scope.cancel)
 
 
 def end_at_once(number: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _LINE: Final = "sampling_async journal form 2 rows %020d digest %s check "
 _CHECK_BYTES: Final = 8
+_BRIEF: Final = 0.05
+"""Seconds. The lock is tried again for so long, because `is_taken` has it for a moment."""
+
 # The text, the check in hexadecimal (two digits for each byte), and the line feed.
 _LENGTH: Final = len(_LINE % (0, "0" * 32)) + 2 * _CHECK_BYTES + 1
 # Windows lets no other process read locked bytes. So a byte far behind the text is locked.
@@ -60,6 +64,7 @@ class JournalLock:
             JournalError: Another run has it.
             OSError: The file cannot be used.
         """
+        until = time.monotonic() + _BRIEF
         while True:
             self._file = os.open(self.path, os.O_CREAT | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
             try:
@@ -68,6 +73,10 @@ class JournalLock:
                     return
             except BlockingIOError:
                 self._close()
+                # Somebody may only be looking whether it is taken.
+                if time.monotonic() < until:
+                    time.sleep(_BRIEF / 10)
+                    continue
             except BaseException:
                 self._close()
                 raise
@@ -76,6 +85,23 @@ class JournalLock:
                 self._close()
                 continue
             raise JournalError("is in use by another run", path=self._journal)
+
+    def is_taken(self) -> bool:
+        """Return whether somebody has the lock. A run that begins at this moment is not disturbed for long.
+
+        There is no way to look at a lock without taking it. So a run waits a little, see `take`.
+        """
+        try:
+            file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        except OSError:
+            return False
+        try:
+            _lock(file)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
 
     def _is_in_place(self) -> bool:
         with suppress(OSError):

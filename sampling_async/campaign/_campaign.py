@@ -54,7 +54,8 @@ class Campaign:
     One run at a time can use it; everybody may look at it and change its limits meanwhile.
 
     Args:
-        client: The client that asks.
+        client: The client that asks. None if nothing is asked: to plan with a given inventory, without its
+            recontact lists, and to look at a ledger or change its limits.
         panel: The members: a file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data
             frame, or a function that opens an Arrow stream. It is read twice. See `PanelMatcher` for the
             columns. None if the plan is in the ledger already.
@@ -82,7 +83,7 @@ class Campaign:
 
     def __init__(
         self,
-        client: SamplingClient,
+        client: SamplingClient | None,
         panel: Panel | None = None,
         inventory: Quotas | Iterable[Survey] | QuotaIndex | LiveIndex | None = None,
         *,
@@ -163,14 +164,15 @@ class Campaign:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
         inventory = self._inventory
         if inventory is None:
-            inventory = await self._client.get_quotas()
+            inventory = await self._asking().get_quotas()
         if isinstance(inventory, LiveIndex):
             inventory = inventory.index
         if isinstance(inventory, QuotaIndex):
             index = inventory
         else:
             index = await in_thread(self._indexed, inventory)
-            await self._read_recontacts(index)
+            if self._client is not None:
+                await self._read_recontacts(self._client, index)
         return Planner(
             panel=self._panel,
             index=index,
@@ -181,12 +183,17 @@ class Campaign:
             workers=self._workers,
         )
 
-    async def _read_recontacts(self, index: QuotaIndex) -> None:
+    def _asking(self) -> SamplingClient:
+        if self._client is None:
+            raise InvalidRequestError("this campaign has no client, so it cannot ask the service")
+        return self._client
+
+    async def _read_recontacts(self, client: SamplingClient, index: QuotaIndex) -> None:
         """Read the members of recontact quotas, so that nobody else is asked for these."""
         for target in list(index.quota_ids.targets()):
             if target.survey.is_survey_recontact:
                 quota_id = target.quota.quota_id
-                index.recontact(quota_id, [code async for code in self._client.recontact_members(quota_id)])
+                index.recontact(quota_id, [code async for code in client.recontact_members(quota_id)])
 
     def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
         return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)
@@ -222,7 +229,7 @@ class Campaign:
         """
         is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
         return CampaignRun(
-            self._client,
+            self._asking(),
             Ledger(self.ledger),
             self._rules,
             is_open=is_open,

@@ -301,14 +301,7 @@ class Ledger:
 
     def is_running(self) -> bool:
         """Return whether a run has the ledger now."""
-        if self._is_locked:
-            return True
-        try:
-            self.lock()
-        except LedgerError:
-            return True
-        self.unlock()
-        return False
+        return self._is_locked or self._lock.is_taken()
 
     @property
     def _open(self) -> sqlite3.Connection:
@@ -615,6 +608,11 @@ class Planning:
                 for rank, quota in enumerate(quotas)
             ],
         )
+
+    def invited(self) -> int:
+        """Return how many invites earlier plans have made, or may have made."""
+        query = "SELECT count(*) FROM pairs WHERE state IN ('invited', 'unknown')"
+        return int(self._database.execute(query).fetchone()[0])
 
     def note(self, **facts: object) -> None:
         """Note facts, each by its name."""

@@ -167,6 +167,7 @@ class Planner:
             quotas=len(+by_quota),
             room=sum(quota.room for quota in quotas),
             invites=round(invites),
+            invited_before=planning.invited(),
             value=value,
             currency="" if len(currencies) != 1 else currencies.pop(),
             warnings="\n".join(self._warnings(source, matcher)),
@@ -234,9 +235,11 @@ def plan_of(ledger: Ledger) -> Plan | None:
         return None
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     limits = ledger.limits()
-    cap, invites, value = limits.max_invites, int(facts["invites"]), float(facts["value"])
-    if cap is not None and cap < invites:
-        value, invites = value * cap / invites, cap
+    invites, value = int(facts["invites"]), float(facts["value"])
+    if limits.max_invites is not None:
+        # Earlier plans of the ledger have used a part of the cap.
+        left = max(0, limits.max_invites - int(facts["invited_before"]))
+        value, invites = value * min(1.0, left / invites) if invites else 0.0, min(invites, left)
     return Plan(
         members=int(facts["members"]),
         matched=int(facts["matched"]),

@@ -168,17 +168,22 @@ class CampaignRun:
         except StopAsyncIteration:
             # Nobody has stopped it, and still it has not asked for everything.
             if self.pairs.pending:
-                self._stop(f"the client gave up: {self._last_error or 'the service cannot be asked'}")
+                self.stop(f"the client gave up: {self._last_error or 'the service cannot be asked'}")
             raise
         if outcome.error is not None:
             self._last_error = str(outcome.error)
         # The fan-out has given up, as after a 403 or a long outage, and does not even ask for this one. So it
         # stays pending, and the campaign stops.
         if self._record.is_waiting(outcome.member_code, outcome.quota_id):
-            self._stop(str(outcome.error))
+            self.stop(str(outcome.error))
         return outcome
 
-    def _stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> None:
+        """Ask for nothing more. What was asked is still answered, and the rest stays pending.
+
+        Args:
+            reason: Why, for the ledger and the report. An earlier reason stays.
+        """
         self.reason = self.reason or reason
         self._record.changed.notify()
 
@@ -241,12 +246,12 @@ class CampaignRun:
                 # What is in flight may be refused, and leave some of the cap.
                 await self._record.changed.wait()
             else:
-                self._stop(self._cap())
+                self.stop(self._cap())
         return 0
 
     def _must_stop(self) -> bool:
         if self._record.stop is not None:
-            self._stop(self._record.stop)
+            self.stop(self._record.stop)
         return bool(self.reason)
 
     def _left(self, member: Member) -> int:

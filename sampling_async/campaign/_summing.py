@@ -63,7 +63,7 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
     money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
     return Summary(
         state=_state(pairs, runs, is_running=is_running, is_paused=limits.paused),
-        reason=limits.reason if limits.paused else _reason(pairs, runs, is_running=is_running),
+        reason=limits.reason if limits.paused and is_running else _reason(pairs, runs, is_running=is_running),
         planned_at=_moment(float(facts["planned_at"])),
         started_at=_moment(runs[0][0]) if runs else None,
         ended_at=None if is_running or not runs else _moment(_ended(runs[-1], now)),

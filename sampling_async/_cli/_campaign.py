@@ -1,0 +1,288 @@
+"""The commands about campaigns: a whole panel in, invites out, with an account of every pair."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._campaign_options import (
+    InviteFormat,
+    LimitOptions,
+    RunOptions,
+    Settings,
+)
+from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._help import Command, Group
+from sampling_async._cli._options import takes
+from sampling_async._cli._tally import USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sampling_async.campaign import Limits
+    from sampling_async.campaign._ledger import Ledger
+
+T = TypeVar("T")
+
+_DEFAULT: Final = "run"
+_SIMILAR: Final = 0.75
+
+
+class RunByDefault(Group):
+    """The group `campaign`: `campaign PANEL` is `campaign run PANEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` in front of what does not begin with a command."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            self._refuse_a_typo(ctx, args[0])
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def _refuse_a_typo(self, ctx: Any, word: str) -> None:
+        similar = get_close_matches(word, self.commands, n=1, cutoff=_SIMILAR)
+        if similar and not Path(word).exists():
+            ctx.fail(f"{word!r} is no file and no command; did you mean {similar[0]!r}?")
+
+
+app: Final = typer.Typer(
+    cls=RunByDefault,
+    help=(
+        "Ask for invites for a whole panel, and account for every pair of a member and a quota. `campaign "
+        "PANEL --out DIR` is short for `campaign run PANEL --out DIR`; a panel with the name of a command is "
+        "written ./pause. DIR holds the ledger and, at the end, invites, pairs, a summary and report.html. The "
+        "ledger, the invites and the pairs hold member codes and links: only the owner can read them."
+    ),
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the campaign.", show_default=False)]
+Panel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PANEL",
+        help=(
+            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+            "member, as for `match`. Without it, the campaign in DIR is gone on with."
+        ),
+        show_default=False,
+    ),
+]
+PanelAgain = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PANEL", help="The panel. Default: the one that was planned before.", show_default=False
+    ),
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.", metavar="")]
+
+
+@app.command(cls=Command)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
+def run(
+    panel_: Panel = None,
+    *,
+    service: ServiceOptions,
+    settings: Settings,
+    limits: LimitOptions,
+    options: RunOptions,
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder of the campaign; it is made.", metavar="DIR", show_default=False),
+    ],
+) -> None:
+    """Plan invites for a whole panel, ask for them, and write what became of each pair.
+
+    The plan is shown first, and on a terminal you are asked whether to go on;
+    elsewhere --yes is needed. After a Ctrl-C, an outage or a kill, the same
+    command without PANEL goes on where it was. A second Ctrl-C ends it at
+    once. The exit code is 0 if nothing is pending, and 1 if something is, or
+    if the fate of a pair is unknown. Progress is shown on a terminal, and
+    elsewhere it is lines of JSON on stdout.
+    """
+    _job(service, out, settings, limits, options).run(panel_)
+
+
+@app.command("top-up", cls=Command)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
+def top_up(
+    folder: Folder,
+    panel_: PanelAgain = None,
+    *,
+    service: ServiceOptions,
+    settings: Settings,
+    limits: LimitOptions,
+    options: RunOptions,
+) -> None:
+    """Plan anew for what is short by now, in the same ledger, and run that.
+
+    Quotas and panel are read again. No member is asked again for a survey
+    that it was invited to, or refused for good. What was pending ends as
+    skipped, even with --dry-run. Options that are not given are those of
+    the plan before.
+    """
+    _job(service, folder, settings, limits, options).top_up(panel_)
+
+
+def _job(
+    service: ServiceOptions, folder: Path, settings: Settings, limits: LimitOptions, options: RunOptions
+) -> Any:
+    _need_the_extra()
+    from sampling_async._cli._campaign_run import CampaignJob  # noqa: PLC0415  numpy, pyarrow: an extra
+
+    return CampaignJob(service, folder, settings, limits, options)
+
+
+@app.command(cls=Command)
+def pause(
+    folder: Folder,
+    *,
+    reason: Annotated[
+        str, typer.Option(help="Why, for the status and the report.", metavar="TEXT", show_default=False)
+    ] = "",
+    as_json: AsJSON = False,
+) -> None:
+    """Let a campaign ask for nothing more until `resume`; what was asked is still answered.
+
+    A run that is active heeds it within a second, and a later run waits too.
+    """
+    _change(folder, {"paused": True, "reason": reason}, as_json=as_json)
+
+
+@app.command(cls=Command)
+def resume(folder: Folder, *, as_json: AsJSON = False) -> None:
+    """Let a campaign that pauses go on.
+
+    It ends a pause; it starts no run. If none is active, `campaign run --out
+    DIR` goes on.
+    """
+    _change(folder, {"paused": False, "reason": ""}, as_json=as_json)
+
+
+@app.command(cls=Command)
+@takes(limits=LimitOptions)
+def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> None:
+    """Change the limits of a campaign, whether it runs or not, and show those that hold.
+
+    The value none takes a limit away. Without options, nothing is changed.
+    """
+    _need_the_extra()
+    _change(folder, ended_by_failure(limits.changes), as_json=as_json)
+
+
+def _change(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
+    from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
+
+    def change(ledger: Ledger) -> tuple[Limits, bool]:
+        limits = ledger.change_limits(**changes) if changes else ledger.limits()
+        return limits, ledger.is_running()
+
+    limits, is_running = _in_ledger(folder, change)
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_json(view.limits_json(limits, is_running=is_running)))
+    else:
+        view.show_limits(limits, is_running=is_running)
+
+
+@app.command(cls=Command)
+def status(folder: Folder, *, as_json: AsJSON = False) -> None:
+    """Show what became of a campaign so far, whether it runs, has ended or was killed."""
+    from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
+
+    def read(ledger: Ledger) -> Any:
+        from sampling_async.campaign import LESSONS  # noqa: PLC0415  numpy, pyarrow: an extra
+        from sampling_async.campaign._summing import summary_of  # noqa: PLC0415
+
+        return summary_of(ledger, LESSONS)
+
+    summary = _in_ledger(folder, read)
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_json(view.summary_json(summary)))
+    else:
+        view.show_summary(summary, show.screen())
+
+
+@app.command(cls=Command)
+def report(
+    folder: Folder,
+    *,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As for `run`. Default: what the run was given.", metavar="COLUMN", show_default=False
+        ),
+    ] = None,
+    format_: Annotated[
+        InviteFormat | None,
+        typer.Option(
+            "--format",
+            help="As for `run`. Default: what the run was given.",
+            metavar="parquet|jsonl",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write the files of a campaign again, from its ledger, even while it runs.
+
+    They are the invites, the pairs, summary.json, and report.html, a page
+    that needs nothing else and holds no member codes.
+    """
+
+    def write(ledger: Ledger) -> None:
+        from sampling_async._cli import _campaign_run as campaign_run  # noqa: PLC0415  numpy, pyarrow
+        from sampling_async.campaign import LESSONS  # noqa: PLC0415
+        from sampling_async.campaign._files import write_files  # noqa: PLC0415
+
+        given = Settings(partition=partition, format=format_).over(campaign_run.kept_in(ledger).settings)
+        write_files(
+            ledger,
+            LESSONS,
+            folder,
+            partitions=given.partition or (),
+            kind=str(given.format),  # type: ignore[arg-type]  # one of InviteFormat
+            title=campaign_run.title_of(folder),
+        )
+
+    _in_ledger(folder, write)
+    show.errors().print(show.plain(f"Files: {folder} (invites, pairs, summary.json, report.html)"))
+
+
+def _in_ledger(folder: Path, work: Callable[[Ledger], T]) -> T:
+    """Do something with the ledger of a campaign.
+
+    Raises:
+        typer.Exit: That failed; one line on stderr says why.
+    """
+    _need_the_extra()
+    from sampling_async._cli._campaign_run import ledger_in  # noqa: PLC0415  numpy, pyarrow: an extra
+    from sampling_async.campaign._campaign import with_ledger  # noqa: PLC0415
+
+    def worked() -> T:
+        ledger = ledger_in(folder)
+
+        def planned(opened: Ledger) -> T:
+            if not opened.plan:
+                raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
+            return work(opened)
+
+        return with_ledger(ledger, planned)
+
+    return ended_by_failure(worked)
+
+
+def _need_the_extra() -> None:
+    """End the program, with a line that says what to install, if the extra is missing.
+
+    Raises:
+        typer.Exit: It is missing.
+    """
+    try:
+        import_module("sampling_async.campaign")
+    except ModuleNotFoundError as exc:
+        fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)

@@ -1,0 +1,281 @@
+"""The options of the commands about campaigns, and how those of one command are kept for the next."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+import typer
+from attrs import asdict, evolve, fields, frozen
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli._match import MatchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLAN: Final = "The plan"
+_RUN: Final = "The run"
+_LIMITS: Final = "Limits, heeded by a run within a second"
+NONE: Final = "none"
+"""The value that takes a limit away."""
+
+_SHOWN: Final = 40
+
+
+class InviteFormat(StrEnum):
+    """The formats of the invites, see `sampling_async.campaign.InviteFormat`."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+
+
+def _option(panel: str, help_text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, **more)
+
+
+@frozen(kw_only=True)
+class LimitOptions:
+    """The options that set limits. They are text, since each may be `none`."""
+
+    concurrency: Annotated[
+        str | None, _option(_LIMITS, "The most members who are asked for at once.", metavar="N|none")
+    ] = None
+    invites_per_minute: Annotated[
+        str | None, _option(_LIMITS, "The most invites a minute.", metavar="N|none")
+    ] = None
+    max_invites: Annotated[
+        str | None, _option(_LIMITS, "The most invites in all; unknown outcomes count.", metavar="N|none")
+    ] = None
+    max_spend: Annotated[
+        str | None, _option(_LIMITS, "The most that the invites may cost, see --cost.", metavar="X|none")
+    ] = None
+    hours: Annotated[
+        str | None,
+        _option(_LIMITS, "The times of the day between which it asks.", metavar="22:00-06:00|none"),
+    ] = None
+    zone: Annotated[
+        str | None,
+        _option(_LIMITS, "The time zone of --hours. Default: UTC.", metavar="Europe/Berlin|none"),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the limits that were given, by their names in `Limits`; None takes one away.
+
+        Raises:
+            InvalidRequestError: A value is not possible. The text names the option.
+        """
+        from sampling_async.campaign import Limits  # noqa: PLC0415  numpy, pyarrow: an extra
+
+        found: dict[str, Any] = {}
+        for name, text in asdict(self).items():
+            if text is None:
+                continue
+            option = f"--{name.replace('_', '-')}"
+            found[name] = None if text.casefold() == NONE else _parsed(name, text, option)
+            try:
+                Limits().changed(**{name: found[name]})
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(
+                    f"{str(exc).replace(name, option, 1)}; {NONE} takes it away"
+                ) from None
+        return found
+
+
+def _parsed(name: str, text: str, option: str) -> Any:
+    if name in {"hours", "zone"}:
+        return text
+    parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
+    try:
+        return parse(text)
+    except ValueError:
+        kind = "a whole number" if parse is int else "a number"
+        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None
+
+
+@frozen(kw_only=True)
+class Settings:
+    """The options that a campaign keeps in its ledger. None: not given; what is kept holds, or the default."""
+
+    column: Annotated[
+        list[str] | None,
+        _option(
+            _PLAN,
+            "The column of the panel that holds a question; can be given several times.",
+            metavar="QUESTION=NAME",
+        ),
+    ] = None
+    bands: Annotated[
+        Path | None,
+        _option(
+            _PLAN,
+            "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel.",
+            metavar="FILE",
+        ),
+    ] = None
+    at_least_one: Annotated[
+        bool | None,
+        _option(_PLAN, "A member may fit several sub-quotas of a layer.", "--at-least-one", metavar=""),
+    ] = None
+    allocate: Annotated[
+        int | None, _option(_PLAN, "At most N quotas of each member. Default: 5.", min=1, metavar="N")
+    ] = None
+    overshoot: Annotated[
+        float | None,
+        _option(
+            _PLAN,
+            "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1.",
+            metavar="X",
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        _option(_PLAN, "The share of invites that members follow, 0.2 for a fifth. Default: 1.", metavar="X"),
+    ] = None
+    cost: Annotated[
+        float | None, _option(_PLAN, "What an invite costs you. Default: 0.", min=0, metavar="X")
+    ] = None
+    watch: Annotated[
+        float | None,
+        _option(
+            _RUN,
+            "Seconds between two looks at the quotas: what is closed is not asked for. 0: never. Default: 60.",
+            min=0,
+            metavar="SECONDS",
+        ),
+    ] = None
+    notifications: Annotated[
+        Path | None,
+        _option(
+            _RUN,
+            "The store of `notifications serve`: what it is told to be closed is not asked for.",
+            metavar="FILE",
+        ),
+    ] = None
+    max_turns: Annotated[
+        int | None,
+        _option(
+            _RUN,
+            "How often a member is asked for at most, as something was refused. Default: 3.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None
+    partition: Annotated[
+        list[str] | None,
+        _option(
+            _RUN,
+            "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again.",
+            metavar="COLUMN",
+        ),
+    ] = None
+    format: Annotated[
+        InviteFormat | None,
+        _option(_RUN, "The format of the invites. Default: parquet.", metavar="parquet|jsonl"),
+    ] = None
+
+    def over(self, kept: Settings) -> Settings:
+        """Return these settings, and those that were kept where none were given."""
+        # An empty list is how the parser says that nothing was given.
+        return evolve(kept, **{name: value for name, value in _values(self).items() if value not in (None, [])})
+
+    def matching(self, workers: int | None = None) -> MatchOptions:
+        """Return the options of `match` that these are."""
+        return MatchOptions(
+            column=self.column, bands=self.bands, at_least_one=bool(self.at_least_one), workers=workers
+        )
+
+
+_OF_THE_PLAN: Final = ("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "cost")
+
+DEFAULTS: Final = Settings(
+    at_least_one=False,
+    allocate=5,
+    overshoot=1.0,
+    rate=1.0,
+    cost=0.0,
+    watch=60.0,
+    max_turns=3,
+    format=InviteFormat.parquet,
+)
+
+
+@frozen(kw_only=True)
+class Kept:
+    """What a campaign keeps beside its plan, so that a later command needs only its folder.
+
+    Attributes:
+        panel: The panel's file, as an absolute path, or a query; None if it is not known.
+        settings: The settings.
+    """
+
+    panel: str | None = None
+    settings: Settings = DEFAULTS
+
+    def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
+        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect.
+
+        Raises:
+            InvalidRequestError: There is one. The text names it.
+        """
+        values, kept = _values(given), _values(self.settings)
+        other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], kept[name])]
+        what = [f"--{name.replace('_', '-')}" for name in other]
+        if panel is not None and panel != self.panel:
+            what.insert(0, "the panel")
+        if what:
+            raise InvalidRequestError(
+                f"{folder} has a plan, which {' and '.join(what)} would not change: leave it out to go on, or "
+                f"plan anew with `campaign top-up`, or name another folder"
+            )
+
+    def to_json(self) -> str:
+        """Return this as JSON."""
+        plain = {n: str(v) if isinstance(v, Path) else v for n, v in _values(self.settings).items()}
+        return json.dumps({"panel": self.panel, **plain})
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Self:
+        """Return what was kept; the defaults if there is nothing, as in a ledger that another program made."""
+        found: dict[str, Any] = {} if text is None else json.loads(text)
+        known = {each.name for each in fields(Settings)}
+        values = {name: value for name, value in found.items() if name in known and value is not None}
+        for name in ("bands", "notifications"):
+            if name in values:
+                values[name] = Path(values[name])
+        if "format" in values:
+            values["format"] = InviteFormat(values["format"])
+        return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {each.name: getattr(settings, each.name) for each in fields(Settings)}
+
+
+@frozen(kw_only=True)
+class RunOptions:
+    """The options of `run` and `top-up` that count for one call only."""
+
+    inventory: Annotated[
+        Path | None,
+        _option(
+            _PLAN,
+            "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
+            metavar="FILE",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        _option(_PLAN, "The number of processes that match. Default: all cores.", min=1, metavar="N"),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, show the plan, and ask for nothing.", metavar="")
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.", metavar="")] = (
+        False
+    )
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")
+    ] = False

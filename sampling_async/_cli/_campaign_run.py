@@ -1,0 +1,441 @@
+"""One call of `campaign run` or `campaign top-up`: a plan, a question, a run, and its files."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import anyio
+import typer
+from attrs import evolve, field, frozen
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _campaign_view as view
+from sampling_async._cli import _connection
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._campaign_figures import Display, Figures, Gauge
+from sampling_async._cli._campaign_options import Kept, LimitOptions, RunOptions, Settings
+from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._inventory_files import read_inventory
+from sampling_async._cli._notifications import existing_store
+from sampling_async._cli._signals import Ending
+from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
+from sampling_async.campaign import Campaign, Limits, Plan
+from sampling_async.campaign._campaign import with_ledger
+from sampling_async.campaign._files import check_partitions
+from sampling_async.campaign._planning import plan_of
+from sampling_async.matching import Allocate, LiveIndex
+from sampling_async.matching.panel import _files as files
+from sampling_async.matching.panel._choosing import INVITES_LEFT
+from sampling_async.matching.panel._columns import OTHERS
+from sampling_async.notifications import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from sampling_async import SamplingClient
+    from sampling_async.campaign import CampaignRun, Summary
+    from sampling_async.campaign._ledger import Ledger
+
+LEDGER: Final = "campaign.ledger"
+"""The file of the ledger in the folder of a campaign."""
+
+_KEPT: Final = "command"
+"""The fact of the ledger that holds what later commands need."""
+
+_GRACE: Final = 10.0
+"""Seconds that requests in flight have after a signal, so that their outcomes are known."""
+
+
+def ledger_in(folder: Path) -> Path:
+    """Return the ledger of a campaign that is in a folder.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    path = folder / LEDGER
+    if not path.is_file():
+        raise InvalidRequestError(
+            f"{folder} holds no campaign; `sampling-async campaign PANEL --out {quoted(folder)}` makes one"
+        )
+    return path
+
+
+def kept_in(ledger: Ledger) -> Kept:
+    """Return what a campaign keeps beside its plan."""
+    return Kept.from_json(ledger.fact(_KEPT))
+
+
+def title_of(folder: Path) -> str:
+    """Return the title of a campaign's report."""
+    return f"Campaign {folder.resolve().name}"
+
+
+def quoted(folder: Path) -> str:
+    """Return a folder as a shell takes it."""
+    return shlex.quote(str(folder))
+
+
+@frozen
+class _Ready:
+    """A campaign that can be run: its plan, its settings, and whether a run has begun that plan."""
+
+    plan: Plan
+    kept: Kept
+    has_run: bool
+
+
+@frozen
+class CampaignJob:
+    """Plans a campaign in a folder, and runs it.
+
+    Args:
+        service: How to call the service.
+        folder: The folder.
+        given: The settings that were given.
+        limits: The limits that were given.
+        options: The other options.
+    """
+
+    service: ServiceOptions
+    folder: Path
+    given: Settings
+    limits: LimitOptions
+    options: RunOptions
+    _keys: list[str] = field(factory=list[str], init=False, repr=False)
+
+    def run(self, panel: str | None) -> NoReturn:
+        """Run the campaign, after a plan if there is none.
+
+        Raises:
+            typer.Exit: Always.
+        """
+        self._go(ended_by_failure(lambda: self._begun(panel)))
+
+    def top_up(self, panel: str | None) -> NoReturn:
+        """Plan anew in the ledger, and run that.
+
+        Raises:
+            typer.Exit: Always.
+        """
+        self._go(ended_by_failure(lambda: self._topped_up(panel)))
+
+    # --- The plan
+
+    @property
+    def _ledger(self) -> Path:
+        return self.folder / LEDGER
+
+    def _begun(self, panel: str | None) -> _Ready:
+        changes, given = self.limits.changes(), _absolute(self.given)
+        panel = _absolute_panel(panel)
+        known = with_ledger(self._ledger, _known) if self._ledger.exists() else None
+        if known is not None:
+            known.refuse_another_plan(panel, given, self.folder)
+            kept = _checked(evolve(known, settings=given.over(known.settings)))
+            return self._taken_up(kept, changes)
+        if panel is None:
+            raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
+        kept = _checked(Kept(panel=panel, settings=given.over(Kept().settings)))
+        self._make_folder()
+        self._plan(kept, Campaign.plan, limits=Limits().changed(**changes))
+        return self._taken_up(kept, {})
+
+    def _topped_up(self, panel: str | None) -> _Ready:
+        changes = self.limits.changes()
+        known = with_ledger(ledger_in(self.folder), kept_in)
+        panel = _absolute_panel(panel) or known.panel
+        if panel is None:
+            raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
+        settings = _absolute(self.given).over(known.settings)
+        kept = _checked(Kept(panel=panel, settings=settings))
+        self._plan(kept, Campaign.top_up)
+        return self._taken_up(kept, changes)
+
+    def _make_folder(self) -> None:
+        try:
+            # What is written there holds member codes and links.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
+
+    def _plan(self, kept: Kept, make: Callable[[Campaign], Any], *, limits: Limits | None = None) -> None:
+        settings, options = kept.settings, self.options
+        assert kept.panel is not None
+        match = settings.matching(options.workers)
+        is_query = files.is_query(kept.panel)
+        campaign = partial(
+            Campaign,
+            panel=kept.panel,
+            ledger=self._ledger,
+            allocate=_allocate(settings),
+            limits=limits,
+            cost=settings.cost or 0.0,
+            columns=match.renamed(OTHERS | {INVITES_LEFT}),
+            kinds=match.kinds(None if is_query else Path(kept.panel)),
+            policy=match.policy,
+            workers=match.processes,
+        )
+        if self.options.inventory is None or not self.options.dry_run:
+            self._key()  # a person is asked for it before the work, and not after
+        with show.errors().status("Matching the panel"):
+            if self.options.inventory is None:
+                self.service.call(lambda client: make(campaign(client)), key=self._key())
+            else:
+                inventory = read_inventory(self.options.inventory)
+                # With an inventory a plan asks for nothing, so it needs no client.
+                anyio.run(make, campaign(None, inventory=inventory))
+
+    def _key(self) -> str:
+        """Return the key; a person is asked for it only once."""
+        if not self._keys:
+            self._keys.append(self.service.ready())
+        return self._keys[0]
+
+    def _taken_up(self, kept: Kept, changes: dict[str, Any]) -> _Ready:
+        """Keep what later commands need, and return what is in the ledger."""
+
+        def take_up(ledger: Ledger) -> _Ready:
+            # Nothing is changed if another run has it.
+            ledger.lock()
+            ledger.note(**{_KEPT: kept.to_json()})
+            ledger.change_limits(**changes)
+            plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
+            assert plan is not None
+            return _Ready(plan, kept, began is not None and began >= float(ledger.fact("planned_at") or 0))
+
+        return with_ledger(self._ledger, take_up)
+
+    # --- The question
+
+    def _go(self, ready: _Ready) -> NoReturn:
+        if self.options.dry_run or not ready.has_run:
+            view.show_plan(ready.plan)
+        if self.options.dry_run:
+            if show.as_lines(self.options.as_json):
+                ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
+            typer.echo(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}", err=True)
+            raise typer.Exit(DONE)
+        if not ready.plan.pairs:
+            fail("no member matches a quota with room, so there is nothing to ask for", INCOMPLETE)
+        if not ready.has_run and not self.options.yes:
+            ended_by_failure(lambda: self._ask(ready.plan))
+        asking = _Asking(self.folder, ready, as_json=self.options.as_json)
+        self.service.call(asking.work, key=self._key())
+        raise typer.Exit(asking.exit_code())
+
+    @property
+    def _way_on(self) -> str:
+        return way_on(self.folder)
+
+    def _ask(self, plan: Plan) -> None:
+        if not _connection.somebody_is_there():
+            fail(
+                f"this asks for {plan.pairs:,} pairs, and there is no terminal to confirm that: give --yes",
+                USAGE,
+            )
+        typer.echo(f"Ask for {plan.pairs:,} pairs? [y/N] ", err=True, nl=False)
+        if sys.stdin.readline().strip().casefold() not in {"y", "yes"}:
+            typer.echo(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}", err=True)
+            raise typer.Exit(INCOMPLETE)
+
+
+def way_on(folder: Path) -> str:
+    """Return the command that goes on with a campaign."""
+    return f"sampling-async campaign run --out {quoted(folder)}"
+
+
+def _known(ledger: Ledger) -> Kept | None:
+    return kept_in(ledger) if ledger.plan else None
+
+
+def _allocate(settings: Settings) -> Allocate:
+    return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=settings.rate or 1.0)
+
+
+def _checked(kept: Kept) -> Kept:
+    """Return what was given if it can be used: all is checked before the first request, which may take long.
+
+    Raises:
+        InvalidRequestError: An option cannot be used.
+    """
+    settings = kept.settings
+    settings.matching().renamed(OTHERS | {INVITES_LEFT})
+    check_partitions(settings.partition or (), str(settings.format or "parquet"))  # type: ignore[arg-type]
+    for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
+        if value is not None and value <= 0:
+            raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
+    if settings.notifications is not None:
+        existing_store(settings.notifications)
+        if not settings.watch:
+            raise InvalidRequestError("--notifications needs --watch: both are about what is closed meanwhile")
+    _allocate(settings)
+    return kept
+
+
+def _absolute(settings: Settings) -> Settings:
+    """Return settings that mean the same in another folder."""
+    bands, store = settings.bands, settings.notifications
+    return evolve(
+        settings,
+        bands=None if bands is None else bands.absolute(),
+        notifications=None if store is None else store.absolute(),
+    )
+
+
+def _absolute_panel(panel: str | None) -> str | None:
+    return panel if panel is None or files.is_query(panel) else str(Path(panel).absolute())
+
+
+# --- The run
+
+
+class _Asking:
+    """A run of a campaign, with its display and its end.
+
+    Args:
+        folder: The folder.
+        ready: The campaign.
+        as_json: Whether lines of JSON are wanted on a terminal too.
+    """
+
+    def __init__(self, folder: Path, ready: _Ready, *, as_json: bool) -> None:
+        self._folder = folder
+        self._ready = ready
+        self._settings = ready.kept.settings
+        self._as_lines = show.as_lines(as_json) or not show.errors().is_terminal
+        self._ending = Ending()
+        self._display: Display | None = None
+        self._gauge: Gauge | None = None
+        self._summary: Summary | None = None
+        self._campaign_run: CampaignRun | None = None
+
+    async def work(self, client: SamplingClient) -> None:
+        """Ask for what is pending; then write the files, however that ended."""
+        failure: Exception | None = None
+        with self._ending:
+            try:
+                with self._ending.scope:
+                    await self._run(client)
+            except Exception as exc:  # noqa: BLE001  raised below, when what is known is written
+                failure = exc
+            self._ending.gently = None
+            if self._gauge is not None:
+                self._summary = await self._written(client)
+                self._gauge.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
+        if self._summary is not None and self._campaign_run is not None:
+            self._show_end(self._summary, self._campaign_run)
+        if failure is not None:
+            raise failure
+
+    async def _run(self, client: SamplingClient) -> None:
+        async with following(client, self._settings) as live:
+            campaign = self._campaign(client, live)
+            async with campaign.run() as run:
+                self._ending.gently = partial(self._stop, run)
+                self._campaign_run = run
+                self._gauge = Gauge(run, client, self._ready.plan.currency_id)
+                await self._shown(run, self._gauge)
+            self._ending.gently = None
+
+    def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
+        max_turns = self._settings.max_turns or 3
+        return Campaign(client, inventory=live, ledger=self._folder / LEDGER, max_turns=max_turns)
+
+    async def _shown(self, run: CampaignRun, gauge: Gauge) -> None:
+        self._display = Display(gauge.read, as_lines=self._as_lines)
+        # Kept, because a task group would raise them inside an ExceptionGroup.
+        failures: list[Exception] = []
+        with self._display:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._display.keep)
+                try:
+                    async for outcome in run:
+                        gauge.add(outcome)
+                except Exception as exc:  # noqa: BLE001  raised below
+                    failures.append(exc)
+                tasks.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+
+    def _stop(self, run: CampaignRun) -> None:
+        """After a signal, ask for nothing more. What was asked may still be answered, for some seconds."""
+        run.stop(self._by_signal)
+        # A service that is away answers nothing.
+        grace = 0.0 if run.waiting_for == "outage" else _GRACE
+        self._ending.scope.deadline = asyncio.get_running_loop().time() + grace
+
+    @property
+    def _by_signal(self) -> str:
+        return "interrupted" if self._ending.exit_code == INTERRUPTED else "terminated by SIGTERM"
+
+    async def _written(self, client: SamplingClient) -> Summary:
+        return await self._campaign(client).write(
+            self._folder,
+            partitions=self._settings.partition or (),
+            kind=str(self._settings.format or "parquet"),  # type: ignore[arg-type]  # it was checked
+            title=title_of(self._folder),
+        )
+
+    def _show_end(self, summary: Summary, run: CampaignRun) -> None:
+        assert self._display is not None
+        self._display.write_line()
+        view.show_end(summary, run.reason)
+        view.tell(f"Files: {self._folder} (invites, pairs, summary.json, report.html)")
+        if not summary.pairs.pending:
+            return
+        if run.limits.paused:
+            view.tell(f"It is paused. To end that: sampling-async campaign resume {quoted(self._folder)}")
+        elif run.reason.startswith("the cap"):
+            view.tell(f"To change the cap: sampling-async campaign limit {quoted(self._folder)} ...")
+        view.tell(f"{summary.pairs.pending:,} pairs are pending. To go on: {way_on(self._folder)}")
+
+    def exit_code(self) -> int:
+        """Return the exit code: 0 if nothing is pending and the fate of each pair is known.
+
+        Raises:
+            typer.Exit: A signal ended the run.
+        """
+        if self._ending.came:
+            fail(self._by_signal, self._ending.exit_code)
+        assert self._summary is not None
+        assert self._gauge is not None
+        pairs = self._summary.pairs
+        if not pairs.pending + pairs.unknown + pairs.not_sent:
+            return DONE
+        return self._gauge.tally.exit_code() or INCOMPLETE
+
+
+@asynccontextmanager
+async def following(client: SamplingClient, settings: Settings) -> AsyncGenerator[LiveIndex | None]:
+    """Follow what closes while this block is open; None if that is not wanted.
+
+    Raises:
+        SamplingError: On entering: the quotas could not be read.
+    """
+    if not settings.watch:
+        yield None
+        return
+    store = None if settings.notifications is None else existing_store(settings.notifications)
+    # What was told before the first poll has no effect, since that poll knows better.
+    last = 0 if store is None else store.last_id()
+    async with client.watch_quotas(settings.watch) as watch:
+        await watch.refresh()
+        async with LiveIndex(watch) as live:
+            if store is None:
+                yield live
+                return
+            # This inbox is never entered, so it accepts nothing: only its facts are read. Nobody learns its
+            # secret, and nothing is written to the store of the process that serves.
+            inbox = Inbox(store, secrets=secrets.token_urlsafe(32))
+            async with live.follow(inbox, after=last):
+                yield live
+
+
+__all__ = ["CampaignJob", "Figures", "kept_in", "ledger_in", "title_of", "way_on"]

@@ -1,0 +1,295 @@
+"""What the commands about campaigns show: a plan, a run while it goes on, and what became of it.
+
+No member code and no link is shown anywhere here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import asdict
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._tally import code_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from sampling_async._cli._campaign_figures import Figures
+    from sampling_async.campaign import Limits, Pairs, Plan, Summary
+
+_BAR: Final = 24
+_LONG: Final = 1000
+_MOST_CODES: Final = 5
+_MOST_REASONS: Final = 3
+_STATES: Final = {
+    "asking": "green",
+    "running": "green",
+    "finished": "green",
+    "paused": "yellow",
+    "outage": "red",
+    "hours": "yellow",
+    "rate": "cyan",
+    "stopped": "red",
+}
+_WORDS: Final = {"outage": "service away", "hours": "outside hours", "rate": "at its rate"}
+_WIDEST: Final = max(map(len, _WORDS.values()))
+"""All states are as wide as this one, so that the bar does not move when the state changes."""
+
+_PARTS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
+
+
+def named(name: str) -> str:
+    """Return a name as the JSON of the commands writes it: `not_sent` is `NotSent`."""
+    return "".join(part.upper() if part == "id" else part.capitalize() for part in name.split("_"))
+
+
+def account(pairs: Pairs) -> str:
+    """Return the account of all pairs as one line."""
+    parts = " + ".join(f"{getattr(pairs, name):,} {name.replace('_', ' ')}" for name in _PARTS)
+    return f"{pairs.planned:,} planned = {parts}"
+
+
+# --- The plan
+
+
+def show_plan(plan: Plan) -> None:
+    """Show a plan on stderr."""
+    console = _on_stderr()
+    rows = {
+        "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
+        "Pairs": f"{plan.pairs:,}, {plan.certain:,} of them match certainly",
+        "Requests": f"{plan.requests:,}",
+        "Quotas": f"{plan.quotas:,}, with room for {plan.room:,} invites in all",
+        "Expected": f"{plan.expected_invites:,} invites, worth {money(plan.expected_value, plan.currency_id)}",
+        **_limit_rows(plan.limits),
+    }
+    title = "The plan" if plan.number == 1 else f"The plan, number {plan.number}"
+    console.print(Text(title, style="bold"))
+    console.print(_grid(rows))
+    for warning in plan.warnings:
+        console.print(show.plain(warning, "yellow"), soft_wrap=True)
+
+
+def _on_stderr() -> Console:
+    console = show.errors()
+    if not console.is_terminal:
+        console.width = _LONG  # a log wraps nothing
+    return console
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return a plan for JSON."""
+    plain = asdict(plan) | {"expected_value": round(plan.expected_value, 2)}
+    return {named(name): value for name, value in plain.items()}
+
+
+def money(value: float, currency_id: int | None) -> str:
+    """Return an amount, with the ID of its currency if there is only one."""
+    return f"{value:,.2f}" + ("" if currency_id is None else f" (currency {currency_id})")
+
+
+def _limit_rows(limits: Mapping[str, str]) -> dict[str, str]:
+    return {"Limits": "; ".join(f"{name}: {value}" for name, value in limits.items()) or "none"}
+
+
+def _grid(rows: Mapping[str, str | Text]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(f"  {name}", show.plain(value) if isinstance(value, str) else value)
+    return table
+
+
+# --- A run
+
+
+def figures_view(figures: Figures) -> Table:
+    """Return what a live display shows: lines that are never wrapped, so that it does not flicker."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    pairs = figures.pairs
+    done = pairs.planned - pairs.pending
+    table.add_row(_head(figures, done))
+    counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
+    line = Text("  " + ", ".join(counts))
+    if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
+        line.append(", " + ", ".join(doubtful), style="red")
+    table.add_row(line)
+    table.add_row(
+        f"  {figures.requests:,} requests, {figures.invites_per_second:,.1f} invites/s, "
+        f"{figures.requests_per_second:,.1f} requests/s, limit {figures.limit:g}"
+    )
+    worth = f"  expected value {money(figures.expected_value, figures.currency_id)}"
+    left = figures.seconds_left
+    table.add_row(worth if left is None else f"{worth}, {timedelta(seconds=ceil(left))} left")
+    for code, result, count in figures.refusals[:_MOST_CODES]:
+        table.add_row(Text(f"  {count:>9,}  ", "yellow").append_text(show.plain(code_name(code, result))))
+    return table
+
+
+def _head(figures: Figures, done: int) -> Table:
+    planned = figures.pairs.planned
+    state = _WORDS.get(figures.state, figures.state)
+    row = Table.grid(padding=(0, 1, 0, 0))
+    for _ in range(3):
+        row.add_column(no_wrap=True)
+    row.add_row(
+        Text(f"{state:<{_WIDEST}}", style=_STATES.get(figures.state, "bold")),
+        ProgressBar(total=max(planned, 1), completed=done, width=_BAR),
+        f"{done:,}/{planned:,} pairs  {done / max(planned, 1):.0%}",
+    )
+    return row
+
+
+def figures_json(figures: Figures) -> dict[str, Any]:
+    """Return the figures of a run for JSON."""
+    return {
+        "State": figures.state,
+        "Reason": figures.reason,
+        **pairs_json(figures.pairs),
+        "Requests": figures.requests,
+        "InvitesPerSecond": round(figures.invites_per_second, 1),
+        "RequestsPerSecond": round(figures.requests_per_second, 1),
+        "Limit": figures.limit,
+        "ExpectedValue": round(figures.expected_value, 2),
+        "SecondsLeft": None if figures.seconds_left is None else ceil(figures.seconds_left),
+        "Refusals": [
+            {"ResultCode": code, "Result": code_name(code, result).partition(" ")[2], "Pairs": count}
+            for code, result, count in figures.refusals[:_MOST_CODES]
+        ],
+    }
+
+
+def pairs_json(pairs: Pairs) -> dict[str, int]:
+    """Return the account of all pairs for JSON."""
+    return {named(name): getattr(pairs, name) for name in ("planned", *_PARTS)}
+
+
+# --- What became of it
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return what `status` says for JSON."""
+    return {
+        "State": summary.state,
+        "Reason": summary.reason,
+        **pairs_json(summary.pairs),
+        "Members": summary.members,
+        "Matched": summary.matched,
+        "InvitedMembers": summary.invited_members,
+        "SkippedBecause": dict(summary.skipped),
+        "Requests": summary.requests,
+        "InvitesPerRequest": round(summary.invites_per_request, 4),
+        "SuccessRate": round(summary.success_rate, 4),
+        "ExpectedValue": round(summary.expected_value, 2),
+        "PlannedValue": round(summary.planned_value, 2),
+        "Spent": round(summary.spent, 2),
+        "CurrencyID": summary.currency_id,
+        "Runs": summary.runs,
+        "StartedAt": None if summary.started_at is None else summary.started_at.isoformat(),
+        "EndedAt": None if summary.ended_at is None else summary.ended_at.isoformat(),
+        "Limits": dict(summary.limits),
+    }
+
+
+def show_summary(summary: Summary, console: Console) -> None:
+    """Show the state of a campaign, as `status` does."""
+    console.print(_grid(dict(_summary_rows(summary))))
+    print_codes(summary, console)
+
+
+def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
+    reason = f": {summary.reason}" if summary.reason else ""
+    yield (
+        "State",
+        Text(summary.state, _STATES.get(summary.state, "")).append_text(show.plain(reason, "default")),
+    )
+    yield "Pairs", account(summary.pairs)
+    yield "Requests", f"{summary.requests:,}, {summary.invites_per_request:.2f} invites per request"
+    yield "Success rate", f"{summary.success_rate:.1%} of the pairs that were asked for"
+    if reasons := [f"{count:,} {why}" for why, count in summary.skipped.items()][:_MOST_REASONS]:
+        yield "Skipped", "; ".join(reasons)
+    yield "Members", f"{summary.invited_members:,} with invites, of {summary.members:,}"
+    yield (
+        "Expected value",
+        f"{money(summary.expected_value, summary.currency_id)} of {summary.planned_value:,.2f} planned",
+    )
+    if summary.spent:
+        yield "Spent at most", f"{summary.spent:,.2f}"
+    yield from _limit_rows(summary.limits).items()
+    yield "Runs", _runs(summary)
+
+
+def _runs(summary: Summary) -> str:
+    if summary.started_at is None:
+        return "none yet"
+    first = f"{summary.runs:,}, the first at {summary.started_at:%Y-%m-%d %H:%M} UTC"
+    if summary.ended_at is None:
+        return f"{first}; one is active"
+    return f"{first}, the last one ended at {summary.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def print_codes(summary: Summary, console: Console) -> None:
+    """Print the most frequent refusals of a campaign, each with what a person can do."""
+    refused = [each for each in summary.codes if each.lesson or each.result_code is None][:_MOST_CODES]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right", style="yellow", no_wrap=True)
+    table.add_column()
+    for each in refused:
+        name = each.result if each.result_code is None else code_name(each.result_code, each.result)
+        table.add_row(f"  {each.pairs:,}", show.plain(name))
+        if each.advice:
+            table.add_row("", show.plain(each.advice, "dim"))
+    if refused:
+        console.print(table)
+
+
+def show_end(summary: Summary, reason: str) -> None:
+    """Show on stderr how a run has ended.
+
+    Args:
+        summary: What became of the campaign.
+        reason: Why the run ended although pairs are pending.
+    """
+    console = _on_stderr()
+    is_done = not summary.pairs.pending
+    text = "The campaign is finished" if is_done else f"The campaign has stopped: {reason or summary.reason}"
+    console.print(show.plain(text, "bold green" if is_done else "bold yellow"))
+    console.print(account(summary.pairs))
+    worth = money(summary.expected_value, summary.currency_id)
+    console.print(
+        f"{summary.requests:,} requests, expected value {worth}, success rate {summary.success_rate:.1%}"
+    )
+    print_codes(summary, console)
+    if summary.pairs.unknown:
+        console.print("Unknown: an invite may exist; such a pair is not asked for again.")
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr that is never cut, so that a command in it can be copied."""
+    show.errors().print(show.plain(text), soft_wrap=True)
+
+
+def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:
+    """Return the limits that hold for JSON."""
+    return {**{named(name): value for name, value in asdict(limits).items()}, "Running": is_running}
+
+
+def show_limits(limits: Limits, *, is_running: bool) -> None:
+    """Show the limits that hold, and whether a run heeds them now."""
+    paused = "yes" + (f": {limits.reason}" if limits.reason else "") if limits.paused else "no"
+    rows = {
+        "Paused": paused,
+        **_limit_rows(limits.in_words()),
+        "Run": "active; it heeds this within a second" if is_running else "none is active",
+    }
+    show.screen().print(_grid(rows))

@@ -1,0 +1,393 @@
+"""What a campaign learns and asks for next, as plain decisions; its limits, moments and waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async import (
+    ForbiddenError,
+    InvalidRequestError,
+    Invite,
+    InviteOutcome,
+    SamplingError,
+    TransportError,
+)
+from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
+from sampling_async.campaign._book import Book
+from sampling_async.campaign._ledger import Member, PlannedQuota
+from sampling_async.campaign._lessons import rule_for, rules_of
+from sampling_async.campaign._limits import InvitePace
+from sampling_async.campaign._moments import SLOT, Moments, Waits, class_of, percentile, seconds_of
+
+CODES = (1, 9, 14, 16, 28, 31, 36, 39, 41, 46, 99)
+
+
+def quota(number: int, *, room: int = 10, survey: int | None = None, value: float = 1.0, cost: float = 0.0):
+    return PlannedQuota(number, survey or 100 + number, 1, "a survey", 1, room, value, cost)
+
+
+def book_of(*quotas, pending: int = 0, **more) -> Book:
+    counts = [(each.id, "pending", pending) for each in quotas if pending]
+    return Book(quotas, counts, LESSONS, **more)
+
+
+def member_of(*due: int, reserves=(), turn: int = 1, number: int = 1) -> Member:
+    return Member(number, f"m{number}", None, list(reserves), turn, dict.fromkeys(due, 0), added=len(due))
+
+
+def outcome(quota_id: int, status: str = "invited", code: int | None = 1, error=None, amount=None):
+    invite = None
+    if status == "invited":
+        invite = Invite(100 + quota_id, 1, quota_id, 2.0, "https://entry.example/x", 10, 50, amount)
+    return InviteOutcome("m1", quota_id, status, invite, code, None, error)
+
+
+def asked(book, member, most: int = 100):
+    return book.ready(member, most)
+
+
+# --- Before a request
+
+
+def test_what_is_open_is_asked_for_in_its_order():
+    book, member = book_of(quota(1), quota(2), pending=1), member_of(2, 1)
+    assert asked(book, member).quota_ids == (2, 1)
+    assert member.waiting == {1, 2}
+    assert not member.due
+    assert book.asked == 2
+
+
+def test_a_closed_quota_gives_way_to_the_best_reserve_that_is_open_and_has_room():
+    book = Book(
+        [quota(1), quota(2, room=0), quota(3), quota(4)],
+        [(1, "pending", 1)],
+        LESSONS,
+        is_open=lambda quota_id: quota_id not in {1, 3},
+    )
+    member = member_of(1, reserves=[2, 3, 4])
+    ready = asked(book, member)
+    assert ready.quota_ids == (4,)
+    (skipped,) = ready.skipped
+    assert (skipped.quota, skipped.state, skipped.reason) == (1, "skipped", "closed in the inventory")
+    assert [(pair.quota, pair.turn) for pair in ready.added] == [(4, 1)]
+    assert member.reserves == []
+    assert book.pairs.planned == 2
+
+
+def test_what_may_not_be_asked_for_yet_stays_due():
+    book, member = book_of(quota(1), quota(2), pending=1), member_of(1, 2)
+    assert asked(book, member, most=1).quota_ids == (1,)
+    assert member.due == {2: 0}
+
+
+def test_a_closed_member_is_asked_for_nothing_and_gets_no_reserve():
+    book, member = book_of(quota(1), quota(2), pending=1), member_of(1, reserves=[2])
+    member.closed = "MEMBER_BLOCKED"
+    ready = asked(book, member)
+    assert ready.quota_ids == ready.added == ()
+    assert [end.reason for end in ready.skipped] == ["MEMBER_BLOCKED"]
+
+
+# --- After a request
+
+
+def after(book, member, *outcomes):
+    asked(book, member)
+    return book.learn(member, outcomes, 1000.0)
+
+
+@pytest.mark.parametrize("code", [9, 28, 10, 8, 27, 45])
+def test_a_full_quota_is_taken_out(code):
+    book = book_of(quota(1), quota(2), pending=2)
+    learned = after(book, member_of(1, reserves=[2]), outcome(1, "rejected", code))
+    assert [quota_id for _, quota_id in learned.closed_quotas] == [1]
+    assert [(pair.quota, pair.turn) for pair in learned.added] == [(2, 2)]
+    assert asked(book, member_of(1, number=2)).quota_ids == ()
+
+
+def test_a_full_sub_quota_takes_the_quota_out_after_three_in_a_row():
+    book = book_of(quota(1), pending=9)
+    for number, code in enumerate((41, 41, 1, 41, 41)):
+        status = "invited" if code == 1 else "rejected"
+        assert not after(book, member_of(1, number=number), outcome(1, status, code)).closed_quotas
+    assert after(book, member_of(1, number=9), outcome(1, "rejected", 41)).closed_quotas
+
+
+def test_a_survey_is_taken_out_with_all_its_quotas():
+    book = book_of(quota(1, survey=7), quota(2, survey=7), quota(3), pending=1)
+    learned = after(book, member_of(1), outcome(1, "rejected", 46))
+    assert sorted(quota_id for _, quota_id in learned.closed_quotas) == [1, 2]
+
+
+@pytest.mark.parametrize("code", [12, 13, 14, 22, 39, 40])
+def test_a_member_that_may_not_have_more_gets_no_reserve(code):
+    book, member = book_of(quota(1), quota(2), pending=1), member_of(1, reserves=[2])
+    learned = after(book, member, outcome(1, "rejected", code))
+    assert learned.closed_member
+    assert not learned.added
+    assert member.closed == learned.closed_member
+
+
+def test_a_refused_pair_makes_room_for_somebody_else():
+    book = book_of(quota(1, room=1), pending=1)
+    after(book, member_of(1), outcome(1, "rejected", 16))
+    # The room that the first member has left goes to another one as its reserve.
+    other = book.learn(member := member_of(2, reserves=[1], number=2), (), 0.0)
+    assert not other.ends
+    assert book._next_best(member, 2).quota == 1
+    assert book._next_best(member_of(reserves=[1], number=3), 2) is None
+
+
+def test_an_unknown_pair_keeps_its_room():
+    book = book_of(quota(1, room=1), pending=1)
+    after(book, member_of(1), outcome(1, "unknown", None, TransportError("cut", delivery="unknown")))
+    assert book._next_best(member_of(reserves=[1], number=2), 2) is None
+    assert book.committed == 1
+
+
+def test_no_member_is_asked_for_more_often_than_max_turns():
+    book = book_of(quota(1), quota(2), pending=1, max_turns=2)
+    assert after(book, member_of(1, reserves=[2], turn=1), outcome(1, "rejected", 16)).added
+    book = book_of(quota(1), quota(2), pending=1, max_turns=2)
+    assert not after(book, member_of(1, reserves=[2], turn=2), outcome(1, "rejected", 16)).added
+
+
+def test_a_technical_error_waits_and_ends_after_three_tries():
+    book, member = book_of(quota(1), pending=1, retry_seconds=60), member_of(1)
+    for tries in (1, 2):
+        (end,) = after(book, member, outcome(1, "rejected", 36)).ends
+        assert (end.state, end.tries, end.due, end.turn) == ("pending", tries, 1060.0, member.turn + 1)
+        member.due = {1: end.tries}
+    (end,) = after(book, member, outcome(1, "rejected", 36)).ends
+    assert (end.state, end.code) == ("rejected", 36)
+
+
+def test_what_could_not_be_sent_waits_and_a_refused_key_leaves_it_as_it_was():
+    book, member = book_of(quota(1), pending=1), member_of(1)
+    (end,) = after(book, member, outcome(1, "not_sent", None, TransportError("no connection"))).ends
+    assert (end.state, end.tries) == ("pending", 1)
+    member.due = {1: 0}
+    learned = after(book, member, outcome(1, "not_sent", 36, ForbiddenError("403")))
+    assert not learned.ends
+    assert book.asked == 0
+    assert book.pairs.pending == 1
+
+
+def test_a_refusal_of_the_whole_request_with_a_code_is_final():
+    book, member = book_of(quota(1), pending=1), member_of(1)
+    learned = after(book, member, outcome(1, "not_sent", 12, SamplingError("400")))
+    assert [(end.state, end.code) for end in learned.ends] == [("not_sent", 12)]
+    assert learned.closed_member == "NO_MEMBER_FOUND"
+
+
+def test_a_quota_given_twice_is_counted_once():
+    book, member = book_of(quota(1), pending=1), member_of(1)
+    learned = after(book, member, outcome(1), outcome(1))
+    assert len(learned.invites) == 1
+    assert book.pairs.invited == 1
+
+
+def test_an_invite_costs_what_was_told_or_what_the_member_gets_if_that_is_more():
+    book = book_of(quota(1, cost=0.5), quota(2, cost=0.5), pending=1)
+    member = member_of(1, 2)
+    asked(book, member)
+    assert book.most_spent == 1.0
+    book.learn(member, (outcome(1), outcome(2, amount=0.8)), 0.0)
+    assert book.spent == book.most_spent == pytest.approx(1.3)
+    assert book.expected == 2.0
+
+
+@given(st.data())
+def test_every_pair_is_somewhere_whatever_is_answered(data):
+    quotas = [quota(number, room=data.draw(st.integers(0, 4)), survey=number // 2 + 1) for number in range(6)]
+    plans = data.draw(st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=3), max_size=6))
+    counts = Counter(quota_id for plan in plans for quota_id in plan)
+    book = Book(quotas, [(quota_id, "pending", count) for quota_id, count in counts.items()], LESSONS)
+    members = [
+        member_of(*plan, reserves=[q for q in range(6) if q not in plan], number=number)
+        for number, plan in enumerate(plans)
+    ]
+    ended: Counter[tuple[int, int]] = Counter()
+    queue = list(members)
+    for _ in range(60):
+        if not queue:
+            break
+        member = queue.pop(0)
+        ready = book.ready(member, data.draw(st.integers(1, 3)))
+        outcomes = []
+        for quota_id in ready.quota_ids:
+            code = data.draw(st.sampled_from(CODES))
+            status = data.draw(st.sampled_from(("rejected", "not_sent", "unknown"))) if code != 1 else "invited"
+            outcomes.append(outcome(quota_id, status, None if status == "unknown" else code))
+        learned = book.learn(member, outcomes, 0.0)
+        for end in (*ready.skipped, *learned.ends):
+            if end.state != "pending":
+                ended[end.member, end.quota] += 1
+            else:
+                member.due[end.quota] = end.tries
+        for pair in learned.added:
+            member.due[pair.quota] = 0
+        assert not member.waiting
+        if member.due:
+            member.turn += 1
+            queue.append(member)
+    pairs = book.pairs
+    assert all(count == 1 for count in ended.values()), "a pair ended twice"
+    total = pairs.invited + pairs.rejected + pairs.not_sent + pairs.unknown + pairs.skipped
+    assert ended.total() == total == pairs.planned - pairs.pending
+    assert pairs.pending == sum(len(member.due) for member in members)
+    assert book.asked == 0
+    for each in quotas:
+        planned_at_first = counts[each.id]
+        place = book._places[each.id]
+        # Reserves never take more than the room; what was planned at first may have been more.
+        assert place.left >= min(0, each.room - planned_at_first)
+
+
+# --- The table
+
+
+def test_each_code_of_the_table_has_an_advice_and_changes_keep_it():
+    assert all(rule.advice for rule in LESSONS.values())
+    changed = rules_of({41: Lesson.PAIR, 28: Rule(Lesson.LATER, "mine"), 1234: Lesson.STOP})
+    assert changed[41] == Rule(Lesson.PAIR, LESSONS[41].advice)
+    assert changed[28].advice == "mine"
+    assert changed[9] is LESSONS[9]
+    assert rule_for(changed, 4321).lesson is Lesson.PAIR
+    assert rules_of(None) is LESSONS
+    with pytest.raises(TypeError):
+        LESSONS[1] = Rule(Lesson.STOP)
+    with pytest.raises(InvalidRequestError, match="in_a_row"):
+        Rule(Lesson.QUOTA, in_a_row=0)
+
+
+# --- Limits
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("hours", "zone", "now", "seconds"),
+    [
+        ("22:00-06:00", None, "2026-03-01T23:00:00", 0),
+        ("22:00-06:00", None, "2026-03-01T05:59:59", 0),
+        ("22:00-06:00", None, "2026-03-01T06:00:00", 16 * 3600),
+        ("22:00-06:00", None, "2026-03-01T21:59:00", 60),
+        ("08:30-17:00", None, "2026-03-01T08:30:00", 0),
+        ("08:30-17:00", None, "2026-03-01T17:00:00", 15.5 * 3600),
+        ("00:00-00:01", None, "2026-03-01T00:02:00", 86_400 - 120),
+        ("09:00-10:00", "Europe/Berlin", "2026-07-01T07:30:00", 0),  # 09:30 there
+        ("09:00-10:00", "Europe/Berlin", "2026-01-01T07:30:00", 1800),  # 08:30 there
+        # In the night to 29 March the clock goes from 02:00 to 03:00: an hour less to wait.
+        ("09:00-10:00", "Europe/Berlin", "2026-03-28T09:00:00", 22 * 3600),
+    ],
+)
+def test_hours_are_those_of_the_zone(hours, zone, now, seconds):
+    assert Limits(hours=hours, zone=zone).seconds_closed(at(now)) == seconds
+
+
+def test_without_hours_it_is_always_open():
+    assert Limits().seconds_closed(at("2026-03-01T23:00:00")) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"invites_per_minute": 0},
+        {"max_invites": -1},
+        {"max_spend": -0.1},
+        {"hours": "24:00-01:00"},
+        {"hours": "9-10"},
+        {"hours": "09:00-09:00"},
+        {"hours": 9},
+        {"zone": "Nowhere/City"},
+        {"zone": ""},
+        {"zone": "../etc/passwd"},
+    ],
+)
+def test_wrong_limits_are_refused_with_their_name(wrong):
+    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+def test_limits_survive_json_and_say_what_they_are():
+    limits = Limits(concurrency=4, max_invites=2_000, hours="22:00-06:00", zone="Europe/Berlin", paused=True)
+    assert Limits.from_json(limits.to_json()) == limits
+    assert limits.in_words() == {
+        "members asked for at once": "4",
+        "invites in all": "2,000",
+        "hours": "22:00-06:00",
+        "time zone of the hours": "Europe/Berlin",
+    }
+    with pytest.raises(InvalidRequestError, match="no limit 'speed'; the limits are concurrency"):
+        limits.changed(speed=9)
+
+
+def test_the_pace_allows_what_a_minute_allows_and_gives_refusals_back():
+    pace = InvitePace()
+    made, seconds = 0, 0.0
+    for _ in range(6000):
+        seconds += 0.01
+        if pace.has_token(seconds, made, 60.0):
+            made += 1
+    assert 60 <= made <= 62
+    assert not pace.has_token(seconds, made, 60.0)
+    assert pace.has_token(seconds, made - 3, 60.0)  # three were refused
+
+
+def test_the_pace_does_not_save_up():
+    pace = InvitePace()
+    assert pace.has_token(0.0, 0, 60.0)
+    made = 0
+    while pace.has_token(3600.0, made, 60.0):
+        made += 1
+    assert made == 1
+
+
+# --- Moments
+
+
+@given(st.floats(0.0005, 5000))
+def test_a_latency_is_kept_to_ten_percent(seconds):
+    assert seconds_of(class_of(seconds)) == pytest.approx(max(seconds, 0.001), rel=0.1)
+
+
+def test_percentiles_of_latencies():
+    latencies = Counter({class_of(0.1): 90, class_of(1.0): 10})
+    assert percentile(latencies, 50) == pytest.approx(0.1, rel=0.1)
+    assert percentile(latencies, 95) == pytest.approx(1.0, rel=0.1)
+    assert percentile({}, 50) is None
+
+
+def test_moments_are_handed_out_once_and_again_when_they_change():
+    moments = Moments(3)
+    moments.add(100.0, 0.1, invited=2, rejected=1, failed=0)
+    moments.add(105.0, 0.2, invited=1, rejected=0, failed=4)
+    ((run, slot, requests, invited, rejected, failed, _, limit),) = moments.taken()
+    assert (run, slot, requests, invited, rejected, failed, limit) == (3, 100, 2, 3, 1, 4, None)
+    assert moments.taken() == []
+    moments.note_limit(107.0, 8.0)
+    assert moments.taken()[0][2] == 2
+    moments.add(100.0 + SLOT, 0.1, invited=1, rejected=0, failed=0)
+    # A clock that was set back does not change what was written.
+    moments.add(50.0, 0.1, invited=1, rejected=0, failed=0)
+    assert [row[1:4] for row in moments.taken()] == [(110, 2, 2)]
+
+
+def test_waits_that_follow_each_other_are_one():
+    waits = Waits(4)
+    first = waits.longer("rate", 0.0, 1.0)
+    assert first.number == 5
+    assert waits.longer("rate", 2.0, 3.0) is first
+    assert (first.began, first.ended) == (0.0, 3.0)
+    assert waits.longer("outage", 2.0, 3.0).number == 6
+    assert waits.longer("rate", 60.0, 61.0).number == 7

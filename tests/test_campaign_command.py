@@ -1,0 +1,588 @@
+"""The commands `campaign ...`: a panel in, invites out, and an account that agrees with the service."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+from cli_kit import ENDINGS, lines, point_at, program, run
+from notifications_kit import SECRET, post
+from rich.console import Console
+
+from sampling_async import to_json
+from sampling_async._cli import _campaign_figures, _campaign_run, _campaign_view, _connection, _rendering
+from sampling_async._cli._campaign_options import Kept, Settings
+from sampling_async._cli._panel_writing import write_panel
+from sampling_async.campaign import Pairs
+from sampling_async.campaign._campaign import with_ledger
+from sampling_async.notifications import Inbox
+from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
+from sampling_async.simulator._questions import question_ids
+
+MEMBERS = 24
+
+
+def files_of(simulator: Simulator) -> None:
+    """Write the panel and the inventory of a simulator to the current folder."""
+    write_panel(simulator.members.values(), question_ids(), AGE_BANDS, Path("panel.jsonl"))
+    Path("quotas.json").write_bytes(to_json(simulator.inventory))
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """Serve a simulator whose panel is a file in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    simulator = Simulator(seed=4, surveys=20, members=MEMBERS)
+    files_of(simulator)
+    with simulator.serve() as base_url:
+        point_at(monkeypatch, simulator, base_url)
+        yield simulator
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Have commands believe that they write to a terminal."""
+    screen = io.StringIO()
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
+    monkeypatch.setattr(_rendering, "errors", lambda: console)
+    return screen
+
+
+def campaign(*arguments, code: int = 0, stdin=None):
+    result = run("campaign", *arguments, stdin=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    return result
+
+
+def started(*arguments, out="out", code: int = 0):
+    """Plan and run a campaign, in as few steps as can be."""
+    return campaign("panel.jsonl", "--out", out, "--yes", "--workers", 1, *arguments, code=code)
+
+
+def pairs_in(folder: str) -> list[dict]:
+    return pq.read_table(Path(folder) / "pairs.parquet").to_pylist()
+
+
+def invited(folder: str) -> Counter[tuple[str, int]]:
+    return Counter(
+        (each["member_code"], each["quota_id"]) for each in pairs_in(folder) if each["status"] == "invited"
+    )
+
+
+def status(folder: str = "out") -> dict:
+    (found,) = lines(campaign("status", folder))
+    return found
+
+
+def until(is_so, seconds: float = 20.0) -> None:
+    ends = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.02)
+
+
+def adds_up(figures: dict) -> bool:
+    parts = ("Invited", "Rejected", "NotSent", "Unknown", "Skipped", "Pending")
+    return figures["Planned"] == sum(figures[name] for name in parts)
+
+
+# --- Running
+
+
+def test_a_panel_in_and_invites_out_with_an_account_that_agrees_with_the_service(service):
+    result = started()
+    assert invited("out") == service.ledger.by_pair()
+    last = lines(result)[-1]
+    assert last["State"] == "finished"
+    assert last["Invited"] == len(service.ledger.invites) > MEMBERS
+    assert adds_up(last)
+    assert last["Requests"] == len(service.ledger.requests(endpoint="bulk_invite"))
+    assert {each["status"] for each in pairs_in("out")} <= {"invited", "rejected", "skipped"}
+    names = {"campaign.ledger", "invites.parquet", "pairs.parquet", "summary.json", "report.html"}
+    assert {path.name for path in Path("out").iterdir()} >= names
+    assert "planned = " in result.stderr
+    assert "The campaign is finished" in result.stderr
+    assert "Files: out" in result.stderr
+
+
+def test_no_member_code_and_no_link_is_shown_and_only_the_owner_can_read_the_files(service, terminal):
+    outputs = [
+        started("--json").output,
+        campaign("status", "out").output,
+        campaign("limit", "out").output,
+        campaign("report", "out").output,
+        terminal.getvalue(),
+    ]
+    told = "\n".join(outputs)
+    assert not [code for code in service.members if code in told]
+    assert "http" not in told
+    assert service.api_key not in told
+    assert Path("out").stat().st_mode & 0o077 == 0
+    for name in ("campaign.ledger", "invites.parquet", "pairs.parquet"):
+        assert Path("out", name).stat().st_mode & 0o077 == 0
+
+
+def test_run_is_what_campaign_does_unless_the_first_word_is_another_command(service):
+    Path("pause").write_text(Path("panel.jsonl").read_text())
+    Path("pause").rename("pause.jsonl")
+    for first in (["panel.jsonl"], ["run", "panel.jsonl"], ["./pause.jsonl", "--bands", "panel.bands.json"]):
+        out = f"out{len(first)}"
+        (plan,) = lines(campaign(*first, "--out", out, "--dry-run", "--workers", 1))
+        assert plan["Members"] == MEMBERS
+    (plan,) = lines(campaign("--out", "out1", "--dry-run"))
+    assert plan["Members"] == MEMBERS
+    assert "did you mean 'status'" in campaign("stauts", "out1", code=2).stderr
+    assert "campaign run" in run("campaign", "panel.jsonl", "--help").stdout
+    assert "top-up" in run("campaign", "-h").stdout
+
+
+def test_a_dry_run_asks_for_nothing_and_keeps_its_plan(service):
+    result = campaign("panel.jsonl", "--out", "out", "--dry-run", "--max-invites", 7, "--workers", 1)
+    (plan,) = lines(result)
+    assert plan["Pairs"] >= plan["Matched"] > 0
+    assert (plan["ExpectedInvites"], plan["Number"]) == (7, 1)
+    assert plan["Limits"] == {"invites in all": "7"}
+    assert "Nothing was asked for" in result.stderr
+    assert not service.ledger.requests(endpoint="bulk_invite")
+    assert status()["State"] == "planned"
+    # Who goes on has not been asked yet.
+    assert f"asks for {plan['Pairs']} pairs" in campaign("run", "--out", "out", code=2).stderr
+    Path("panel.jsonl").unlink()
+    campaign("run", "--out", "out", "--yes", "--max-invites", "none")
+    assert invited("out") == service.ledger.by_pair()
+
+
+def test_a_dry_run_with_an_inventory_from_a_file_needs_no_service(service, monkeypatch):
+    monkeypatch.delenv("SAMPLING_API_KEY")
+    campaign("panel.jsonl", "--out", "out", "--inventory", "quotas.json", "--dry-run", "--workers", 1)
+    assert not service.ledger.requests
+    assert "API key is missing" in campaign("run", "--out", "out", "--yes", code=2).stderr
+
+
+def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
+    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    no = campaign("panel.jsonl", "--out", "out", "--workers", 1, stdin="\n", code=1)
+    assert re.search(r"Ask for \d+ pairs\? \[y/N\]", no.stderr)
+    assert "To run it: sampling-async campaign run --out out" in no.stderr
+    assert not service.ledger.requests(endpoint="bulk_invite")
+    campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
+    again = campaign("run", "--out", "out", "--max-invites", "none")
+    assert "[y/N]" not in again.stderr
+    shown = terminal.getvalue()
+    assert "the cap of 3 invites is reached" in shown
+    assert "The plan" in shown
+    assert "invites/s" in shown
+    assert all(
+        len(line) <= 80 for line in shown.splitlines() if "sampling-async" not in line and "\x1b" not in line
+    )
+
+
+def test_a_cap_ends_a_run_and_a_later_run_goes_on(service):
+    first = started("--max-invites", 5, code=1)
+    assert lines(first)[-1]["State"] == "stopped"
+    assert lines(first)[-1]["Reason"] == "the cap of 5 invites is reached"
+    assert "campaign limit out" in first.stderr
+    assert "To go on: sampling-async campaign run --out out" in first.stderr
+    assert len(service.ledger.invites) == 5
+    assert status()["Pending"] > 0
+    (limits,) = lines(campaign("limit", "out", "--max-invites", "NONE"))
+    assert limits["MaxInvites"] is None
+    campaign("run", "--out", "out")
+    assert status()["Runs"] == 2
+    assert invited("out") == service.ledger.by_pair()
+    assert max(service.ledger.by_pair().values()) == 1
+
+
+def test_what_closes_in_the_inventory_is_not_asked_for(service):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
+    first = with_ledger("out/campaign.ledger", lambda ledger: ledger.counts()[0][0])
+    service.close_quota(first)
+    campaign("run", "--out", "out", "--yes")
+    assert first not in {q for each in service.ledger.requests(endpoint="bulk_invite") for q in each.quota_ids}
+    assert {each["status"] for each in pairs_in("out") if each["quota_id"] == first} == {"skipped"}
+    campaign(
+        "panel.jsonl", "--out", "blind", "--inventory", "quotas.json", "--watch", 0, "--yes", "--workers", 1
+    )
+    assert first in {q for each in service.ledger.requests(endpoint="bulk_invite") for q in each.quota_ids}
+
+
+async def test_what_a_store_of_notifications_is_told_to_be_closed_counts_at_once(tmp_path):
+    simulator = Simulator(seed=4, surveys=5, members=3)
+    survey = simulator.inventory.surveys[0]
+    other = simulator.inventory.surveys[1].quotas[0].quota_id
+    # As `notifications serve` has it open in another process.
+    async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox, simulator.client() as client:
+        settings = Settings(watch=600.0, notifications=tmp_path / "store.db")
+        async with _campaign_run.following(client, settings) as live:
+            quota_id = survey.quotas[0].quota_id
+            assert live.is_open(quota_id)
+            told = {"SurveyID": survey.survey_id, "WaveId": survey.wave_id, "Status": "Closed"}
+            reply = await post(inbox, "survey_closed", told)
+            assert reply.status == 200
+            with anyio.fail_after(10):
+                while live.is_open(quota_id):  # noqa: ASYNC110  nobody tells
+                    await anyio.sleep(0.01)
+            assert live.is_open(other)
+
+
+# --- What is kept
+
+
+def test_later_commands_know_how_a_campaign_was_planned(service, tmp_path, monkeypatch):
+    started("--allocate", 2, "--partition", "survey_id", "--format", "jsonl", "--max-invites", 3, code=1)
+    monkeypatch.chdir("/")
+    out = tmp_path / "out"
+    kept = with_ledger(out / "campaign.ledger", _campaign_run.kept_in)
+    assert kept.panel == str(tmp_path / "panel.jsonl")
+    assert kept.settings.allocate == 2
+    campaign("run", "--out", out, "--max-invites", "none")
+    assert list(out.glob("invites/survey_id=*/invites.jsonl"))
+    campaign("report", out, "--format", "parquet")
+    assert list(out.glob("invites/survey_id=*/invites.parquet"))
+    result = campaign("top-up", out, "--dry-run", "--workers", 1)
+    assert lines(result)[0]["Number"] == 2
+    assert "The plan, number 2" in result.stderr
+    assert "Nothing was asked for" in result.stderr
+
+
+def test_a_top_up_asks_before_its_first_run_and_never_asks_twice_for_a_pair(service):
+    started("--allocate", 1)
+    before = len(service.ledger.invites)
+    assert "give --yes" in campaign("top-up", "out", "--workers", 1, "--allocate", 4, code=2).stderr
+    campaign("top-up", "out", "panel.jsonl", "--workers", 1, "--allocate", 4, "--yes")
+    assert len(service.ledger.invites) > before
+    assert max(service.ledger.by_pair().values()) == 1
+    assert invited("out") == service.ledger.by_pair()
+
+
+def test_options_that_would_not_change_a_plan_are_refused(service):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1, "--allocate", 3)
+    Path("other.jsonl").write_text("")
+    message = campaign("other.jsonl", "--out", "out", "--allocate", 4, code=2).stderr
+    assert "the panel and --allocate would not change" in message
+    assert "campaign top-up" in message
+    campaign("panel.jsonl", "--out", "out", "--allocate", 3, "--dry-run")  # the same command again
+
+
+def test_a_ledger_that_another_program_made_has_the_defaults():
+    assert Kept.from_json(None) == Kept()
+    kept = Kept(panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(Kept().settings))
+    assert Kept.from_json(kept.to_json()) == kept
+
+
+# --- Steering and looking
+
+
+def test_limits_are_changed_and_shown(service, monkeypatch):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1, "--hours", "22:00-06:00")
+    given = ("--concurrency", 2, "--invites-per-minute", 90.5, "--max-spend", 10, "--zone", "Europe/Berlin")
+    (limits,) = lines(campaign("limit", "out", *given))
+    assert limits == {
+        "Concurrency": 2,
+        "InvitesPerMinute": 90.5,
+        "MaxInvites": None,
+        "MaxSpend": 10.0,
+        "Hours": "22:00-06:00",
+        "Zone": "Europe/Berlin",
+        "Paused": False,
+        "Reason": "",
+        "Running": False,
+    }
+    (paused,) = lines(campaign("pause", "out", "--reason", "lunch [red]"))
+    assert (paused["Paused"], paused["Reason"], paused["MaxSpend"]) == (True, "lunch [red]", 10.0)
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    assert "lunch [red]" in campaign("limit", "out").stdout
+    shown = campaign("resume", "out").stdout
+    assert "lunch" not in shown
+    assert "none is active" in shown
+    assert "22:00-06:00" in shown
+    assert "22:00-06:00" not in campaign("limit", "out", "--hours", "none").stdout
+    assert "planned" in campaign("status", "out").stdout
+    assert status_json("out")["Limits"]["spend in all"] == "10.0"
+
+
+def status_json(folder: str) -> dict:
+    return json.loads(campaign("status", folder, "--json").stdout)
+
+
+def test_the_status_on_a_terminal_names_codes_and_what_to_do(service, monkeypatch):
+    started()
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = campaign("status", "out").stdout
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for word in ("finished", "planned = ", "invites per request", "Success rate", "Expected value", "Runs"):
+        assert word in shown
+
+
+WRONG = [
+    (["status", "nothing"], "nothing holds no campaign"),
+    (["pause", "nothing"], "nothing holds no campaign"),
+    (["limit", "nothing", "--max-invites", "5"], "nothing holds no campaign"),
+    (["report", "nothing"], "nothing holds no campaign"),
+    (["top-up", "nothing"], "nothing holds no campaign"),
+    (["run", "--out", "nothing"], "give the PANEL"),
+    (["limit", "out", "--max-invites", "many"], "--max-invites must be a whole number or none, not 'many'"),
+    (["limit", "out", "--concurrency", "0"], "--concurrency"),
+    (["limit", "out", "--max-spend", "nan"], "--max-spend"),
+    (["limit", "out", "--hours", "22-6"], "--hours must be two different times"),
+    (["limit", "out", "--zone", "Berlin"], "--zone must be a time zone"),
+    (["panel.jsonl", "--out", "new", "--partition", "member"], "invites can be divided by survey_id"),
+    (["panel.jsonl", "--out", "new", "--rate", "0"], "--rate must be above 0"),
+    (["panel.jsonl", "--out", "new", "--overshoot", "-1"], "--overshoot must be above 0"),
+    (["panel.jsonl", "--out", "new", "--column", "x"], "--column must be QUESTION=NAME"),
+    (["panel.jsonl", "--out", "new", "--notifications", "no.db"], "no.db: no such store"),
+    (["panel.jsonl", "--out", "panel.jsonl/x"], "--out panel.jsonl/x"),
+    (["missing.jsonl", "--out", "new"], "missing.jsonl"),
+    (["report", "out", "--partition", "x"], "invites can be divided by"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(each) for each, _ in WRONG])
+def test_a_mistake_is_one_line_and_exit_code_2(service, arguments, message):
+    if "out" in arguments:
+        campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
+    result = campaign(*arguments, code=2)
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_a_store_of_notifications_needs_the_watch(service):
+    with_store = ("--notifications", "store.db", "--watch", 0)
+    Path("store.db").write_text("")
+    assert "needs --watch" in campaign("panel.jsonl", "--out", "new", *with_store, code=2).stderr
+
+
+def test_a_ledger_without_a_plan_and_a_file_that_is_no_ledger(service):
+    Path("out").mkdir()
+    Path("out/campaign.ledger").touch()
+    assert "has no plan" in campaign("status", "out", code=2).stderr
+    Path("out/campaign.ledger").write_text("hello, I am no database at all" * 100)
+    assert "the ledger out/campaign.ledger cannot be opened" in campaign("status", "out", code=4).stderr
+
+
+# --- When the service does not
+
+
+def test_a_service_that_refuses_ends_a_run_and_what_was_not_sent_stays_pending(service, monkeypatch):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
+    monkeypatch.setenv("SAMPLING_API_KEY", "cafecafe-0000-4000-8000-00000000cafe")
+    assert campaign("run", "--out", "out", "--yes", code=3).stdout == ""  # the watch's first poll
+    assert status()["State"] == "planned"
+    blind = campaign("run", "--out", "out", "--yes", "--watch", 0, code=3)
+    assert lines(blind)[-1]["State"] == "stopped"
+    assert "To go on" in blind.stderr
+    assert (status()["Pending"], status()["Unknown"]) == (status()["Planned"], 0)
+
+
+def test_an_outcome_that_nobody_knows_is_exit_code_1(service):
+    service.faults.add(Fault.cut(when="after").on("bulk_invite", times=1))
+    result = started(code=1)
+    assert lines(result)[-1]["Unknown"] > 0
+    assert "such a pair is not asked for again" in result.stderr
+    campaign("run", "--out", "out", code=1)
+    assert max(service.ledger.by_pair().values()) == 1
+
+
+def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service, monkeypatch):
+    monkeypatch.setattr(_campaign_run, "_GRACE", 0.2)
+    service.faults.add(Fault.delay(60).on("bulk_invite"))
+
+    def interrupt() -> None:
+        until(lambda: service.ledger.requests(endpoint="bulk_invite"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    result = started("--watch", 0, code=130)
+    assert result.stderr.endswith("sampling-async: interrupted\n")
+    last = lines(result)[-1]
+    assert (last["State"], last["Reason"]) == ("stopped", "interrupted")
+    assert last["Unknown"] > 0 < last["Pending"]
+    assert adds_up(last)
+    assert len(pairs_in("out")) == last["Planned"]
+
+
+def test_without_a_match_there_is_nothing_to_ask_for(service):
+    surveys = [survey.survey_id for survey in service.inventory.surveys]
+    Path("nobody.jsonl").write_text(json.dumps({"member_code": "m", "1001538": 30, "exclude_surveys": surveys}))
+    result = campaign("nobody.jsonl", "--out", "out", "--yes", "--workers", 1, "--at-least-one", code=1)
+    assert "nothing to ask for" in result.stderr
+    assert "no column for" in result.stderr  # the plan's own warning
+    assert not service.ledger.requests(endpoint="bulk_invite")
+
+
+def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
+    campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
+    with_ledger("out/campaign.ledger", lambda ledger: ledger.note(command="{}"))
+    assert "give PANEL" in campaign("top-up", "out", code=2).stderr
+    campaign("top-up", "out", "panel.jsonl", "--dry-run", "--workers", 1)
+    # The service is asked for the quotas, unless a file has them.
+    given = ("--inventory", "quotas.json", "--watch", 0, "--workers", 1, "--yes")
+    campaign("top-up", "out", *given)
+    assert invited("out") == service.ledger.by_pair()
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
+    assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
+
+
+def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
+    def gone(_):
+        raise BrokenPipeError
+
+    silenced = []
+    monkeypatch.setattr(_rendering, "emit_json", gone)
+    monkeypatch.setattr(_campaign_figures, "silence_stdout", lambda: silenced.append(1))
+    started()
+    assert silenced == [1]
+    assert invited("out") == service.ledger.by_pair()
+
+
+# --- The live display
+
+
+def figures(**changes):
+    given = {
+        "state": "rate",
+        "reason": "",
+        "pairs": Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
+        "requests": 1_000_000,
+        "invites_per_second": 1234.5,
+        "requests_per_second": 321.0,
+        "limit": 64,
+        "expected_value": 123_456_789.0,
+        "currency_id": 1,
+        "seconds_left": 3700.2,
+        "refusals": (
+            (28, "QUOTA_FULL", 500_000),
+            (999, "A\x1bNAME" + "E" * 200, 3),
+            *[(n, None, 1) for n in range(9)],
+        ),
+    }
+    return _campaign_figures.Figures(**given | changes)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(_campaign_view.figures_view(figures()))
+    shown = console.file.getvalue()
+    assert len(shown.splitlines()) == 4 + 5
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "\x1b" not in shown
+    if width >= 80:
+        assert "5,234,570/10,000,000 pairs  52%" in shown
+        assert "1:01:41 left" in shown
+    waiting = _campaign_view.figures_json(figures(state="paused", seconds_left=None))
+    assert waiting["SecondsLeft"] is None
+    assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
+
+
+# --- As programs
+
+
+@pytest.fixture
+def slow_service(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    simulator = Simulator(seed=4, surveys=20, members=60, latency=Latency(a=0.15))
+    files_of(simulator)
+    with simulator.serve() as base_url:
+        point_at(monkeypatch, simulator, base_url)
+        yield simulator
+
+
+def told(*arguments) -> dict:
+    with program("campaign", *arguments) as process:
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_a_run_is_paused_resumed_ended_by_a_signal_and_gone_on_with_by_other_processes(slow_service):
+    service = slow_service
+
+    def count() -> int:
+        return len(service.ledger.requests(endpoint="bulk_invite"))
+
+    given = ("--yes", "--workers", 1, "--watch", 0, "--max-concurrency", 2, "--inventory", "quotas.json")
+    process = program("campaign", "panel.jsonl", "--out", "out", *given)
+    try:
+        until(lambda: count() > 4)
+        paused = told("pause", "out", "--reason", "tests")
+        assert (paused["Paused"], paused["Running"]) == (True, True)
+        until(lambda: status()["State"] == "paused")
+        time.sleep(1.0)  # a run looks at its limits each half second, and what was asked is answered
+        quiet = count()
+        time.sleep(0.5)
+        assert count() == quiet < 60
+        assert campaign("run", "--out", "out", code=4).stderr.endswith(
+            "in use by another run of the campaign\n"
+        )
+        told("resume", "out")
+        until(lambda: count() > quiet + 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == ENDINGS[signal.SIGTERM]
+    assert err.splitlines()[-1] == "sampling-async: terminated by SIGTERM"
+    ended = json.loads(out.splitlines()[-1])
+    assert (ended["State"], ended["Reason"]) == ("stopped", "terminated by SIGTERM")
+    # What was in flight at the signal was waited for, so that no pair is unknown.
+    assert ended["Unknown"] == 0 < ended["Pending"]
+    assert adds_up(ended)
+    found = status()
+    assert (found["State"], found["Pending"], found["Invited"]) == (
+        "stopped",
+        ended["Pending"],
+        ended["Invited"],
+    )
+    assert invited("out") == service.ledger.by_pair()
+    campaign("run", "--out", "out", "--max-concurrency", 16)
+    assert invited("out") == service.ledger.by_pair()
+    assert max(service.ledger.by_pair().values()) == 1
+    assert status()["Pending"] == 0
+
+
+def test_a_run_that_was_killed_is_seen_as_stopped_and_gone_on_with(slow_service):
+    service = slow_service
+    given = ("--yes", "--workers", 1, "--watch", 0, "--max-concurrency", 2)
+    process = program("campaign", "panel.jsonl", "--out", "out", *given)
+    until(lambda: len(service.ledger.requests(endpoint="bulk_invite")) > 4)
+    process.kill()
+    process.communicate()
+    found = status()
+    assert found["State"] == "stopped"
+    assert adds_up(found)
+    campaign("report", "out")
+    campaign("run", "--out", "out", "--max-concurrency", 16, code=1 if found["Unknown"] else 0)
+    assert status()["Unknown"] == found["Unknown"]
+    assert max(service.ledger.by_pair().values()) == 1
+
+
+def test_a_second_signal_ends_a_run_at_once(slow_service):
+    slow_service.faults.add(Fault.delay(60).on("bulk_invite"))
+    given = ("--yes", "--workers", 1, "--watch", 0)
+    process = program("campaign", "panel.jsonl", "--out", "out", *given)
+    until(lambda: len(slow_service.ledger.requests(endpoint="bulk_invite")) > 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None  # it waits for what is in flight
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == ENDINGS[signal.SIGINT]
+    assert status()["Unknown"] > 0
