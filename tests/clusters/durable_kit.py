@@ -17,7 +17,7 @@ class Night:
 
     def __init__(self, folder) -> None:
         self.panel, self.folder = str(folder / "panel.parquet"), str(folder / "night")
-        self.ledger = folder / "night" / "night.ledger"
+        self.ledger = folder / "night" / "campaign.ledger"
         (folder / "night").mkdir()
         self.sim = Simulator(seed=7, surveys=30, members=120, latency=Latency(a=0.05))
         pq.write_table(panel_table(self.sim), self.panel)

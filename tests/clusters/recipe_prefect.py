@@ -14,7 +14,7 @@ from sampling_async.campaign import Campaign
 async def ask(panel: str, folder: str) -> dict[str, int]:
     async with SamplingClient.from_env() as client:
         # The folder exists already, on storage that the next attempt sees.
-        campaign = Campaign(client, panel, ledger=Path(folder, "night.ledger"))
+        campaign = Campaign(client, panel, ledger=Path(folder, "campaign.ledger"))
         await campaign.plan()  # or the plan that is in the ledger
         async with campaign.run() as run:
             async for _ in run:

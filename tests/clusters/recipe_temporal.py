@@ -33,7 +33,7 @@ async def ask(panel: str, folder: str) -> dict[str, int]:
     try:
         async with SamplingClient.from_env() as client:
             # The folder exists already, on storage that the next attempt sees.
-            campaign = Campaign(client, panel, ledger=Path(folder, "night.ledger"))
+            campaign = Campaign(client, panel, ledger=Path(folder, "campaign.ledger"))
             await campaign.plan()  # or the plan that is in the ledger
             async with campaign.run() as run:  # a cancellation leaves it, and what is pending stays pending
                 async for _ in run:

@@ -102,6 +102,13 @@ async def test_an_attempt_beside_one_that_still_runs_is_refused(night):
     night.check(await running, runs=1)
 
 
+async def test_an_attempt_that_does_not_see_the_folder_asks_nobody(night, tmp_path):
+    night.folder = str(tmp_path / "elsewhere")
+    with pytest.raises(LedgerError, match="No such file"):
+        await Attempt(night).run()
+    assert len(night.requests) == 0
+
+
 # --- The workflow
 
 
