@@ -71,10 +71,11 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 160
 
 
-def test_recipes_in_the_docs_are_parts_of_the_tested_recipes():
-    page = (ROOT / "docs" / "howto" / "clusters.md").read_text()
-    blocks = [block.partition("```")[0] for block in page.split("```py\n")[1:]]
-    assert len(blocks) == 5
+@pytest.mark.parametrize(("page", "count"), [("clusters.md", 5), ("durable.md", 4)])
+def test_recipes_in_the_docs_are_parts_of_the_tested_recipes(page, count):
+    text = (ROOT / "docs" / "howto" / page).read_text()
+    blocks = [block.partition("```")[0] for block in text.split("```py\n")[1:]]
+    assert len(blocks) == count
     recipes = [path.read_text() for path in (ROOT / "tests" / "clusters").glob("recipe_*.py")]
     for block in blocks:
         assert any(block in recipe for recipe in recipes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +63,18 @@ def ran(engine: str, changes: tuple[str, str] = ("", "")) -> dict[str, Any]:
     variables: dict[str, Any] = {"__name__": "__main__"}  # so that functions are sent by value
     exec(code, variables)
     return variables
+
+
+@contextmanager
+def cluster_of_two():
+    from distributed import Client, LocalCluster  # noqa: PLC0415  where it is installed
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        assert len(client.nthreads()) == 2
+        yield client
 
 
 def check(folder: Path, variables: dict[str, Any]) -> None:

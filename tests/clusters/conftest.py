@@ -2,6 +2,8 @@
 
     recipe_spark.py, recipe_dask.py, recipe_ray.py   the recipes, as in the documentation
     recipe_dask_invites.py                        invites asked for by several processes
+    recipe_dask_campaign.py                       a campaign in parts, each with its own ledger
+    recipe_prefect.py, recipe_temporal.py         a campaign as one task of a durable engine
     clusters_kit.py                               a panel in files; compares every row with a single run
 
 Spark, Ray and a cluster of Dask are for `nox -s distributed`; Dask in threads is in the ordinary tests too.

@@ -9,14 +9,13 @@ import signal
 import time
 import warnings
 from collections import Counter
-from contextlib import contextmanager
 from threading import Thread
 
 import doubles
 import pyarrow.dataset as ds
 import pytest
 from cli_kit import point_at
-from clusters_kit import check, needs, ran
+from clusters_kit import check, cluster_of_two, needs, ran
 
 from sampling_async import Journal, Quotas, from_json
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
@@ -57,18 +56,6 @@ def test_numpy_data_frames_with_gaps_give_the_same_results(folder):
     parts = panel.map_partitions(counted, meta=matcher.schema.empty_table().to_pandas()).compute()
     whole = matcher.run(ds.dataset(folder / "panel").to_table()).read_all()
     assert matcher.merged(parts) == whole
-
-
-@contextmanager
-def cluster_of_two():
-    from distributed import Client, LocalCluster  # noqa: PLC0415  where it is installed
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
-        assert len(client.nthreads()) == 2
-        yield client
 
 
 @needs("dask", "pandas", "distributed")
