@@ -25,6 +25,7 @@ from sampling_async import (
     SamplingClient,
 )
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
+from sampling_async.campaign._ledger import Ledger
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Fault, Latency, Simulator
 
@@ -155,6 +156,47 @@ async def test_a_file_that_is_no_ledger_is_left_alone(sim, tmp_path):
             with pytest.raises(LedgerError, match=r"of something else|not a database"):
                 await campaign_of(sim, client, tmp_path, ledger=path).plan()
             assert path.read_bytes() == before
+
+
+async def test_of_two_that_plan_at_once_one_plans_and_the_other_takes_that_plan_or_is_refused(sim, tmp_path):
+    async with sim.client() as client:
+        for number in range(6):
+            path = tmp_path / f"{number}.ledger"
+            found: list[object] = []
+
+            async def plan(path, found) -> None:
+                try:
+                    found.append((await campaign_of(sim, client, tmp_path, ledger=path).plan()).number)
+                except LedgerError as exc:
+                    found.append(str(exc).rpartition("ledger ")[2])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(plan, path, found)
+                tasks.start_soon(plan, path, found)
+            assert 1 in found
+            assert set(found) <= {1, "is in use by another run of the campaign"}
+            assert rows(path, "SELECT max(plan) FROM pairs") == [(1,)]
+
+
+async def test_a_plan_that_another_process_made_meanwhile_is_taken(sim, tmp_path):
+    async with sim.client() as client:
+        slow = campaign_of(sim, client, tmp_path)
+        planner = await slow._planner()
+        first = await campaign_of(sim, client, tmp_path).plan()
+        assert slow._planned(planner, None) == first
+        assert rows(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
+
+
+async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, tmp_path):
+    async with sim.client() as client:
+        await campaign_of(sim, client, tmp_path).plan()
+    path = tmp_path / "run.ledger"
+    ledger = Ledger(path)
+    ledger.open()
+    path.rename(tmp_path / "other")
+    with pytest.raises(LedgerError, match="was removed or replaced after it was opened"):
+        ledger.lock()
+    ledger.close()
 
 
 async def test_only_the_owner_can_read_a_ledger(sim, tmp_path):

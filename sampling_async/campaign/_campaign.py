@@ -201,21 +201,21 @@ class Campaign:
 
     def _planned(self, planner: Planner, open_seconds: float | None) -> Plan:
         ledger = Ledger(self.ledger)
-        is_new = not self.ledger.exists()
+        is_ours = False
         try:
             ledger.open(make=True)
-            # A run must not find its plan changed under it.
+            # A run must not find its plan changed under it, and nobody else plans meanwhile.
             ledger.lock()
-            planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
-            if self._limits is not None and open_seconds is None:
-                ledger.set_limits(self._limits)
+            is_ours = True
+            # Another process may have planned since we looked, and may even have asked for some pairs.
+            if not ledger.plan or open_seconds is not None:
+                planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
+                if self._limits is not None and open_seconds is None:
+                    ledger.set_limits(self._limits)
             found = plan_of(ledger)
-        except BaseException:
-            ledger.close()
-            if is_new:
-                self.ledger.unlink(missing_ok=True)
-            raise
-        ledger.close()
+        finally:
+            # A file without a plan is of no use.
+            ledger.close(removed=is_ours and not ledger.plan)
         assert found is not None
         return found
 

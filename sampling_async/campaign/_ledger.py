@@ -34,35 +34,39 @@ _TABLES: Final = f"""
 BEGIN IMMEDIATE;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_FORM};
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE quotas (
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quotas (
     id INTEGER PRIMARY KEY, survey INTEGER NOT NULL, wave INTEGER NOT NULL, name TEXT NOT NULL,
     currency INTEGER, room INTEGER NOT NULL, value REAL NOT NULL, cost REAL NOT NULL, closed TEXT
 );
-CREATE TABLE members (
+CREATE TABLE IF NOT EXISTS members (
     id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE, reserves TEXT NOT NULL, closed TEXT
 );
-CREATE TABLE pairs (
+CREATE TABLE IF NOT EXISTS pairs (
     member INTEGER NOT NULL, quota INTEGER NOT NULL, plan INTEGER NOT NULL, rank INTEGER NOT NULL,
     certain INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'pending', turn INTEGER NOT NULL DEFAULT 1,
     tries INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0, code INTEGER, reason TEXT,
     PRIMARY KEY (member, quota, plan)
 ) WITHOUT ROWID;
-CREATE INDEX pairs_pending ON pairs (turn, member) WHERE state = 'pending';
-CREATE TABLE invites (
+CREATE INDEX IF NOT EXISTS pairs_pending ON pairs (turn, member) WHERE state = 'pending';
+CREATE TABLE IF NOT EXISTS invites (
     member INTEGER NOT NULL, quota INTEGER NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
     url TEXT NOT NULL, partner_amount REAL, member_amount REAL, loi INTEGER, ir INTEGER, at REAL NOT NULL
 );
-CREATE INDEX invites_pair ON invites (member, quota);
-CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
-CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
-CREATE TABLE runs (id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT '');
-CREATE TABLE moments (
+CREATE INDEX IF NOT EXISTS invites_pair ON invites (member, quota);
+CREATE TABLE IF NOT EXISTS requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS moments (
     run INTEGER NOT NULL, slot INTEGER NOT NULL, requests INTEGER NOT NULL, invited INTEGER NOT NULL,
     rejected INTEGER NOT NULL, failed INTEGER NOT NULL, latencies TEXT NOT NULL, "limit" REAL,
     PRIMARY KEY (run, slot)
 ) WITHOUT ROWID;
-CREATE TABLE waits (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS waits (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL
+);
 COMMIT;
 """
 
@@ -249,28 +253,39 @@ class Ledger:
             except BaseException:
                 database.close()
                 raise
-            self._database = database
+            self._database, self._opened_as = database, self.path.stat()
             self._must_be_wanted()
             self.plan = int(self.fact("plan") or 0)
 
     def _check(self, database: sqlite3.Connection) -> None:
-        application = database.execute("PRAGMA application_id").fetchone()[0]
-        form = database.execute("PRAGMA user_version").fetchone()[0]
-        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        # In one transaction, because another process may be making the tables.
+        database.execute("BEGIN")
+        application, form, tables = (
+            database.execute(query).fetchone()[0]
+            for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        )
+        database.execute("COMMIT")
+        if not tables:
             database.executescript(_TABLES)
         elif application != _APPLICATION:
             raise LedgerError("is a database of something else; name another file", path=self.path)
         elif form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
 
-    def close(self) -> None:
-        """Close the file, and release it for other runs."""
+    def close(self, *, removed: bool = False) -> None:
+        """Close the file, and release it for other runs.
+
+        Args:
+            removed: Whether to remove it before it is released, so that nobody else can be using it.
+        """
         with self._turn:
             self._is_gone = True
             database, self._database = self._database, None
             if database is not None:
                 with suppress(sqlite3.Error):
                     database.close()
+            if removed:
+                self.path.unlink(missing_ok=True)
             self.unlock()
 
     def lock(self) -> None:
@@ -287,6 +302,19 @@ class Ledger:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         self._is_locked = True
         self._must_be_wanted()
+        if self._database is not None:
+            # Until now others could change it, or remove it.
+            self._must_be_in_place()
+            self.plan = int(self.fact("plan") or 0)
+
+    def _must_be_in_place(self) -> None:
+        """Refuse to write a file that others can no longer see."""
+        try:
+            is_same = os.path.samestat(self.path.stat(), self._opened_as)
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise LedgerError("was removed or replaced after it was opened", path=self.path)
 
     def _must_be_wanted(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""
