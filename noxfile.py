@@ -61,6 +61,14 @@ def distributed(session: nox.Session) -> None:
 
 
 @nox.session
+def durable(session: nox.Session) -> None:
+    """Run a campaign as one task of Prefect and one activity of Temporal; their own venv, as they pin much."""
+    install(session, "durable")
+    tests = ("tests/clusters/test_prefect.py", "tests/clusters/test_temporal.py")
+    session.run("python", "-m", "pytest", *tests, *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation into docs/_build/html; a warning is an error, as is a link to nowhere."""
     install(session, "docs")
