@@ -42,6 +42,13 @@ def rows(path, query, *values):
         database.close()
 
 
+def rows_written(path, query, *values):
+    database = sqlite3.connect(path)
+    with database:
+        database.execute(query, values)
+    database.close()
+
+
 # --- The plan
 
 
@@ -683,6 +690,31 @@ async def test_a_top_up_skips_what_was_pending(sim, tmp_path):
         assert after.skipped["planned anew"] == before.pairs.pending
         with pytest.raises(InvalidRequestError, match="needs a panel"):
             await Campaign(client, ledger=tmp_path / "run.ledger").top_up()
+
+
+async def test_a_top_up_after_a_kill_asks_nobody_again_for_what_was_in_flight(sim, tmp_path):
+    path = tmp_path / "run.ledger"
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        ((code, quotas),) = rows(
+            path,
+            "SELECT m.code, json_group_array(p.quota) FROM pairs AS p JOIN members AS m ON m.id = p.member"
+            " WHERE m.id = 1",
+        )
+        # The service has made the invites, and the process died before the response came.
+        await client.bulk_invite(code, json.loads(quotas))
+        rows_written(path, "INSERT INTO requests VALUES (1, 1, ?)", quotas)
+        lost = len(json.loads(quotas))
+        await campaign.top_up()
+        assert (await campaign.summary()).pairs.unknown == lost
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+    surveys = {invite.survey_id for invite in sim.ledger.invites if invite.member_code == code}
+    assert len(surveys) == sum(invite.member_code == code for invite in sim.ledger.invites)
+    assert not {o.quota_id for o in outcomes if o.member_code == code} & set(json.loads(quotas))
+    assert summary.pairs.unknown == lost
+    holds(sim, summary)
 
 
 # --- Files

@@ -205,6 +205,8 @@ class Campaign:
             ledger.open(make=True)
             # A run must not find its plan changed under it.
             ledger.lock()
+            # What a killed run had in flight may be invites: it must not end as skipped, and be asked again.
+            ledger.end_lost()
             planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
             if self._limits is not None and open_seconds is None:
                 ledger.set_limits(self._limits)

@@ -430,12 +430,7 @@ class Ledger:
             The number of the run.
         """
         with self._writing() as database:
-            lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
-            database.executemany(
-                "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
-                [(KILLED, member, quota, self.plan) for member, quota in lost],
-            )
-            database.execute("DELETE FROM requests")
+            self._end_lost(database)
             # What could not be sent is asked for again at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
@@ -451,6 +446,19 @@ class Ledger:
             number = database.execute("INSERT INTO runs (began) VALUES (?)", (now,)).lastrowid
         assert number is not None
         return number
+
+    def end_lost(self) -> None:
+        """End what a run that was killed has left: what was in flight is unknown. The ledger must be locked."""
+        with self._writing() as database:
+            self._end_lost(database)
+
+    def _end_lost(self, database: sqlite3.Connection) -> None:
+        lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
+        database.executemany(
+            "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
+            [(KILLED, member, quota, self.plan) for member, quota in lost],
+        )
+        database.execute("DELETE FROM requests")
 
     def end_run(self, run: int, now: float, reason: str) -> None:
         """Note that a run has ended, and why."""
