@@ -170,6 +170,27 @@ async def test_only_the_owner_can_read_a_ledger(sim, tmp_path):
     assert stat.S_IMODE((tmp_path / "run.ledger").stat().st_mode) == 0o600
 
 
+async def test_plans_that_are_made_at_once_do_not_remove_or_replace_each_other(sim, tmp_path):
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        for number in range(8):
+            path = tmp_path / f"{number}.ledger"
+            found = []
+
+            async def plan(path=path, found=found):
+                try:
+                    found.append(await campaign_of(sim, client, tmp_path, ledger=path, inventory=quotas).plan())
+                except LedgerError as exc:
+                    assert "in use by another run" in str(exc)  # noqa: PT017
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(plan)
+            assert found
+            assert {each.number for each in found} == {1}
+            assert (await Campaign(None, ledger=path).summary()).pairs.pending == found[0].pairs
+
+
 # --- The run
 
 

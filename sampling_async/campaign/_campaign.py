@@ -207,14 +207,14 @@ class Campaign:
             ledger.lock()
             # What a killed run had in flight may be invites: it must not end as skipped, and be asked again.
             ledger.end_lost()
-            planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
-            if self._limits is not None and open_seconds is None:
-                ledger.set_limits(self._limits)
+            # Another user of the ledger may have planned meanwhile.
+            if open_seconds is not None or not ledger.plan:
+                planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
+                if self._limits is not None and open_seconds is None:
+                    ledger.set_limits(self._limits)
             found = plan_of(ledger)
         except BaseException:
-            ledger.close()
-            if is_new:
-                self.ledger.unlink(missing_ok=True)
+            (ledger.discard if is_new else ledger.close)()
             raise
         ledger.close()
         assert found is not None

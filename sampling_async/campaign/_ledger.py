@@ -31,7 +31,6 @@ _FORM: Final = 1
 _BUSY_SECONDS: Final = 30.0
 
 _TABLES: Final = f"""
-BEGIN IMMEDIATE;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_FORM};
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -62,7 +61,6 @@ CREATE TABLE moments (
     PRIMARY KEY (run, slot)
 ) WITHOUT ROWID;
 CREATE TABLE waits (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL);
-COMMIT;
 """
 
 _WINDOW: Final = """
@@ -253,11 +251,17 @@ class Ledger:
             self.plan = int(self.fact("plan") or 0)
 
     def _check(self, database: sqlite3.Connection) -> None:
+        tables = "SELECT count(*) FROM sqlite_master"
+        if not database.execute(tables).fetchone()[0]:
+            database.execute("BEGIN IMMEDIATE")
+            # Another process may have been quicker.
+            if not database.execute(tables).fetchone()[0]:
+                for statement in _TABLES.split(";"):
+                    database.execute(statement)
+            database.execute("COMMIT")
         application = database.execute("PRAGMA application_id").fetchone()[0]
         form = database.execute("PRAGMA user_version").fetchone()[0]
-        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            database.executescript(_TABLES)
-        elif application != _APPLICATION:
+        if application != _APPLICATION:
             raise LedgerError("is a database of something else; name another file", path=self.path)
         elif form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
@@ -271,6 +275,12 @@ class Ledger:
                 with suppress(sqlite3.Error):
                     database.close()
             self.unlock()
+
+    def discard(self) -> None:
+        """Close the file, and remove it if it has no plan. Without the lock it may get one from another user."""
+        if self._is_locked and not self.plan:
+            self.path.unlink(missing_ok=True)
+        self.close()
 
     def lock(self) -> None:
         """Take the ledger for a run, which writes outcomes; there is one at a time.
@@ -286,6 +296,8 @@ class Ledger:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         self._is_locked = True
         self._must_be_wanted()
+        # Somebody may have planned between opening and locking.
+        self.plan = int(self.fact("plan") or 0)
 
     def _must_be_wanted(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""
