@@ -8,6 +8,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from datetime import date
 
@@ -25,6 +27,7 @@ from sampling_async import (
     SamplingClient,
 )
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
+from sampling_async.campaign._ledger import Ledger
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Fault, Latency, Simulator
 
@@ -346,6 +349,47 @@ async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_a
     assert code not in {outcome.member_code for outcome in outcomes}
     assert summary.pairs.unknown == lost
     assert summary.state == "finished"
+
+
+async def test_a_run_that_is_cancelled_while_it_begins_says_so(sim, tmp_path, monkeypatch):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with monkeypatch.context() as patch:
+            counts, reading = Ledger.counts, threading.Event()
+
+            def slow(ledger):
+                reading.set()
+                time.sleep(0.2)
+                return counts(ledger)
+
+            patch.setattr(Ledger, "counts", slow)
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(all_of, campaign.run())
+                    while not reading.is_set():
+                        await anyio.sleep(0.01)
+                    scope.cancel()
+        assert (await campaign.summary()).reason == "it was ended before it began"
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+
+
+async def test_a_run_whose_limits_cannot_be_read_any_more_stops(tmp_path):
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.1))
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=1000))
+        await campaign.plan()
+        with pytest.raises(LedgerError, match="holds limits that cannot be used"):
+            async with campaign.run() as run:
+                await anext(run)
+                rows_written(tmp_path / "run.ledger", "UPDATE facts SET value = '{' WHERE name = 'limits'")
+                async for _ in run:
+                    pass
+        assert run.reason == "its limits cannot be looked at: LedgerError"
+        assert len(sim.ledger.invites) < 60
+        with pytest.raises(LedgerError, match="holds limits that cannot be used"):
+            await campaign.limit(max_invites=3)
 
 
 # --- What it learns

@@ -361,8 +361,13 @@ class Ledger:
 
     def limits(self) -> Limits:
         """Return the limits that hold."""
-        text = self.fact("limits")
-        return Limits() if text is None else Limits.from_json(text)
+        return self._limits_of(self.fact("limits"))
+
+    def _limits_of(self, text: str | None) -> Limits:
+        try:
+            return Limits() if text is None else Limits.from_json(text)
+        except (InvalidRequestError, TypeError, ValueError) as exc:
+            raise LedgerError(f"holds limits that cannot be used: {exc}", path=self.path) from exc
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits. A run of another process heeds them within a second."""
@@ -376,7 +381,7 @@ class Ledger:
         """
         with self._writing() as database:
             found = database.execute("SELECT value FROM facts WHERE name = 'limits'").fetchone()
-            limits = (Limits() if found is None else Limits.from_json(found[0])).changed(**changes)
+            limits = self._limits_of(None if found is None else found[0]).changed(**changes)
             _note(database, {"limits": limits.to_json()})
         return limits
 

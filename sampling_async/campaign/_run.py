@@ -67,6 +67,7 @@ class CampaignRun:
         self._wall_clock, self._clock = wall_clock, clock
         self._watching = _Watching(self)
         self._number = 0
+        self._book = Book((), (), rules)  # until the ledger is read
         self._waits = Waits(0)
         self._pace = InvitePace()
         self._last_error = ""
@@ -114,6 +115,7 @@ class CampaignRun:
             await self._blocks.enter_async_context(self._stream)
             await self._blocks.enter_async_context(self._watching)
         except BaseException:
+            self.reason = self.reason or "it was ended before it began"
             await self._blocks.aclose()
             raise
         return self
@@ -316,6 +318,11 @@ class _Watching(Standing):
         self._run = run
 
     async def _work(self) -> None:
-        while True:
-            await self._run.look_around()
-            await anyio.sleep(_POLL)
+        try:
+            while True:
+                await self._run.look_around()
+                await anyio.sleep(_POLL)
+        except Exception as exc:
+            # It must not go on asking without heeding a pause or a cap.
+            self._run.stop(f"its limits cannot be looked at: {type(exc).__name__}")
+            raise
