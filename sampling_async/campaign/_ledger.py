@@ -268,19 +268,22 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file, and release it for other runs."""
+        self._close()
+
+    def discard(self) -> None:
+        """Close the file, and remove it if it has no plan. Without the lock it may get one from another user."""
+        self._close(removes=self._is_locked and not self.plan)
+
+    def _close(self, *, removes: bool = False) -> None:
         with self._turn:
             self._is_gone = True
             database, self._database = self._database, None
             if database is not None:
                 with suppress(sqlite3.Error):
                     database.close()
+            if removes:
+                self.path.unlink(missing_ok=True)
             self.unlock()
-
-    def discard(self) -> None:
-        """Close the file, and remove it if it has no plan. Without the lock it may get one from another user."""
-        if self._is_locked and not self.plan:
-            self.path.unlink(missing_ok=True)
-        self.close()
 
     def lock(self) -> None:
         """Take the ledger for a run, which writes outcomes; there is one at a time.
@@ -414,6 +417,13 @@ class Ledger:
                 "SELECT quota, state, count(*) FROM pairs GROUP BY quota, state"
             )
         ]
+
+    def earlier(self) -> dict[int, int]:
+        """Return the number of pairs of each quota that earlier plans have asked for, and that may be invites."""
+        query = (
+            "SELECT quota, count(*) FROM pairs WHERE plan < ? AND state IN ('invited', 'unknown') GROUP BY quota"
+        )
+        return dict(self._rows(query, (self.plan,)))
 
     def delivered(self) -> Iterator[tuple[str, int, str, int | None]]:
         """Yield member code, survey, state and code of all pairs that were asked for."""
