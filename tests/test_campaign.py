@@ -669,6 +669,35 @@ async def test_invites_a_minute_are_kept_to(sim, tmp_path):
             assert len(sim.ledger.invites) >= 15
 
 
+async def test_invites_without_a_limit_do_not_count_against_a_later_one(sim, tmp_path):
+    clock = [0.0]
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.02))
+    async with sim.client(max_concurrency=2) as client:
+        campaign = campaign_of(
+            sim, client, tmp_path, limits=Limits(invites_per_minute=6000), clock=lambda: clock[0]
+        )
+        await campaign.plan()
+        async with campaign.run() as run:
+            await anext(run)
+            for limit in (None, 6000):
+                await campaign.limit(invites_per_minute=limit)
+                with anyio.fail_after(5):
+                    while run.limits.invites_per_minute != limit:
+                        await anext(run)
+                if limit is None:
+                    for _ in range(200):
+                        await anext(run)
+            with anyio.move_on_after(0.6):
+                async for _ in run:
+                    pass
+            made = len(sim.ledger.invites)
+            clock[0] += 1
+            with anyio.move_on_after(0.6):
+                async for _ in run:
+                    pass
+            assert len(sim.ledger.invites) > made
+
+
 async def test_no_more_members_are_asked_for_at_once_than_the_limit_says(tmp_path):
     at_once = []
     sim = Simulator(7, surveys=30, members=60)

@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,6 +30,7 @@ _APPLICATION: Final = 0x53414E43
 
 _FORM: Final = 1
 _BUSY_SECONDS: Final = 30.0
+_BRIEF: Final = 0.01
 
 _TABLES: Final = f"""
 PRAGMA application_id = {_APPLICATION};
@@ -241,7 +243,7 @@ class Ledger:
             try:
                 self._check(database)
                 # WAL: others may read while a run writes. FULL: what was committed survives a loss of power.
-                database.execute("PRAGMA journal_mode = WAL")
+                _use_wal(database)
                 database.execute("PRAGMA synchronous = FULL")
             except BaseException:
                 database.close()
@@ -652,6 +654,20 @@ class Planning:
     def note(self, **facts: object) -> None:
         """Note facts, each by its name."""
         _note(self._database, facts)
+
+
+def _use_wal(database: sqlite3.Connection) -> None:
+    # SQLite does not wait for others who are opening a new file at this moment.
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_BRIEF)
+        else:
+            return
 
 
 def _note(database: sqlite3.Connection, facts: dict[str, object]) -> None:

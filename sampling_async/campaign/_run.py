@@ -135,6 +135,7 @@ class CampaignRun:
             max_turns=self._max_turns,
             retry_seconds=self._retry_seconds,
             spent=ledger.spent(),
+            earlier=ledger.earlier(),
         )
         self._waits = Waits(ledger.last_wait())
 
@@ -278,6 +279,9 @@ class CampaignRun:
         """Take up limits that were changed, and note how the client fares."""
         limits = await in_thread(self._ledger.limits)
         if limits != self.limits:
+            if limits.invites_per_minute != self.limits.invites_per_minute:
+                # What was made without a limit, or with another one, does not count against this one.
+                self._pace = InvitePace()
             self.limits = limits
             self._record.changed.notify()
         snapshot, now = self._client.snapshot(), self._wall_clock()
