@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from sampling_async._contract.errors import InvalidRequestError, JournalError
 from sampling_async._contract.records import hidden
 from sampling_async._journal.lock import JournalLock
+from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._limits import Limits
 
 if TYPE_CHECKING:
@@ -594,7 +595,7 @@ class Planning:
         database.execute("UPDATE members SET closed = NULL, reserves = '[]'")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
-        """Refuse a panel in which two members have the same code.
+        """Refuse a panel in which two members have the same code, or one has a code that cannot be sent.
 
         Args:
             codes: The next codes.
@@ -602,11 +603,15 @@ class Planning:
             name: What to call the panel.
 
         Raises:
-            InvalidRequestError: A code was there before. The text names the row, and not the code.
+            InvalidRequestError: A code was there before, or cannot be sent. The text names the row, and not the code.
         """
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")
         for at, code in enumerate(codes):
+            try:
+                member_code_of(code)
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(f"{name}: row {first + at}: {exc}") from None
             if execute("INSERT OR IGNORE INTO seen VALUES (?)", (code,)).rowcount == 0:
                 raise InvalidRequestError(
                     f"{name}: row {first + at} has the member code of an earlier row; each member must have "
