@@ -388,10 +388,26 @@ async def test_a_run_whose_limits_cannot_be_read_any_more_stops(tmp_path):
                 rows_written(tmp_path / "run.ledger", "UPDATE facts SET value = '{' WHERE name = 'limits'")
                 async for _ in run:
                     pass
-        assert run.reason == "its limits cannot be looked at: LedgerError"
+        assert run.reason == "its ledger cannot be looked at: LedgerError"
         assert len(sim.ledger.invites) < 60
         with pytest.raises(LedgerError, match="holds limits that cannot be used"):
             await campaign.limit(max_invites=3)
+
+
+@pytest.mark.parametrize("name", ["run.ledger", "run.ledger-lock"])
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a file that is open")
+async def test_a_run_whose_ledger_is_removed_stops(tmp_path, name):
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.1))
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with pytest.raises(LedgerError, match="was removed or replaced"):
+            async with campaign.run() as run:
+                await anext(run)
+                (tmp_path / name).unlink()
+                async for _ in run:
+                    pass
+        assert len(sim.ledger.invites) < 60
 
 
 # --- What it learns

@@ -211,6 +211,8 @@ class Ledger:
         self.plan = 0
         self._database: sqlite3.Connection | None = None
         self._lock = JournalLock(self.path)
+        self._file: os.stat_result | None = None
+        self._lock_file: os.stat_result | None = None
         self._is_locked = self._is_gone = False
         self._turn = threading.Lock()
 
@@ -249,7 +251,7 @@ class Ledger:
             except BaseException:
                 database.close()
                 raise
-            self._database = database
+            self._database, self._file = database, self.path.stat()
             self._must_be_wanted()
             self.plan = int(self.fact("plan") or 0)
 
@@ -301,9 +303,23 @@ class Ledger:
         except OSError as exc:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         self._is_locked = True
+        with suppress(OSError):
+            self._lock_file = self._lock.path.stat()
         self._must_be_wanted()
         # Somebody may have planned between opening and locking.
         self.plan = int(self.fact("plan") or 0)
+
+    def must_be_in_place(self) -> None:
+        """Check that the file was not removed or replaced: what is written to it then is lost when it is closed.
+
+        Raises:
+            LedgerError: It was.
+        """
+        for path, file in ((self.path, self._file), (self._lock.path, self._lock_file)):
+            with suppress(OSError):
+                if file is None or os.path.samestat(file, path.stat()):
+                    continue
+            raise LedgerError("was removed or replaced, or its lock file was", path=self.path)
 
     def _must_be_wanted(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""

@@ -277,6 +277,7 @@ class CampaignRun:
 
     async def look_around(self) -> None:
         """Take up limits that were changed, and note how the client fares."""
+        await in_thread(self._ledger.must_be_in_place)
         limits = await in_thread(self._ledger.limits)
         if limits != self.limits:
             if limits.invites_per_minute != self.limits.invites_per_minute:
@@ -328,5 +329,5 @@ class _Watching(Standing):
                 await anyio.sleep(_POLL)
         except Exception as exc:
             # It must not go on asking without heeding a pause or a cap.
-            self._run.stop(f"its limits cannot be looked at: {type(exc).__name__}")
+            self._run.stop(f"its ledger cannot be looked at: {type(exc).__name__}")
             raise
