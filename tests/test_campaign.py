@@ -369,7 +369,7 @@ async def test_a_run_that_is_cancelled_while_it_begins_says_so(sim, tmp_path, mo
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(all_of, campaign.run())
-                    while not reading.is_set():
+                    while not reading.is_set():  # noqa: ASYNC110
                         await anyio.sleep(0.01)
                     scope.cancel()
         assert (await campaign.summary()).reason == "it was ended before it began"
@@ -614,6 +614,19 @@ async def test_a_cap_on_spend_is_never_exceeded(sim, tmp_path):
     assert run.reason == "the cap on spend, 3.0, is reached"
     assert len(sim.ledger.invites) == 30
     assert summary.spent == pytest.approx(3.0)
+
+
+async def test_unknown_pairs_count_against_the_cap_on_spend(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, cost=1.0, limits=Limits(max_spend=30))
+        await campaign.plan()
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", every=3))
+        await all_of(campaign.run())
+        pairs = (await campaign.summary()).pairs
+        assert await all_of(campaign.run()) == []
+    assert len(sim.ledger.invites) <= 30
+    assert pairs.invited + pairs.unknown == 30
+    assert pairs.unknown
 
 
 async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):

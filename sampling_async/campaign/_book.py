@@ -247,6 +247,8 @@ class Book:
             if outcome.status == "invited":
                 self._invited(member, outcome, learned, now)
             elif outcome.status == "unknown":
+                # It may be an invite.
+                self.spent += self._places[outcome.quota_id].quota.cost
                 self._close(member, outcome, learned)
             else:
                 self._refused(member, outcome, learned, now)

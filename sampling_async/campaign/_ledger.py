@@ -268,7 +268,7 @@ class Ledger:
         form = database.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION:
             raise LedgerError("is a database of something else; name another file", path=self.path)
-        elif form != _FORM:
+        if form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class Ledger:
         self._close()
 
     def discard(self) -> None:
-        """Close the file, and remove it if it has no plan. Without the lock it may get one from another user."""
+        """Close the file, and remove it if it has no plan. Without the lock, another user may plan in it."""
         self._close(removes=self._is_locked and not self.plan)
 
     def _close(self, *, removes: bool = False) -> None:
@@ -310,7 +310,7 @@ class Ledger:
         self.plan = int(self.fact("plan") or 0)
 
     def must_be_in_place(self) -> None:
-        """Check that the file was not removed or replaced: what is written to it then is lost when it is closed.
+        """Check that the file was not removed or replaced: what is written to it then is lost in the end.
 
         Raises:
             LedgerError: It was.
@@ -438,9 +438,10 @@ class Ledger:
         ]
 
     def earlier(self) -> dict[int, int]:
-        """Return the number of pairs of each quota that earlier plans have asked for, and that may be invites."""
+        """Return the number of pairs of each quota that may be invites of earlier plans."""
         query = (
-            "SELECT quota, count(*) FROM pairs WHERE plan < ? AND state IN ('invited', 'unknown') GROUP BY quota"
+            "SELECT quota, count(*) FROM pairs"
+            " WHERE plan < ? AND state IN ('invited', 'unknown') GROUP BY quota"
         )
         return dict(self._rows(query, (self.plan,)))
 
@@ -524,6 +525,14 @@ class Ledger:
         query = (
             "SELECT coalesce(sum(max(q.cost, coalesce(i.member_amount, 0))), 0.0)"
             " FROM invites AS i JOIN quotas AS q ON q.id = i.quota"
+        )
+        return float(self._rows(query)[0][0])
+
+    def doubtful(self) -> float:
+        """Return what the pairs cost whose outcome is unknown, if all of them are invites."""
+        query = (
+            "SELECT coalesce(sum(q.cost), 0.0) FROM pairs AS p JOIN quotas AS q ON q.id = p.quota"
+            " WHERE p.state = 'unknown'"
         )
         return float(self._rows(query)[0][0])
 
@@ -619,7 +628,7 @@ class Planning:
             name: What to call the panel.
 
         Raises:
-            InvalidRequestError: A code was there before, or cannot be sent. The text names the row, and not the code.
+            InvalidRequestError: A code was there before, or cannot be sent. The text names the row, not the code.
         """
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")

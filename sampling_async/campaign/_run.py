@@ -134,7 +134,7 @@ class CampaignRun:
             is_open=self._is_open,
             max_turns=self._max_turns,
             retry_seconds=self._retry_seconds,
-            spent=ledger.spent(),
+            spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
         )
         self._waits = Waits(ledger.last_wait())
