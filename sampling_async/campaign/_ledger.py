@@ -182,6 +182,9 @@ class MadeInvite(NamedTuple):
     ir: int | None
     at: float
 
+    def __repr__(self) -> str:
+        return f"<MadeInvite of member {self.member} for quota {self.quota}>"
+
 
 @define
 class Notes:
@@ -628,7 +631,7 @@ class Planning:
             name: What to call the panel.
 
         Raises:
-            InvalidRequestError: A code was there before, or cannot be sent. The text names the row, not the code.
+            InvalidRequestError: A code was there before or cannot be sent. The text names the row, not the code.
         """
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")
