@@ -631,7 +631,7 @@ class Planning:
             name: What to call the panel.
 
         Raises:
-            InvalidRequestError: A code was there before or cannot be sent. The text names the row, not the code.
+            InvalidRequestError: A code was there before or cannot be sent. The text names the row only.
         """
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")
