@@ -33,7 +33,10 @@ nitpick_ignore_regex = [
     ("py:class", r"(pathlib|random|ssl|typing|uuid)\b.*"),
     ("py:class", r"(AbstractContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
-    ("py:class", r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)"),
+    (
+        "py:class",
+        r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)",
+    ),
     ("py:class", r"(SubQuotaRule|TruncatedPostal)"),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|Outcome|Record)"),
     ("py:class", "'.*'"),  # values of a Literal

@@ -8,6 +8,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from datetime import date
 
@@ -41,6 +43,13 @@ def rows(path, query, *values):
         return database.execute(query, values).fetchall()
     finally:
         database.close()
+
+
+def rows_written(path, query, *values):
+    database = sqlite3.connect(path)
+    with database:
+        database.execute(query, values)
+    database.close()
 
 
 # --- The plan
@@ -88,6 +97,8 @@ async def test_the_pairs_of_a_plan_are_those_that_the_allocation_gives(sim, tmp_
             "row 2 has the member code of an earlier row",
         ),
         ({"member_code": ["a", None, "c"], "1001538": [30, 40, 50]}, "row 1 of the panel has no member_code"),
+        ({"member_code": ["a", ""], "1001538": [30, 40]}, "row 1: a member code cannot be empty"),
+        ({"member_code": ["b", "'a'\0"], "1001538": [30, 40]}, "row 1: a member code cannot hold control"),
         ({"member_code": ["a"], "1001538": ["old"]}, "row 0"),
         ({"code": ["a"], "1001538": [30]}, "no column 'member_code'; it has 'code', '1001538'"),
         ({"member_code": ["a"], "age": [30]}, "no column for any question of the inventory"),
@@ -194,7 +205,7 @@ async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, 
     ledger = Ledger(path)
     ledger.open()
     path.rename(tmp_path / "other")
-    with pytest.raises(LedgerError, match="was removed or replaced after it was opened"):
+    with pytest.raises(LedgerError, match="was removed or replaced"):
         ledger.lock()
     ledger.close()
 
@@ -203,6 +214,27 @@ async def test_only_the_owner_can_read_a_ledger(sim, tmp_path):
     async with sim.client() as client:
         await campaign_of(sim, client, tmp_path).plan()
     assert stat.S_IMODE((tmp_path / "run.ledger").stat().st_mode) == 0o600
+
+
+async def test_plans_that_are_made_at_once_do_not_remove_or_replace_each_other(sim, tmp_path):
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        for number in range(8):
+            path = tmp_path / f"{number}.ledger"
+            found = []
+
+            async def plan(path=path, found=found):
+                try:
+                    found.append(await campaign_of(sim, client, tmp_path, ledger=path, inventory=quotas).plan())
+                except LedgerError as exc:
+                    assert "in use by another run" in str(exc)  # noqa: PT017
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(plan)
+            assert found
+            assert {each.number for each in found} == {1}
+            assert (await Campaign(None, ledger=path).summary()).pairs.pending == found[0].pairs
 
 
 # --- The run
@@ -360,6 +392,63 @@ async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_a
     assert code not in {outcome.member_code for outcome in outcomes}
     assert summary.pairs.unknown == lost
     assert summary.state == "finished"
+
+
+async def test_a_run_that_is_cancelled_while_it_begins_says_so(sim, tmp_path, monkeypatch):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with monkeypatch.context() as patch:
+            counts, reading = Ledger.counts, threading.Event()
+
+            def slow(ledger):
+                reading.set()
+                time.sleep(0.2)
+                return counts(ledger)
+
+            patch.setattr(Ledger, "counts", slow)
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(all_of, campaign.run())
+                    while not reading.is_set():  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                    scope.cancel()
+        assert (await campaign.summary()).reason == "it was ended before it began"
+        await all_of(campaign.run())
+        holds(sim, await campaign.summary())
+
+
+async def test_a_run_whose_limits_cannot_be_read_any_more_stops(tmp_path):
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.1))
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=1000))
+        await campaign.plan()
+        with pytest.raises(LedgerError, match="holds limits that cannot be used"):
+            async with campaign.run() as run:
+                await anext(run)
+                rows_written(tmp_path / "run.ledger", "UPDATE facts SET value = '{' WHERE name = 'limits'")
+                async for _ in run:
+                    pass
+        assert run.reason == "its ledger cannot be looked at: LedgerError"
+        assert len(sim.ledger.invites) < 60
+        with pytest.raises(LedgerError, match="holds limits that cannot be used"):
+            await campaign.limit(max_invites=3)
+
+
+@pytest.mark.parametrize("name", ["run.ledger", "run.ledger-lock"])
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a file that is open")
+async def test_a_run_whose_ledger_is_removed_stops(tmp_path, name):
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.1))
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with pytest.raises(LedgerError, match="was removed or replaced"):
+            async with campaign.run() as run:
+                await anext(run)
+                (tmp_path / name).unlink()
+                async for _ in run:
+                    pass
+        assert len(sim.ledger.invites) < 60
 
 
 # --- What it learns
@@ -568,6 +657,19 @@ async def test_a_cap_on_spend_is_never_exceeded(sim, tmp_path):
     assert summary.spent == pytest.approx(3.0)
 
 
+async def test_unknown_pairs_count_against_the_cap_on_spend(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, cost=1.0, limits=Limits(max_spend=30))
+        await campaign.plan()
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", every=3))
+        await all_of(campaign.run())
+        pairs = (await campaign.summary()).pairs
+        assert await all_of(campaign.run()) == []
+    assert len(sim.ledger.invites) <= 30
+    assert pairs.invited + pairs.unknown == 30
+    assert pairs.unknown
+
+
 async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):
     async with sim.client() as client:
         quotas = await client.get_quotas()
@@ -637,6 +739,35 @@ async def test_invites_a_minute_are_kept_to(sim, tmp_path):
                 clock[0] += 1
             assert run.waiting_for == "rate"
             assert len(sim.ledger.invites) >= 15
+
+
+async def test_invites_without_a_limit_do_not_count_against_a_later_one(sim, tmp_path):
+    clock = [0.0]
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.02))
+    async with sim.client(max_concurrency=2) as client:
+        campaign = campaign_of(
+            sim, client, tmp_path, limits=Limits(invites_per_minute=6000), clock=lambda: clock[0]
+        )
+        await campaign.plan()
+        async with campaign.run() as run:
+            await anext(run)
+            for limit in (None, 6000):
+                await campaign.limit(invites_per_minute=limit)
+                with anyio.fail_after(5):
+                    while run.limits.invites_per_minute != limit:
+                        await anext(run)
+                if limit is None:
+                    for _ in range(200):
+                        await anext(run)
+            with anyio.move_on_after(0.6):
+                async for _ in run:
+                    pass
+            made = len(sim.ledger.invites)
+            clock[0] += 1
+            with anyio.move_on_after(0.6):
+                async for _ in run:
+                    pass
+            assert len(sim.ledger.invites) > made
 
 
 async def test_no_more_members_are_asked_for_at_once_than_the_limit_says(tmp_path):
@@ -744,6 +875,31 @@ async def test_a_top_up_skips_what_was_pending(sim, tmp_path):
         assert after.skipped["planned anew"] == before.pairs.pending
         with pytest.raises(InvalidRequestError, match="needs a panel"):
             await Campaign(client, ledger=tmp_path / "run.ledger").top_up()
+
+
+async def test_a_top_up_after_a_kill_asks_nobody_again_for_what_was_in_flight(sim, tmp_path):
+    path = tmp_path / "run.ledger"
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        ((code, quotas),) = rows(
+            path,
+            "SELECT m.code, json_group_array(p.quota) FROM pairs AS p JOIN members AS m ON m.id = p.member"
+            " WHERE m.id = 1",
+        )
+        # The service has made the invites, and the process died before the response came.
+        await client.bulk_invite(code, json.loads(quotas))
+        rows_written(path, "INSERT INTO requests VALUES (1, 1, ?)", quotas)
+        lost = len(json.loads(quotas))
+        await campaign.top_up()
+        assert (await campaign.summary()).pairs.unknown == lost
+        outcomes = await all_of(campaign.run())
+        summary = await campaign.summary()
+    surveys = {invite.survey_id for invite in sim.ledger.invites if invite.member_code == code}
+    assert len(surveys) == sum(invite.member_code == code for invite in sim.ledger.invites)
+    assert not {o.quota_id for o in outcomes if o.member_code == code} & set(json.loads(quotas))
+    assert summary.pairs.unknown == lost
+    holds(sim, summary)
 
 
 # --- Files

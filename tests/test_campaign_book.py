@@ -192,6 +192,33 @@ def test_a_quota_given_twice_is_counted_once():
     assert book.pairs.invited == 1
 
 
+def test_what_could_not_be_sent_keeps_its_room_since_the_next_run_asks_for_it():
+    book = book_of(quota(1, room=1), quota(2), pending=1)
+    member = member_of(1, reserves=[2])
+    for _ in range(3):
+        error = TransportError("no", endpoint="bulk_invite", delivery="not_sent")
+        learned = after(book, member, outcome(1, "not_sent", None, error))
+        member.due[1] = learned.ends[-1].tries
+    assert [(end.state, end.tries) for end in learned.ends] == [("not_sent", 3)]
+    assert learned.added == []
+    refused = member_of(2, reserves=[1], number=2)
+    assert after(book, refused, outcome(2, "rejected", 41)).added == []
+
+
+def test_invites_of_earlier_plans_take_no_room_of_this_one():
+    quotas = [quota(1, room=1), quota(2)]
+    book = Book(quotas, [(1, "invited", 4), (1, "unknown", 1), (2, "pending", 1)], LESSONS, earlier={1: 5})
+    learned = after(book, member_of(2, reserves=[1]), outcome(2, "rejected", 41))
+    assert [pair.quota for pair in learned.added] == [1]
+
+
+def test_the_cost_of_a_member_is_that_of_a_reserve_if_that_takes_a_place():
+    book = book_of(quota(1, cost=1.0), quota(2, cost=5.0), pending=1)
+    assert book.cost_of(member_of(1, reserves=[2, 77])) == 1.0
+    book = Book([quota(1, cost=1.0), quota(2, cost=5.0)], [], LESSONS, is_open=lambda quota_id: quota_id == 2)
+    assert book.cost_of(member_of(1, reserves=[2, 77])) == 5.0
+
+
 def test_an_invite_costs_what_was_told_or_what_the_member_gets_if_that_is_more():
     book = book_of(quota(1, cost=0.5), quota(2, cost=0.5), pending=1)
     member = member_of(1, 2)

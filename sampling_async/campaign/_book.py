@@ -90,6 +90,8 @@ class Book:
         max_turns: How often a member is asked for at most, because something was refused.
         retry_seconds: How long a pair waits that is asked for again.
         spent: What the invites so far cost.
+        earlier: The pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
+            are without them already.
 
     Attributes:
         counts: The number of pairs by state.
@@ -108,6 +110,7 @@ class Book:
         max_turns: int = 3,
         retry_seconds: float = 60.0,
         spent: float = 0.0,
+        earlier: Mapping[int, int] | None = None,
     ) -> None:
         self._places = {quota.id: _Place(quota, quota.room, quota.closed) for quota in quotas}
         self._of_survey: dict[int, list[int]] = {}
@@ -129,6 +132,8 @@ class Book:
                 place.left -= count
             if state == "invited":
                 self.expected += count * place.quota.value
+        for quota_id, count in (earlier or {}).items():
+            self._places[quota_id].left += count
 
     @property
     def pairs(self) -> Pairs:
@@ -146,8 +151,11 @@ class Book:
         return self.spent + self.asked_cost
 
     def cost_of(self, member: Member) -> float:
-        """Return what the dearest of a member's pairs costs."""
-        return max((self._places[quota_id].quota.cost for quota_id in member.due), default=0.0)
+        """Return what the dearest of a member's pairs costs, or of the reserves that may take their place."""
+        quota_ids = list(member.due)
+        if any(self._against(quota_id) is not None for quota_id in quota_ids):
+            quota_ids += [quota_id for quota_id in member.reserves if quota_id in self._places]
+        return max((self._places[quota_id].quota.cost for quota_id in quota_ids), default=0.0)
 
     # --- Before a request
 
@@ -239,6 +247,8 @@ class Book:
             if outcome.status == "invited":
                 self._invited(member, outcome, learned, now)
             elif outcome.status == "unknown":
+                # It may be an invite.
+                self.spent += self._places[outcome.quota_id].quota.cost
                 self._close(member, outcome, learned)
             else:
                 self._refused(member, outcome, learned, now)
@@ -286,6 +296,10 @@ class Book:
             )
             return
         self._close(member, outcome, learned)
+        if outcome.result_code is None:
+            # The next run asks for it again. So it keeps its room, and nothing takes its place.
+            self._places[outcome.quota_id].left -= 1
+            return
         self._apply(rule, member, outcome, learned)
         if member.closed is None and member.turn < self._max_turns:
             pair = self._next_best(member, member.turn + 1)

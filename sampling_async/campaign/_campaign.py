@@ -207,6 +207,8 @@ class Campaign:
             # A run must not find its plan changed under it, and nobody else plans meanwhile.
             ledger.lock()
             is_ours = True
+            # What a killed run had in flight may be invites: it must not end as skipped, and be asked again.
+            ledger.end_lost()
             # Another process may have planned since we looked, and may even have asked for some pairs.
             if not ledger.plan or open_seconds is not None:
                 planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)

@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +20,7 @@ from attrs import define, field, frozen
 from sampling_async._contract.errors import InvalidRequestError, JournalError
 from sampling_async._contract.records import hidden
 from sampling_async._journal.lock import JournalLock
+from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._limits import Limits
 
 if TYPE_CHECKING:
@@ -29,45 +31,44 @@ _APPLICATION: Final = 0x53414E43
 
 _FORM: Final = 1
 _BUSY_SECONDS: Final = 30.0
+_BRIEF: Final = 0.01
 
 _TABLES: Final = f"""
-BEGIN IMMEDIATE;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_FORM};
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS quotas (
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE quotas (
     id INTEGER PRIMARY KEY, survey INTEGER NOT NULL, wave INTEGER NOT NULL, name TEXT NOT NULL,
     currency INTEGER, room INTEGER NOT NULL, value REAL NOT NULL, cost REAL NOT NULL, closed TEXT
 );
-CREATE TABLE IF NOT EXISTS members (
+CREATE TABLE members (
     id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE, reserves TEXT NOT NULL, closed TEXT
 );
-CREATE TABLE IF NOT EXISTS pairs (
+CREATE TABLE pairs (
     member INTEGER NOT NULL, quota INTEGER NOT NULL, plan INTEGER NOT NULL, rank INTEGER NOT NULL,
     certain INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'pending', turn INTEGER NOT NULL DEFAULT 1,
     tries INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0, code INTEGER, reason TEXT,
     PRIMARY KEY (member, quota, plan)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS pairs_pending ON pairs (turn, member) WHERE state = 'pending';
-CREATE TABLE IF NOT EXISTS invites (
+CREATE INDEX pairs_pending ON pairs (turn, member) WHERE state = 'pending';
+CREATE TABLE invites (
     member INTEGER NOT NULL, quota INTEGER NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
     url TEXT NOT NULL, partner_amount REAL, member_amount REAL, loi INTEGER, ir INTEGER, at REAL NOT NULL
 );
-CREATE INDEX IF NOT EXISTS invites_pair ON invites (member, quota);
-CREATE TABLE IF NOT EXISTS requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS runs (
+CREATE INDEX invites_pair ON invites (member, quota);
+CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
+CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
+CREATE TABLE runs (
     id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT ''
 );
-CREATE TABLE IF NOT EXISTS moments (
+CREATE TABLE moments (
     run INTEGER NOT NULL, slot INTEGER NOT NULL, requests INTEGER NOT NULL, invited INTEGER NOT NULL,
     rejected INTEGER NOT NULL, failed INTEGER NOT NULL, latencies TEXT NOT NULL, "limit" REAL,
     PRIMARY KEY (run, slot)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS waits (
+CREATE TABLE waits (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL
 );
-COMMIT;
 """
 
 _WINDOW: Final = """
@@ -186,6 +187,9 @@ class MadeInvite(NamedTuple):
     ir: int | None
     at: float
 
+    def __repr__(self) -> str:
+        return f"<MadeInvite of member {self.member} for quota {self.quota}>"
+
 
 @define
 class Notes:
@@ -215,6 +219,8 @@ class Ledger:
         self.plan = 0
         self._database: sqlite3.Connection | None = None
         self._lock = JournalLock(self.path)
+        self._file: os.stat_result | None = None
+        self._lock_file: os.stat_result | None = None
         self._is_locked = self._is_gone = False
         self._turn = threading.Lock()
 
@@ -248,28 +254,29 @@ class Ledger:
             try:
                 self._check(database)
                 # WAL: others may read while a run writes. FULL: what was committed survives a loss of power.
-                database.execute("PRAGMA journal_mode = WAL")
+                _use_wal(database)
                 database.execute("PRAGMA synchronous = FULL")
             except BaseException:
                 database.close()
                 raise
-            self._database, self._opened_as = database, self.path.stat()
+            self._database, self._file = database, self.path.stat()
             self._must_be_wanted()
             self.plan = int(self.fact("plan") or 0)
 
     def _check(self, database: sqlite3.Connection) -> None:
-        # In one transaction, because another process may be making the tables.
-        database.execute("BEGIN")
-        application, form, tables = (
-            database.execute(query).fetchone()[0]
-            for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        )
-        database.execute("COMMIT")
-        if not tables:
-            database.executescript(_TABLES)
-        elif application != _APPLICATION:
+        tables = "SELECT count(*) FROM sqlite_master"
+        if not database.execute(tables).fetchone()[0]:
+            database.execute("BEGIN IMMEDIATE")
+            # Another process may have been quicker.
+            if not database.execute(tables).fetchone()[0]:
+                for statement in _TABLES.split(";"):
+                    database.execute(statement)
+            database.execute("COMMIT")
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        form = database.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION:
             raise LedgerError("is a database of something else; name another file", path=self.path)
-        elif form != _FORM:
+        if form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
 
     def close(self, *, removed: bool = False) -> None:
@@ -301,20 +308,25 @@ class Ledger:
         except OSError as exc:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         self._is_locked = True
+        with suppress(OSError):
+            self._lock_file = self._lock.path.stat()
         self._must_be_wanted()
         if self._database is not None:
             # Until now others could change it, or remove it.
-            self._must_be_in_place()
+            self.must_be_in_place()
             self.plan = int(self.fact("plan") or 0)
 
-    def _must_be_in_place(self) -> None:
-        """Refuse to write a file that others can no longer see."""
-        try:
-            is_same = os.path.samestat(self.path.stat(), self._opened_as)
-        except OSError:
-            is_same = False
-        if not is_same:
-            raise LedgerError("was removed or replaced after it was opened", path=self.path)
+    def must_be_in_place(self) -> None:
+        """Check that the file was not removed or replaced: what is written to it then is lost in the end.
+
+        Raises:
+            LedgerError: It was.
+        """
+        for path, file in ((self.path, self._file), (self._lock.path, self._lock_file)):
+            with suppress(OSError):
+                if file is None or os.path.samestat(file, path.stat()):
+                    continue
+            raise LedgerError("was removed or replaced, or its lock file was", path=self.path)
 
     def _must_be_wanted(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""
@@ -378,8 +390,13 @@ class Ledger:
 
     def limits(self) -> Limits:
         """Return the limits that hold."""
-        text = self.fact("limits")
-        return Limits() if text is None else Limits.from_json(text)
+        return self._limits_of(self.fact("limits"))
+
+    def _limits_of(self, text: str | None) -> Limits:
+        try:
+            return Limits() if text is None else Limits.from_json(text)
+        except (InvalidRequestError, TypeError, ValueError) as exc:
+            raise LedgerError(f"holds limits that cannot be used: {exc}", path=self.path) from exc
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits. A run of another process heeds them within a second."""
@@ -393,7 +410,7 @@ class Ledger:
         """
         with self._writing() as database:
             found = database.execute("SELECT value FROM facts WHERE name = 'limits'").fetchone()
-            limits = (Limits() if found is None else Limits.from_json(found[0])).changed(**changes)
+            limits = self._limits_of(None if found is None else found[0]).changed(**changes)
             _note(database, {"limits": limits.to_json()})
         return limits
 
@@ -426,6 +443,14 @@ class Ledger:
                 "SELECT quota, state, count(*) FROM pairs GROUP BY quota, state"
             )
         ]
+
+    def earlier(self) -> dict[int, int]:
+        """Return the number of pairs of each quota that may be invites of earlier plans."""
+        query = (
+            "SELECT quota, count(*) FROM pairs"
+            " WHERE plan < ? AND state IN ('invited', 'unknown') GROUP BY quota"
+        )
+        return dict(self._rows(query, (self.plan,)))
 
     def delivered(self) -> Iterator[tuple[str, int, str, int | None]]:
         """Yield member code, survey, state and code of all pairs that were asked for."""
@@ -468,12 +493,7 @@ class Ledger:
             The number of the run.
         """
         with self._writing() as database:
-            lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
-            database.executemany(
-                "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
-                [(KILLED, member, quota, self.plan) for member, quota in lost],
-            )
-            database.execute("DELETE FROM requests")
+            self._end_lost(database)
             # What could not be sent is asked for again at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
@@ -489,6 +509,19 @@ class Ledger:
             number = database.execute("INSERT INTO runs (began) VALUES (?)", (now,)).lastrowid
         assert number is not None
         return number
+
+    def end_lost(self) -> None:
+        """End what a run that was killed has left: what was in flight is unknown. The ledger must be locked."""
+        with self._writing() as database:
+            self._end_lost(database)
+
+    def _end_lost(self, database: sqlite3.Connection) -> None:
+        lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
+        database.executemany(
+            "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
+            [(KILLED, member, quota, self.plan) for member, quota in lost],
+        )
+        database.execute("DELETE FROM requests")
 
     def end_run(self, run: int, now: float, reason: str) -> None:
         """Note that a run has ended, and why."""
@@ -508,6 +541,14 @@ class Ledger:
         query = (
             "SELECT coalesce(sum(max(q.cost, coalesce(i.member_amount, 0))), 0.0)"
             " FROM invites AS i JOIN quotas AS q ON q.id = i.quota"
+        )
+        return float(self._rows(query)[0][0])
+
+    def doubtful(self) -> float:
+        """Return what the pairs cost whose outcome is unknown, if all of them are invites."""
+        query = (
+            "SELECT coalesce(sum(q.cost), 0.0) FROM pairs AS p JOIN quotas AS q ON q.id = p.quota"
+            " WHERE p.state = 'unknown'"
         )
         return float(self._rows(query)[0][0])
 
@@ -595,7 +636,7 @@ class Planning:
         database.execute("UPDATE members SET closed = NULL, reserves = '[]'")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
-        """Refuse a panel in which two members have the same code.
+        """Refuse a panel in which two members have the same code, or one has a code that cannot be sent.
 
         Args:
             codes: The next codes.
@@ -603,11 +644,15 @@ class Planning:
             name: What to call the panel.
 
         Raises:
-            InvalidRequestError: A code was there before. The text names the row, and not the code.
+            InvalidRequestError: A code was there before or cannot be sent. The text names the row only.
         """
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")
         for at, code in enumerate(codes):
+            try:
+                member_code_of(code)
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(f"{name}: row {first + at}: {exc}") from None
             if execute("INSERT OR IGNORE INTO seen VALUES (?)", (code,)).rowcount == 0:
                 raise InvalidRequestError(
                     f"{name}: row {first + at} has the member code of an earlier row; each member must have "
@@ -655,6 +700,20 @@ class Planning:
     def note(self, **facts: object) -> None:
         """Note facts, each by its name."""
         _note(self._database, facts)
+
+
+def _use_wal(database: sqlite3.Connection) -> None:
+    # SQLite does not wait for others who are opening a new file at this moment.
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_BRIEF)
+        else:
+            return
 
 
 def _note(database: sqlite3.Connection, facts: dict[str, object]) -> None:

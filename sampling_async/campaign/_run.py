@@ -67,6 +67,7 @@ class CampaignRun:
         self._wall_clock, self._clock = wall_clock, clock
         self._watching = _Watching(self)
         self._number = 0
+        self._book = Book((), (), rules)  # until the ledger is read
         self._waits = Waits(0)
         self._pace = InvitePace()
         self._last_error = ""
@@ -114,6 +115,7 @@ class CampaignRun:
             await self._blocks.enter_async_context(self._stream)
             await self._blocks.enter_async_context(self._watching)
         except BaseException:
+            self.reason = self.reason or "it was ended before it began"
             await self._blocks.aclose()
             raise
         return self
@@ -132,7 +134,8 @@ class CampaignRun:
             is_open=self._is_open,
             max_turns=self._max_turns,
             retry_seconds=self._retry_seconds,
-            spent=ledger.spent(),
+            spent=ledger.spent() + ledger.doubtful(),
+            earlier=ledger.earlier(),
         )
         self._waits = Waits(ledger.last_wait())
 
@@ -274,8 +277,12 @@ class CampaignRun:
 
     async def look_around(self) -> None:
         """Take up limits that were changed, and note how the client fares."""
+        await in_thread(self._ledger.must_be_in_place)
         limits = await in_thread(self._ledger.limits)
         if limits != self.limits:
+            if limits.invites_per_minute != self.limits.invites_per_minute:
+                # What was made without a limit, or with another one, does not count against this one.
+                self._pace = InvitePace()
             self.limits = limits
             self._record.changed.notify()
         snapshot, now = self._client.snapshot(), self._wall_clock()
@@ -316,6 +323,11 @@ class _Watching(Standing):
         self._run = run
 
     async def _work(self) -> None:
-        while True:
-            await self._run.look_around()
-            await anyio.sleep(_POLL)
+        try:
+            while True:
+                await self._run.look_around()
+                await anyio.sleep(_POLL)
+        except Exception as exc:
+            # It must not go on asking without heeding a pause or a cap.
+            self._run.stop(f"its ledger cannot be looked at: {type(exc).__name__}")
+            raise
