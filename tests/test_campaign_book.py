@@ -118,6 +118,16 @@ def test_a_full_sub_quota_takes_the_quota_out_after_three_in_a_row():
     assert after(book, member_of(1, number=9), outcome(1, "rejected", 41)).closed_quotas
 
 
+def test_a_quota_that_matches_nobody_is_taken_out_after_twenty_in_a_row():
+    book = book_of(quota(1), pending=40)
+    for number in range(19):
+        assert not after(book, member_of(1, number=number), outcome(1, "rejected", 16)).closed_quotas
+    after(book, member_of(1, number=30), outcome(1))
+    for number in range(40, 59):
+        assert not after(book, member_of(1, number=number), outcome(1, "rejected", 16)).closed_quotas
+    assert after(book, member_of(1, number=60), outcome(1, "rejected", 16)).closed_quotas
+
+
 def test_a_survey_is_taken_out_with_all_its_quotas():
     book = book_of(quota(1, survey=7), quota(2, survey=7), quota(3), pending=1)
     learned = after(book, member_of(1), outcome(1, "rejected", 46))

@@ -129,7 +129,9 @@ LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
         ResultCode.PREVIOUSLY_TERMINATED_SCREENER: Rule(
             Lesson.MEMBER_SURVEY, "The member was screened out before: fill the column exclude_surveys."
         ),
-        ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: Rule(Lesson.PAIR, _PROFILE),
+        # One member may differ from what the panel says. Many in a row mean that the quota asks for something
+        # else than is matched here, and all others would be refused too.
+        ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: Rule(Lesson.QUOTA, _PROFILE, in_a_row=20),
         ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: Rule(Lesson.PAIR, _PROFILE),
         ResultCode.NO_RECONTACT_GID: Rule(
             Lesson.PAIR, "Read the recontact list into the index before planning."

@@ -129,7 +129,8 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--edge);
   .b svg { margin-top: .2rem; }
   .codes .w:nth-child(2) { min-width: 10rem; }
   .figures { grid-template-columns: repeat(5, 1fr); }
-  .figures dd { font-size: 1.125rem; }
+  .figures > div { padding: .5rem; }
+  .figures dd { font-size: .9375rem; }
   footer { margin-top: 1rem; }
   details { display: none; }
   .on-paper { display: block; }
