@@ -255,6 +255,7 @@ async def test_a_run_accounts_for_every_pair(sim, tmp_path):
     assert summary.pairs.invited == len(sim.ledger.invites) == sum(o.status == "invited" for o in outcomes)
     assert summary.expected_value == pytest.approx(run.expected_value)
     assert summary.requests == len(sim.ledger.requests(endpoint="bulk_invite")) == run.requests
+    assert run.members == len({outcome.member_code for outcome in outcomes})
     assert summary.runs == 1
     assert summary.members == 120
     assert sum(code.pairs for code in summary.codes) == len(outcomes)
@@ -330,6 +331,9 @@ async def test_what_is_left_early_goes_on_later(sim, tmp_path):
         outcomes += await all_of(campaign.run())
         summary = await campaign.summary()
     assert (summary.state, summary.runs) == ("finished", 5)
+    asked = "SELECT count(DISTINCT member) FROM pairs WHERE state NOT IN ('pending', 'skipped')"
+    async with sim.client() as client, Campaign(client, ledger=tmp_path / "run.ledger").run() as run:
+        assert [(run.members,)] == rows(tmp_path / "run.ledger", asked)
     holds(sim, summary)
     known = rows(tmp_path / "run.ledger", "SELECT count(*) FROM pairs WHERE state = 'invited'")[0][0]
     assert known == summary.pairs.invited
@@ -680,6 +684,8 @@ async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):
             assert rows(path, "SELECT id, cost FROM quotas WHERE cost > 0") == [(dear, 2.0)]
         with pytest.raises(InvalidRequestError, match="the cost of quota"):
             await campaign_of(sim, client, tmp_path, ledger=tmp_path / "x", cost=-1.0).plan()
+        with pytest.raises(InvalidRequestError, match="must be a finite number"):
+            await campaign_of(sim, client, tmp_path, ledger=tmp_path / "x", cost=float("inf")).plan()
 
 
 async def test_a_pause_from_elsewhere_holds_a_run_until_it_is_resumed(sim, tmp_path):

@@ -399,6 +399,8 @@ def test_an_outcome_that_nobody_knows_is_exit_code_1(service):
 
 def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service, monkeypatch):
     monkeypatch.setattr(_campaign_run, "_GRACE", 0.2)
+    # A shell without job control starts what runs in the background with SIGINT ignored, as CI may be.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     service.faults.add(Fault.delay(60).on("bulk_invite"))
 
     def interrupt() -> None:
@@ -406,7 +408,10 @@ def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    result = started("--watch", 0, code=130)
+    try:
+        result = started("--watch", 0, code=130)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.stderr.endswith("sampling-async: interrupted\n")
     last = lines(result)[-1]
     assert (last["State"], last["Reason"]) == ("stopped", "interrupted")
@@ -460,6 +465,7 @@ def figures(**changes):
         "state": "rate",
         "reason": "",
         "pairs": Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
+        "members": 2_000_000,
         "requests": 1_000_000,
         "invites_per_second": 1234.5,
         "requests_per_second": 321.0,

@@ -37,6 +37,7 @@ class Figures:
         state: `asking`, why it waits, or how it has ended.
         reason: Why it has ended although pairs are pending.
         pairs: The pairs of the campaign, by what became of them.
+        members: Members asked for, in all runs.
         requests: Requests sent, in all runs.
         invites_per_second: Invites a second, as an average of the last seconds.
         requests_per_second: The same of requests.
@@ -50,6 +51,7 @@ class Figures:
     state: str
     reason: str
     pairs: Pairs
+    members: int
     requests: int
     invites_per_second: float
     requests_per_second: float
@@ -99,6 +101,7 @@ class Gauge:
             state=self.state or ("stopping" if run.reason else waits or "asking"),
             reason=run.reason,
             pairs=pairs,
+            members=run.members,
             requests=run.requests,
             invites_per_second=invites,
             requests_per_second=requests,

@@ -120,7 +120,7 @@ def figures_view(figures: Figures) -> Table:
     done = pairs.planned - pairs.pending
     table.add_row(_head(figures, done))
     counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
-    line = Text("  " + ", ".join(counts))
+    line = Text(f"  {figures.members:,} members: " + ", ".join(counts))
     if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
         line.append(", " + ", ".join(doubtful), style="red")
     table.add_row(line)
@@ -156,6 +156,7 @@ def figures_json(figures: Figures) -> dict[str, Any]:
         "State": figures.state,
         "Reason": figures.reason,
         **pairs_json(figures.pairs),
+        "Members": figures.members,
         "Requests": figures.requests,
         "InvitesPerSecond": round(figures.invites_per_second, 1),
         "RequestsPerSecond": round(figures.requests_per_second, 1),

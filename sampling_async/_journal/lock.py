@@ -96,7 +96,7 @@ class JournalLock:
         except OSError:
             return False
         try:
-            _lock(file)
+            _lock(file, shared=True)
         except BlockingIOError:
             return True
         finally:
@@ -168,8 +168,12 @@ def _line(header: Header) -> bytes:
     return line + blake2b(line, digest_size=_CHECK_BYTES).hexdigest().encode("ascii") + b"\n"
 
 
-def _lock(file: int) -> None:
+def _lock(file: int, *, shared: bool = False) -> None:
     """Lock a file by its descriptor, without waiting.
+
+    Args:
+        file: The descriptor.
+        shared: Whether others may lock it likewise, but not for themselves. Windows has no such locks.
 
     Raises:
         BlockingIOError: Another descriptor has the lock.
@@ -185,7 +189,7 @@ def _lock(file: int) -> None:
     else:
         import fcntl  # noqa: PLC0415
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PROTOCOLS: Final = ["http/1.1"]
+_IGNORES_CUTS: Final[int] = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _EXPECTED: Final = "expected PEM, not encrypted: a certificate, and its key if it is the client's"
 
 
@@ -35,8 +36,7 @@ def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
         raise InvalidRequestError(
             "ssl_context must be an ssl.SSLContext for clients, such as ssl.create_default_context()"
         )
-    context.set_alpn_protocols(_PROTOCOLS)
-    return context
+    return _prepared(context)
 
 
 def default_context() -> ssl.SSLContext:
@@ -51,7 +51,15 @@ def default_context() -> ssl.SSLContext:
     if variable == "SSL_CERT_DIR" and not Path(path).is_dir():
         raise Unusable(f"SSL_CERT_DIR names {path}, which is not a folder")
     context = _used(variable or "certifi", path, httpx.create_ssl_context)
+    return _prepared(context)
+
+
+def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Return a context that offers HTTP/1.1, and takes no cut connection for the end of a response."""
     context.set_alpn_protocols(_PROTOCOLS)
+    # Some builds of Python, that of Debian 12 for one, set this option in each context. OpenSSL then reports an
+    # ordinary end where the closing alert of TLS is missing, and `suppress_ragged_eofs=False` has no effect.
+    context.options &= ~_IGNORES_CUTS
     return context
 
 

@@ -137,6 +137,7 @@ class Member:
         turn: Which turn it is; a member gets a second one if something was refused.
         waiting: The quotas that were asked for and have no outcome yet.
         added: How many pairs were planned for it, reserves included.
+        was_asked: Whether it was asked for before.
     """
 
     id: int
@@ -148,6 +149,7 @@ class Member:
     waiting: set[int] = field(factory=set[int])
     tries: dict[int, int] = field(factory=dict[int, int])
     added: int = 0
+    was_asked: bool = False
 
 
 class NewPair(NamedTuple):
@@ -552,6 +554,11 @@ class Ledger:
         )
         return float(self._rows(query)[0][0])
 
+    def asked(self) -> int:
+        """Return how many members were asked for."""
+        query = "SELECT count(DISTINCT member) FROM pairs WHERE state NOT IN ('pending', 'skipped')"
+        return int(self._rows(query)[0][0])
+
     def pending(self, now: float) -> tuple[int, float] | None:
         """Return the turn to go on with, and when its first pair is due; None if no pair is pending."""
         rows = self._rows(
@@ -576,6 +583,8 @@ class Ledger:
                 member.reserves.remove(quota)
             if is_due:
                 member.due[quota] = tries
+            else:
+                member.was_asked = True
         return [*members.values()]
 
     def write(self, notes: Iterable[Notes], requests: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from attrs import evolve, field, frozen
@@ -267,7 +268,10 @@ def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
         found: float = cost.get(quota.quota_id, 0.0)
     else:
         found = cost(survey, quota) if callable(cost) else cost
-    return number_from_0(found, f"the cost of quota {quota.quota_id}")
+    name = f"the cost of quota {quota.quota_id}"
+    if number_from_0(found, name) == inf:
+        raise InvalidRequestError(f"{name} must be a finite number")
+    return float(found)
 
 
 @contextmanager

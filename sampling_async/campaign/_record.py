@@ -33,6 +33,7 @@ class LedgerRecord:
         ledger: The ledger, open and locked.
         run: The number of the run.
         book: What is known, and learns from outcomes.
+        asked: How many members were asked for in the runs before.
         wall_clock: Returns seconds since 1970.
         clock: Returns seconds, for latencies.
 
@@ -40,6 +41,7 @@ class LedgerRecord:
         changed: Notifies of each outcome.
         moments: What happened when.
         stop: Why the campaign cannot go on; None if it can.
+        asked: How many members were asked for, in all runs.
         is_ending: Whether what is not sent now goes back to what is pending.
     """
 
@@ -49,6 +51,7 @@ class LedgerRecord:
         run: int,
         book: Book,
         *,
+        asked: int,
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
@@ -64,6 +67,7 @@ class LedgerRecord:
         self._unwritten: list[tuple[Notes, int]] = []
         self._noted = self._on_disk = 0
         self._requests = ledger.last_request()
+        self.asked = asked
         self._lock = anyio.Lock()
         self._writing = threading.Lock()
         self._owner = ("", "")
@@ -90,6 +94,8 @@ class LedgerRecord:
         self._noted += bool(ready.added or ready.skipped)
         if ready.quota_ids:
             self._members[member.code] = member
+            self.asked += not member.was_asked
+            member.was_asked = True
 
     def note_wait(self, number: int, kind: str, began: float, ended: float) -> None:
         """Note a time in which nothing was asked for; the same number again makes it longer."""

@@ -71,6 +71,7 @@ class CampaignRun:
         self._waits = Waits(0)
         self._pace = InvitePace()
         self._last_error = ""
+        self._asked_before = 0
         self._blocks = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -82,6 +83,11 @@ class CampaignRun:
     def pairs(self) -> Pairs:
         """The pairs of the campaign, by what became of them so far."""
         return self._book.pairs
+
+    @property
+    def members(self) -> int:
+        """Members who were asked for, in all runs."""
+        return self._record.asked
 
     @property
     def requests(self) -> int:
@@ -109,7 +115,12 @@ class CampaignRun:
         try:
             await in_thread(self._open)
             self._record = LedgerRecord(
-                self._ledger, self._number, self._book, wall_clock=self._wall_clock, clock=self._clock
+                self._ledger,
+                self._number,
+                self._book,
+                asked=self._asked_before,
+                wall_clock=self._wall_clock,
+                clock=self._clock,
             )
             self._stream = self._client.fan_out(self._requests(), journal=self._record)
             await self._blocks.enter_async_context(self._stream)
@@ -138,6 +149,7 @@ class CampaignRun:
             earlier=ledger.earlier(),
         )
         self._waits = Waits(ledger.last_wait())
+        self._asked_before = ledger.asked()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

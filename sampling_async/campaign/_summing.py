@@ -77,7 +77,7 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
         planned_value=sum(by_quota.get(q.id, Counter()).total() * q.value for q in quotas),
         expected_value=sum(by_quota.get(q.id, Counter())["invited"] * q.value for q in quotas),
         possible_value=money[0],
-        spent=ledger.spent(),
+        spent=ledger.spent() + ledger.doubtful(),
         currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
         codes=_codes(ledger, rules),
         skipped=dict(
