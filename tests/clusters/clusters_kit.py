@@ -17,7 +17,7 @@ from attrs import asdict
 from matching_kit import PARTICIPATIONS, panel_of
 
 from sampling_async import Quotas, from_json, to_json
-from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample, TopK
 from sampling_async.simulator import generate_inventory, generate_members
 
 HERE = Path(__file__).parent
@@ -91,3 +91,12 @@ def check(folder: Path, variables: dict[str, Any]) -> None:
         if ORDERS[name]:
             made, whole = made.sort_by(ORDERS[name]), whole.sort_by(ORDERS[name])
         assert made.to_pylist() == whole.to_pylist()
+
+
+def check_allocation(folder: Path, variables: dict[str, Any]) -> None:
+    """Compare an allocation with that of one machine, which reads the members in the order of their codes."""
+    index = QuotaIndex(from_json(Quotas, (folder / "inventory.json").read_bytes()))
+    panel = ds.dataset(folder / "panel").to_table().sort_by("member_code")
+    whole = PanelMatcher(index, Allocate(5)).run(panel).read_all()
+    assert variables["allocated"] == whole
+    assert sum(map(len, whole.column("quota_ids").to_pylist())) > MEMBERS

@@ -6,7 +6,7 @@ import pyarrow as pa
 import ray
 
 from sampling_async import Quotas, from_json
-from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample, TopK
 
 index = QuotaIndex(from_json(Quotas, Path("inventory.json").read_bytes()))
 panel = ray.data.read_parquet(str(Path("panel").absolute()))
@@ -39,3 +39,28 @@ def reduced(matcher):
 counts = reduced(PanelMatcher(index, Counts()))
 sample = reduced(PanelMatcher(index, Sample(100)))
 matched(PanelMatcher(index, TopK(20))).write_parquet(str(Path("best").absolute()))
+
+
+class Parts(Matching):
+    """The same, for what is put together from the outputs of parts."""
+
+    def __call__(self, members):
+        return pa.Table.from_batches(self.matcher.map_batches(members.to_batches()), self.matcher.part_schema)
+
+
+def parts_of(matcher):
+    parts = panel.map_batches(
+        Parts,
+        fn_constructor_args=(matcher,),
+        batch_format="pyarrow",
+        batch_size=65_536,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=8),
+    )
+    return pa.concat_tables(ray.get(parts.to_arrow_refs()))
+
+
+# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates. Parts come
+# in any order, so the members are put into one.
+matcher = PanelMatcher(index, Allocate(5))
+learned = matcher.learned(parts_of(matcher.learning()))
+allocated = learned.merged(parts_of(learned).sort_by("member_code"))

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sampling_async import Quotas, from_json
-from sampling_async.matching import Counts, PanelMatcher, QuotaIndex, Sample, TopK
+from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample, TopK
 
 index = QuotaIndex(from_json(Quotas, Path("inventory.json").read_bytes()))
 spark = SparkSession.builder.getOrCreate()
@@ -36,3 +36,19 @@ counts = matcher.merged(sums.toArrow())
 first = Window.partitionBy("quota_id").orderBy(F.desc("certain"), "priority")
 drawn = matched(PanelMatcher(index, Sample(100))).withColumn("place", F.row_number().over(first))
 drawn.where("place <= 100").drop("place").write.parquet("sample")
+
+
+# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates. Parts come
+# in any order, so the members are put into one.
+def parts_of(matcher):
+    shared = spark.sparkContext.broadcast(matcher)
+
+    def of_partition(batches):
+        return shared.value.map_batches(batches)
+
+    return panel.mapInArrow(of_partition, from_arrow_schema(matcher.part_schema)).toArrow()
+
+
+matcher = PanelMatcher(index, Allocate(5))
+learned = matcher.learned(parts_of(matcher.learning()))
+allocated = learned.merged(parts_of(learned).sort_by("member_code"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clusters_kit import check, needs, ran
+from clusters_kit import check, check_allocation, needs, ran
 
 pytestmark = [
     needs("ray"),
@@ -26,4 +26,6 @@ def ray():
 
 def test_ray_gives_the_same_results(folder, ray):
     # Without this the whole panel would be one part.
-    check(folder, ran("ray", ("batch_size=65_536", "batch_size=700")))
+    variables = ran("ray", ("batch_size=65_536", "batch_size=700"))
+    check(folder, variables)
+    check_allocation(folder, variables)

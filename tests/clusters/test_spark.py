@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from clusters_kit import check, needs, ran
+from clusters_kit import check, check_allocation, needs, ran
 
 pytestmark = [
     needs("pyspark"),
@@ -36,3 +36,4 @@ def test_spark_gives_the_same_results(folder, spark):
     variables = ran("spark")
     assert variables["panel"].rdd.getNumPartitions() > 2
     check(folder, variables)
+    check_allocation(folder, variables)
