@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sampling_async._contract.timing import Timing
+
 
 Delivery: TypeAlias = Literal["not_sent", "unknown", "answered"]
 """Whether a failed call reached the service.
@@ -54,6 +56,7 @@ class SamplingError(Exception):
             attempt to make an invite may have been processed, a later attempt does not change that.
         retry_after: Seconds that the service asked to wait (429, 503), or None if it did not ask.
         permanent: Whether another attempt cannot help: a refused certificate, a body beyond the limits.
+        timing: Where the time of the call went, or None if there was no call.
     """
 
     endpoint: Endpoint | None
@@ -62,6 +65,7 @@ class SamplingError(Exception):
     delivery: Delivery
     retry_after: float | None
     permanent: bool
+    timing: Timing | None
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class SamplingError(Exception):
         self.delivery = delivery
         self.retry_after = None
         self.permanent = permanent
+        self.timing = None
 
     def __str__(self) -> str:
         message = super().__str__()

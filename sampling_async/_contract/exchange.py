@@ -6,12 +6,15 @@ The subpackages pass these values to each other. Nothing in this module does I/O
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from attrs import define, field, frozen
 
 from sampling_async._contract.errors import Delivery, Endpoint
 from sampling_async._contract.records import hidden
+
+if TYPE_CHECKING:
+    from sampling_async._contract.timing import Timeline
 
 T = TypeVar("T")
 
@@ -87,12 +90,16 @@ class Track:
         attempts: The number of attempts that were begun.
         is_told: Whether the user already has the outcomes of this call. Nothing is sent after that, because
             it would make these outcomes wrong.
+        timeline: Told of each stage that the call enters, if any.
+        ended: Its attempts that have ended, if anybody watches the client.
     """
 
     sent: bool = False
     ambiguous: bool = False
     attempts: int = 0
     is_told: bool = False
+    timeline: Timeline | None = None
+    ended: list[Any] = field(factory=list, repr=False)
 
     @property
     def delivery(self) -> Delivery:

@@ -11,6 +11,8 @@ from typing import Final
 
 from attrs import field, frozen
 
+from sampling_async._contract.timing import Timed
+
 
 def hidden(_value: object) -> str:
     """Return a placeholder for a value that must not be printed: a member code, an invite link, a secret."""
@@ -127,7 +129,7 @@ class Survey:
 
 
 @frozen
-class Quotas:
+class Quotas(Timed):
     """The open inventory of a panel ("Quotas response").
 
     Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated".
@@ -139,7 +141,7 @@ class Quotas:
 
 
 @frozen
-class Invite:
+class Invite(Timed):
     """An invite of one member to one quota ("Invite object").
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
@@ -158,7 +160,7 @@ class Invite:
 
 
 @frozen
-class RecontactMembers:
+class RecontactMembers(Timed):
     """One page of the members to invite again for a recontact quota ("Recontact members response").
 
     `max_results` may repeat the requested number, so count `member_codes` instead. The repr hides the codes.

@@ -44,7 +44,7 @@ _Float: TypeAlias = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 
 _Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
 
-logger: Final = logging.getLogger("sampling_async")
+logger: Final = logging.getLogger("sampling_async.json")
 
 
 class Shared:

@@ -54,6 +54,7 @@ class Inventory:
         self._alike = b""  # the text between the two latest surveys, see `_ALIKE`
         self._tried = 0  # where the last try of `_cut_many` ended, successful or not
         self._shared = new_shared(known)
+        self._has_known = known is not None
         self._is_exact = False
         self._is_list_over = False
 
@@ -160,12 +161,14 @@ class Inventory:
         if last == 0:
             return None
         self._tried = last
-        # Unequal counts mean that the guess is wrong, or that a text contains a brace.
-        if buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
+        # Unequal counts mean that the guess is wrong, or that a text contains a brace. With known surveys, the
+        # reading finds a wrong guess as fast: it begins with the bounds of the surveys.
+        if not self._has_known and buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
             return None
         # The view avoids a second copy. It must be released, because a viewed bytearray cannot change its size.
         with memoryview(buffer) as view:
-            many = read_many(Survey, b"[%b]" % bytes(view[start:last]), self._shared)
+            body = b"".join((b"[", view[start:last], b"]"))
+        many = read_many(Survey, body, self._shared)
         if many is None:
             return None
         surveys.extend(many)

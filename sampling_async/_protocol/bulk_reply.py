@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -13,7 +14,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.records import Invite, ResultCode, hidden
 from sampling_async._json.codec import bulk_items, from_json, parse, structure
-from sampling_async._protocol.outcomes import InviteOutcome, RawOutcome, made
+from sampling_async._protocol.outcomes import SUCCESS, InviteOutcome, RawOutcome, Rejection, made, tally
 from sampling_async._protocol.refusals import code_of, text_of, without
 
 if TYPE_CHECKING:
@@ -42,21 +43,43 @@ class BulkReply:
 
     Attributes:
         member_code: The member.
-        answers: The result of each quota ID, in the order of the request; see `RawOutcome`.
+        quota_ids: The requested quota IDs, in the order of the request.
+        answers: The result of each of them, in the same order; see `RawOutcome`.
         unrequested: Outcomes of quota IDs that were not requested.
         errors: The errors in the outcomes of requested IDs.
         links: The links of all invites in the response.
+        rejections: The different rejections, if every answer is one of them or an invite; otherwise None.
     """
 
     member_code: str = field(repr=hidden)
-    answers: Mapping[int, RawOutcome]
+    quota_ids: Sequence[int]
+    answers: Sequence[RawOutcome]
     unrequested: tuple[InviteOutcome, ...] = ()
     errors: tuple[SamplingError, ...] = ()
     links: Sequence[str] = field(default=(), repr=False)
+    rejections: Collection[Rejection] | None = None
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Return an outcome for each requested quota ID."""
-        return made(self.member_code, self.answers, self.answers.values())
+        return made(self.member_code, self.quota_ids, self.answers)
+
+    def tally(self) -> tuple[dict[tuple[str, int | None], int], SamplingError | None]:
+        """Count the outcomes by status and result code, without those from a journal; also return an error."""
+        if self.rejections is None:
+            return tally(self.answers)
+        # Without a loop in Python: this runs for each request of a client that is watched.
+        counted: dict[tuple[str, int | None], int] = {}
+        if self.links:
+            counted["invited", int(ResultCode.SUCCESS)] = len(self.links)
+        if len(self.rejections) == 1:
+            (only,) = self.rejections
+            counted["rejected", only.result_code] = len(self.answers) - len(self.links)
+        elif self.rejections:
+            times = Counter(map(id, self.answers))
+            for each in self.rejections:
+                key = "rejected", each.result_code
+                counted[key] = counted.get(key, 0) + times[id(each)]
+        return counted, None
 
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkReply:
@@ -66,16 +89,13 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
         DecodeError: The body has no list of items. A single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    links = None if items is None else _cleaned_links(member_code, items)
-    if items is not None and links is not None:
-        answers = {item.QuotaID: item for item in items}
-        # Nearly always there is one item for each requested ID, in their order. The items are then kept as they
-        # are, and nothing is matched.
-        if len(answers) == len(items) and tuple(answers) == quota_ids:
-            return BulkReply(member_code, answers, links=links)
-        return _matched(
-            member_code, quota_ids, tuple(made(member_code, (item.QuotaID for item in items), items))
-        )
+    answers = None if items is None else _columns(member_code, items)
+    if items is not None and answers is not None:
+        # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
+        given = tuple([item.QuotaID for item in items])
+        if given == quota_ids:
+            return BulkReply(member_code, quota_ids, answers[0], links=answers[1], rejections=answers[2])
+        return _matched(member_code, quota_ids, tuple(made(member_code, given, answers[0])))
     document = parse(body)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")
@@ -84,28 +104,55 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _cleaned_links(member_code: str, items: Sequence[WireItem]) -> list[str] | None:
-    """Clean the names of the results in place, and return the links; None if an item contradicts itself.
+def _columns(
+    member_code: str, items: Sequence[WireItem]
+) -> tuple[list[RawOutcome], list[str], Collection[Rejection]] | None:
+    """Return the results of the items, the links and rejections in them; None if an item contradicts itself.
 
-    The careful decoder then reads the response again, to say what is wrong in that item.
+    The careful decoder then reads the response again, to say what is wrong in that item. Users may keep the
+    results of a million IDs, so each is as small as possible, and all rejections with one code are one object.
     """
-    success = int(ResultCode.SUCCESS)
-    # Names that are clean. A response has only a few different ones, so each is cleaned once.
-    fit: set[str | None] = {None}
+    # This runs for each quota ID of a bulk, so it does little in each step.
+    success, rejections = int(ResultCode.SUCCESS), _Rejections(member_code)
+    answers: list[RawOutcome] = []
     links: list[str] = []
+    code: int | None = None
+    name: str | None = None
+    rejection = Rejection(0, None)
     for item in items:
         came = item.Invite
         if came is None:
-            if item.ResultCode == success:
-                return None
+            # Nearly always the same as before.
+            if item.ResultCode != code or item.Result != name:
+                code, name = item.ResultCode, item.Result
+                if code == success:
+                    return None
+                rejection = rejections[code, name]
+            answers.append(rejection)
         elif item.ResultCode != success or came.QuotaID != item.QuotaID:
             return None
         else:
             links.append(came.URL)
-        if item.Result not in fit:
-            item.Result = _result_of(member_code, item.Result)
-            fit.add(item.Result)
-    return links
+            answers.append(came if item.Result == SUCCESS else _with_its_name(member_code, item))
+    return answers, links, rejections.values()
+
+
+def _with_its_name(member_code: str, item: WireItem) -> WireItem:
+    item.Result = _result_of(member_code, item.Result)
+    return item
+
+
+class _Rejections(dict[tuple[int, str | None], Rejection]):
+    """The rejections of one response, each code and name once. The names are cleaned of the member code."""
+
+    def __init__(self, member_code: str) -> None:
+        super().__init__()
+        self._member_code = member_code
+
+    def __missing__(self, key: tuple[int, str | None]) -> Rejection:
+        code, name = key
+        rejection = self[key] = Rejection(code, _result_of(self._member_code, name))
+        return rejection
 
 
 def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) -> BulkReply:
@@ -127,7 +174,7 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     asked = {quota_id: answers.pop(quota_id) for quota_id in quota_ids}
     errors = tuple(outcome.error for outcome in asked.values() if outcome.error is not None)
     links = [outcome.invite.url for outcome in outcomes if outcome.invite is not None]
-    return BulkReply(member_code, asked, tuple(answers.values()), errors, links)
+    return BulkReply(member_code, tuple(asked), tuple(asked.values()), tuple(answers.values()), errors, links)
 
 
 def _result_of(member_code: str, value: Any) -> str | None:

@@ -8,18 +8,19 @@ collector does not visit them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, overload
 
 import msgspec
 from attrs import field, frozen
 
 from sampling_async._contract.errors import SamplingError
-from sampling_async._contract.records import Invite, hidden
+from sampling_async._contract.records import Invite, ResultCode, hidden
+from sampling_async._contract.timing import Timed
 from sampling_async._json.drafts import draft_of
-from sampling_async._json.fast import WireItem
+from sampling_async._json.fast import WireInvite, WireItem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
@@ -73,9 +74,23 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
         return InviteOutcome(member_code, quota_id, status, None, code, result, error)
 
 
-RawOutcome: TypeAlias = "InviteOutcome | WireItem | Failure"
-"""The result of one quota ID: an outcome, an item of a response that needs no explanation, or a failure."""
+class Rejection(msgspec.Struct, frozen=True, gc=False):
+    """The rejection of a quota ID: one object for all IDs of a response that have the same code and name."""
 
+    result_code: int
+    result: str | None
+
+
+RawOutcome: TypeAlias = "InviteOutcome | WireInvite | WireItem | Rejection | Failure"
+"""The result of one quota ID: an outcome, or what one is made of.
+
+A `WireInvite` is an invite whose result has the contract's name, and a `WireItem` is one with another name.
+"""
+
+SUCCESS: Final = "SUCCESS"
+"""The name of result code 1 (section "Bulk invite result item")."""
+
+_SUCCESS_CODE: Final = int(ResultCode.SUCCESS)
 _Outcome: Final = draft_of(InviteOutcome)
 _Invite: Final = draft_of(Invite)
 
@@ -84,45 +99,57 @@ def made(member_code: str, quota_ids: Iterable[int], answers: Iterable[RawOutcom
     """Yield the outcomes for a member's quota IDs and their results, in the same order."""
     # Drafts, and each field by hand: this runs once for each quota ID of a bulk, see `draft_of`.
     new: Any = object.__new__
+    answer: Any
     for quota_id, answer in zip(quota_ids, answers, strict=False):
-        if not isinstance(answer, WireItem):
-            yield answer if isinstance(answer, InviteOutcome) else answer.of(member_code, quota_id)
-            continue
-        item = answer
-        came = item.Invite
-        outcome = new(_Outcome)
-        if came is None:
+        kind = type(answer)
+        if kind is Rejection:
+            outcome = new(_Outcome)
             outcome.status = "rejected"
             outcome.invite = None
-        else:
-            invite = new(_Invite)
-            invite.survey_id = came.SurveyID
-            invite.wave_id = came.WaveID
-            invite.quota_id = came.QuotaID
-            invite.partner_amount = came.PartnerAmount
-            invite.url = came.URL
-            invite.loi = came.LOI
-            invite.ir = came.IR
-            invite.member_amount = came.MemberAmount
-            invite.__class__ = Invite
+            outcome.result_code = answer.result_code
+            outcome.result = answer.result
+        elif kind is WireInvite or kind is WireItem:
+            outcome = new(_Outcome)
             outcome.status = "invited"
-            outcome.invite = invite
+            outcome.invite = _invite_of(answer)
+            outcome.result_code = _SUCCESS_CODE
+            outcome.result = SUCCESS if kind is WireInvite else answer.Result
+        else:
+            yield answer if isinstance(answer, InviteOutcome) else answer.of(member_code, quota_id)
+            continue
         outcome.member_code = member_code
-        outcome.quota_id = item.QuotaID
-        outcome.result_code = item.ResultCode
-        outcome.result = item.Result
+        outcome.quota_id = quota_id
         outcome.error = outcome.anomaly = None
         outcome.replayed = False
         outcome.__class__ = InviteOutcome
         yield outcome
 
 
-class BulkInviteResult(Sequence[InviteOutcome]):
+def _invite_of(answer: WireInvite | WireItem) -> Invite:
+    came: Any = answer if type(answer) is WireInvite else answer.Invite  # type: ignore[union-attr]
+    new: Any = object.__new__
+    invite = new(_Invite)
+    invite.survey_id = came.SurveyID
+    invite.wave_id = came.WaveID
+    invite.quota_id = came.QuotaID
+    invite.partner_amount = came.PartnerAmount
+    invite.url = came.URL
+    invite.loi = came.LOI
+    invite.ir = came.IR
+    invite.member_amount = came.MemberAmount
+    invite.__class__ = Invite
+    return cast("Invite", invite)
+
+
+class BulkInviteResult(Timed, Sequence[InviteOutcome]):
     """The outcomes of a bulk invite: one for each quota ID given, in the caller's order.
 
     `len(result.invited) + len(result.rejected) + len(result.not_sent) + len(result.unknown) == len(result)`,
     whatever happened. Outcome objects are created when they are read: reading one again gives an equal object,
     which may not be the same one.
+
+    Its `timing` is that of the request that ended last, from the beginning of the bulk to the result: the other
+    requests ran beside it and ended earlier.
 
     Attributes:
         unrequested: Outcomes that the service returned for unrequested quota IDs; the latest 10,000.
@@ -153,11 +180,8 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         self.unrequested = tuple(unrequested)
 
     def __repr__(self) -> str:
-        return (
-            f"<BulkInviteResult invited={self._count('invited')} rejected={self._count('rejected')} "
-            f"not_sent={self._count('not_sent')} unknown={self._count('unknown')} "
-            f"unrequested={len(self.unrequested)}>"
-        )
+        counts = " ".join(f"{status}={number}" for status, number in self.counts.items())
+        return f"<BulkInviteResult {counts} unrequested={len(self.unrequested)}>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BulkInviteResult):
@@ -188,17 +212,9 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         having = tuple(self._answers_having(status))
         return tuple(made(self._member_code, *zip(*having, strict=True))) if having else ()
 
-    def _count(self, status: OutcomeStatus) -> int:
-        return sum(1 for _ in self._answers_having(status))
-
     def _answers_having(self, status: OutcomeStatus) -> Iterator[tuple[int, RawOutcome]]:
-        # An item has no status. It is `invited` with an invite and `rejected` without one, and never another.
-        as_items = {"invited": True, "rejected": False}.get(status)
         for quota_id, answer in zip(self._quota_ids, self._answers, strict=True):
-            if isinstance(answer, InviteOutcome | Failure):
-                if answer.status == status:
-                    yield quota_id, answer
-            elif (answer.Invite is not None) is as_items:
+            if _status_of(answer) == status:
                 yield quota_id, answer
 
     @property
@@ -208,8 +224,17 @@ class BulkInviteResult(Sequence[InviteOutcome]):
 
     @property
     def invites(self) -> tuple[Invite, ...]:
-        """The invites of the outcomes in `invited`, in their order."""
-        return tuple(outcome.invite for outcome in self.invited if outcome.invite is not None)
+        """The invites of the outcomes in `invited`, in their order. This creates no outcomes."""
+        invites = map(_invite_in, self._answers)
+        return tuple([invite for invite in invites if invite is not None])
+
+    @property
+    def counts(self) -> Mapping[OutcomeStatus, int]:
+        """The number of outcomes with each of the four statuses. This creates no outcomes."""
+        counted: dict[OutcomeStatus, int] = {"invited": 0, "rejected": 0, "not_sent": 0, "unknown": 0}
+        for answer in self._answers:
+            counted[_status_of(answer)] += 1
+        return counted
 
     @property
     def rejected(self) -> tuple[InviteOutcome, ...]:
@@ -236,13 +261,52 @@ class BulkInviteResult(Sequence[InviteOutcome]):
         Raises:
             IncompleteBulkError: An outcome is `not_sent` or `unknown`. The error holds this result.
         """
-        not_sent, unknown = self._count("not_sent"), self._count("unknown")
+        counts = self.counts
+        not_sent, unknown = counts["not_sent"], counts["unknown"]
         if not_sent or unknown:
             raise IncompleteBulkError(
                 f"{not_sent} of {len(self)} quota IDs were not sent, and {unknown} have an unknown outcome; "
                 "resendable() gives those that are safe to send again",
                 bulk_result=self,
             )
+
+
+_STATUSES: Final[dict[type[object], OutcomeStatus]] = {
+    Rejection: "rejected",
+    WireInvite: "invited",
+    WireItem: "invited",
+}
+
+
+def tally(answers: Sequence[RawOutcome]) -> tuple[dict[tuple[str, int | None], int], SamplingError | None]:
+    """Count results by status and result code, without those from a journal. Also return their first error."""
+    counted: dict[tuple[str, int | None], int] = {}
+    error: SamplingError | None = None
+    for answer in answers:
+        if isinstance(answer, WireInvite | WireItem):
+            key: tuple[str, int | None] = ("invited", _SUCCESS_CODE)
+        elif isinstance(answer, Rejection):
+            key = ("rejected", answer.result_code)
+        elif isinstance(answer, InviteOutcome) and answer.replayed:
+            continue
+        else:
+            key, error = (answer.status, answer.result_code), error or answer.error
+        counted[key] = counted.get(key, 0) + 1
+    return counted, error
+
+
+def _status_of(answer: RawOutcome) -> OutcomeStatus:
+    known = _STATUSES.get(type(answer))
+    if known is not None:
+        return known
+    assert isinstance(answer, InviteOutcome | Failure)
+    return answer.status
+
+
+def _invite_in(answer: RawOutcome) -> Invite | None:
+    if isinstance(answer, WireInvite | WireItem):
+        return _invite_of(answer)
+    return answer.invite if isinstance(answer, InviteOutcome) else None
 
 
 class IncompleteBulkError(SamplingError):

@@ -156,6 +156,8 @@ def without(private: tuple[str, ...], text: str) -> str:
 
 
 def _printable(text: str) -> str:
+    if text.isascii() and text.isidentifier():
+        return text
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from attrs import field, frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
 from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden
 from sampling_async._contract.settings import PartnerSettings
@@ -103,6 +103,16 @@ def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:
     object.__setattr__(request, "member_code", member_code)
     object.__setattr__(request, "quota_ids", quota_ids)
     return request
+
+
+TEMPLATES: Final[dict[Endpoint, tuple[str, str]]] = {
+    "get_quotas": ("GET", f"{_SAMPLES}/{{PanelGUID}}/Quotas"),
+    "bulk_invite": ("POST", f"{_SAMPLES}/{{PanelGUID}}/{{MemberCode}}/Invites"),
+    "generate_invite": ("GET", f"{_SAMPLES}/{{PanelGUID}}/{{MemberCode}}/Invite/{{QuotaID}}"),
+    "get_settings": ("GET", _SETTINGS),
+    "recontact_members": ("GET", f"{_SAMPLES}/{{PanelGUID}}/Recontact/{{QuotaID}}/MemberCodes"),
+}
+"""Method and path of each endpoint, with the names of the contract in place of values."""
 
 
 # --- The five requests -------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""Where the time of a call goes. It is in one stage at any moment, so the stages add up to the whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from attrs import fields, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@frozen(kw_only=True)
+class Timing:
+    """The seconds that a call spent in each stage, over all its attempts. They add up to `total`.
+
+    With a `transport` of your own, `send` is 0, and `first_byte` has its time and that of `connect`: such a
+    transport does not say when it did what.
+
+    Attributes:
+        permit: Waited for a permit, that is for `max_concurrency`, the adaptive limit or the learned rate. In
+            the result of a bulk, this includes the time until the request was formed.
+        hold: Waited for the end of an outage, or of a pause that the service asked for.
+        journal: Waited until the journal had written what is about to be sent.
+        backoff: Paused between attempts.
+        connect: Opened a connection (name lookup, TCP, tunnel, TLS); next to nothing if an idle one was used.
+        send: Sent the request.
+        first_byte: From there to the first byte of the response: the time of the service and of the way.
+        body: From there to the last byte.
+        decode: Decoded and checked the response, and put the result together.
+        attempts: The number of attempts that were begun.
+    """
+
+    permit: float = 0.0
+    hold: float = 0.0
+    journal: float = 0.0
+    backoff: float = 0.0
+    connect: float = 0.0
+    send: float = 0.0
+    first_byte: float = 0.0
+    body: float = 0.0
+    decode: float = 0.0
+    attempts: int = 0
+
+    @property
+    def total(self) -> float:
+        """The seconds from the beginning of the call to its end."""
+        return sum([getattr(self, stage) for stage in STAGES], 0.0)
+
+
+STAGES: Final = tuple(each.name for each in fields(Timing) if each.name != "attempts")
+"""The names of the stages, in the order of `Timing`."""
+
+PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(len(STAGES))
+
+
+class Timeline:
+    """The stage that a running call is in, and the seconds in the stages before.
+
+    Args:
+        clock: Returns seconds from any start.
+
+    Attributes:
+        seconds: The seconds in each stage, without the current one.
+        since: When the current stage began.
+        began: When the call began.
+    """
+
+    __slots__ = ("_clock", "_stage", "began", "seconds", "since")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stage = PERMIT
+        self.seconds = [0.0] * len(STAGES)
+        self.since = self.began = clock()
+
+    def enter(self, stage: int) -> float:
+        """End the current stage and begin another, or the same one again. Return the time."""
+        now = self._clock()
+        self.seconds[self._stage] += now - self.since
+        self._stage, self.since = stage, now
+        return now
+
+    def timing(self, attempts: int) -> Timing:
+        """End the current stage and return what has come together."""
+        self.enter(self._stage)
+        return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)
+
+
+class Timed:
+    """A result of a call that can explain its time. This is no field: not compared, shown or pickled."""
+
+    __slots__ = ("_timing",)
+
+    _timing: Timing
+
+    @property
+    def timing(self) -> Timing | None:
+        """Where the time of the call went; None if no call of this process returned the object."""
+        return getattr(self, "_timing", None)
+
+
+def explain(result: object, timing: Timing) -> None:
+    """Note on a result of a call where its time went."""
+    if isinstance(result, Timed):
+        # Records are frozen.
+        object.__setattr__(result, "_timing", timing)
