@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from sampling_async._contract.timing import HOLD, PERMIT, Timeline
+from sampling_async._pacing.change import Turn
 from sampling_async._pacing.limit import AdaptiveLimit
 from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace
 
@@ -86,7 +88,7 @@ class _Waiter:
     def __init__(self, permit: Permit, came: int) -> None:
         self.permit = permit
         self.came = came  # a serial number: lower is earlier
-        self.turn_came: anyio.Event | None = None  # created only if the task has to wait
+        self.turn_came: Turn | None = None  # created only if the task has to wait
         self.gave_up = False
 
 
@@ -262,33 +264,54 @@ class Gate:
                 other.lowered_at = now
                 other.adaptive.overloaded(other.adaptive.generation)
 
-    async def acquire(self, permit: Permit) -> None:
+    async def acquire(self, permit: Permit, is_taken: Callable[[], bool]) -> None:
         """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.
 
         The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
         permit's lane, return without the permit.
+
+        Args:
+            permit: The permit.
+            is_taken: Returns whether another task has begun to use it, through `begin`. Then return at once.
         """
         kind = permit.kind
         try:
             # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
-            while True:
+            while not is_taken():
                 if self._is_shut(kind):
                     permit.release()
-                    if not await self._open_again(permit):
-                        return
+                    permit.timeline.enter(HOLD)
+                    try:
+                        if not await self._open_again(permit):
+                            return
+                    finally:
+                        permit.timeline.enter(PERMIT)
                 elif not permit.is_held:
                     waiter = self._queue(permit)
                     # `_queue` grants the permit itself if one is free: then no event and no wait are needed.
                     if not permit.is_held:
-                        await self._turn_of(waiter)
+                        await self._turn_of(waiter, is_taken)
                 elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
                     await self._interruptible_sleep(wait)
                 else:
                     kind.pace.begin(self.clock())
                     return
         except BaseException:
-            permit.release()
+            if not is_taken():
+                permit.release()
             raise
+
+    def begin(self, permit: Permit) -> bool:
+        """Begin to use a permit that was granted to a task that has not noticed it yet.
+
+        Returns:
+            False if the permit is not held, or an attempt must not begin now.
+        """
+        kind = permit.kind
+        if not permit.is_held or self._is_shut(kind) or kind.pace.wait(self.clock()):
+            return False
+        kind.pace.begin(self.clock())
+        return True
 
     def _lanes(self) -> Iterator[Lane]:
         for kind in self._kinds.values():
@@ -343,8 +366,8 @@ class Gate:
         self.serve()
         return waiter
 
-    async def _turn_of(self, waiter: _Waiter) -> None:
-        waiter.turn_came = anyio.Event()
+    async def _turn_of(self, waiter: _Waiter, is_taken: Callable[[], bool]) -> None:
+        waiter.turn_came = Turn()
         self.waiting += 1
         try:
             await waiter.turn_came.wait()
@@ -352,7 +375,8 @@ class Gate:
             waiter.gave_up = True
             # `_grant_first` may have granted the permit in the moment of the cancellation. Without this
             # release, nobody would hold it, and one place less would be left for all others.
-            waiter.permit.release()
+            if not is_taken():
+                waiter.permit.release()
             raise
         finally:
             self.waiting -= 1
@@ -440,9 +464,10 @@ class Permit:
         kind: The state of the kind of work that it is for.
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
+        timeline: The stages of the call that the permit is for. It begins with the permit.
     """
 
-    __slots__ = ("_gate", "_until", "among", "generation", "kind", "lane")
+    __slots__ = ("_gate", "_until", "among", "generation", "kind", "lane", "timeline")
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
@@ -451,6 +476,7 @@ class Permit:
         self.kind = gate.kind(lane.kind)
         self.generation = 0
         self.among = 0
+        self.timeline = Timeline(gate.clock)
 
     @property
     def is_held(self) -> bool:
@@ -467,18 +493,25 @@ class Permit:
         """The seconds until the hold of the permit's kind ends."""
         return self._gate.held_for(self.kind)
 
-    async def acquire(self) -> bool:
+    async def acquire(self, is_taken: Callable[[], bool] = bool) -> bool:
         """Wait until the permit is granted; return False if the deadline passes first.
 
         If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
+
+        Args:
+            is_taken: Returns whether another task has begun to use the permit. Then return at once.
         """
         remaining = self.remaining
         if not self.is_held and remaining == inf:
-            await self._gate.acquire(self)
+            await self._gate.acquire(self, is_taken)
         elif not self.is_held and self.held_for < remaining:
             with anyio.move_on_after(remaining):
-                await self._gate.acquire(self)
+                await self._gate.acquire(self, is_taken)
         return self.is_held and remaining > 0
+
+    def begin(self) -> bool:
+        """Begin to use the permit in place of the waiting task. Return False if it was not granted."""
+        return self._gate.begin(self)
 
     def release(self) -> None:
         """Release the permit, if it is held."""

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.background import Background
-from sampling_async._pacing.change import Change
+from sampling_async._pacing.change import Change, Turn
 from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class JobStream(Background, Generic[Job]):
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
         self._coroutines: list[Coroutine[Any, Any, None]] = []  # of the tasks
+        self._parked: Job | None = None  # drawn, and waiting for its permit
         self._drawing: anyio.CancelScope | None = None
         self._drawn = False  # whether no more jobs will be drawn
         self._window = window  # the places that are free
@@ -175,11 +176,32 @@ class JobStream(Background, Generic[Job]):
                 # Stored first, then released by the source: in between both own the job, and it cannot be lost.
                 permit = self.open[job] = self._permit()
                 source.handed_over()
-                if self._needs_permit(job):
-                    await permit.acquire()
+                if self._needs_permit(job) and await self._is_taken_over(job, permit):
+                    continue
                 self._set_to_work(job, running)
                 if shuffled:
                     await anyio.lowlevel.checkpoint()
+
+    async def _is_taken_over(self, job: Job, permit: Permit) -> bool:
+        """Wait for the permit of a job. Return whether a task that became free has taken the job meanwhile."""
+        self._parked = job
+        await permit.acquire(lambda: self._parked is not job)
+        if self._parked is not job:
+            return True
+        self._parked = None
+        return False
+
+    def _take_over(self) -> Job | None:
+        """Take the job that waits for a permit, if the permit was granted a moment ago.
+
+        The task that released the permit goes on with that job itself. To wake another task costs more than all
+        other steps between two jobs.
+        """
+        job = self._parked
+        if job is None or not self.open[job].begin():
+            return None
+        self._parked = None
+        return job
 
     async def _draw(self, source: Source[Job]) -> Job | None:
         while self._window == 0:
@@ -206,7 +228,9 @@ class JobStream(Background, Generic[Job]):
         job: Job | None = first
         while job is not None:
             await self._run_one(job, self.open[job])
-            job = None if self._drawn else await self._wait_for_job()
+            job = self._take_over()
+            if job is None and not self._drawn:
+                job = await self._wait_for_job()
 
     async def _wait_for_job(self) -> Job | None:
         idle: _Idle[Job] = _Idle()
@@ -249,5 +273,5 @@ class _Idle(Generic[Job]):
     __slots__ = ("job", "woken")
 
     def __init__(self) -> None:
-        self.woken = anyio.Event()
+        self.woken = Turn()
         self.job: Job | None = None

@@ -10,17 +10,21 @@ import anyio.lowlevel
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Return the running asyncio loop; None on trio."""
-    # asyncio takes long to import, and a program on trio may never need it.
-    if "asyncio" not in sys.modules:
+    # asyncio takes long to import, and a program on trio may never need it. This is called several times for
+    # each request, and an `import` statement costs more than the look into the table of modules.
+    loaded = sys.modules.get("asyncio")
+    if loaded is None:
         return None
+    if "trio" not in sys.modules:
+        current: asyncio.AbstractEventLoop = loaded.get_running_loop()
+        return current
     import asyncio  # noqa: PLC0415
 
-    if "trio" not in sys.modules:
-        return asyncio.get_running_loop()
     # In its guest mode trio runs inside an asyncio loop. Then `get_running_loop` finds the asyncio loop, but
     # this task belongs to trio. The token of anyio is that of the library that runs the task.
     token: object = anyio.lowlevel.current_token()
@@ -43,7 +47,20 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def current_time() -> float:
-    """Return the time of the event loop's clock, in seconds."""
-    loop = asyncio_loop()
-    return anyio.current_time() if loop is None else loop.time()
+class LoopClock:
+    """The clock of the event loop in which it is first read, in seconds.
+
+    It looks for the loop once: before Python 3.12, each look asks the system for the number of the process.
+    """
+
+    __slots__ = ("_time",)
+
+    def __init__(self) -> None:
+        self._time: Callable[[], float] | None = None
+
+    def __call__(self) -> float:
+        """Return the time."""
+        if self._time is None:
+            loop = asyncio_loop()
+            self._time = anyio.current_time if loop is None else loop.time
+        return self._time()

@@ -30,7 +30,7 @@ _MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
 _UNLIMITED_EACH: Final = 4
 
-logger: Final = logging.getLogger("sampling_async")
+logger: Final = logging.getLogger("sampling_async.pacing")
 
 
 class Outage:

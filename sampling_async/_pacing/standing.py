@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-_LOG: Final = logging.getLogger("sampling_async")
+_LOG: Final = logging.getLogger("sampling_async.pacing")
 
 
 class Standing(Background):

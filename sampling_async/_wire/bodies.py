@@ -53,6 +53,49 @@ class BodyLimits:
         return (self.quotas, self.quotas) if endpoint == "get_quotas" else (self.wire, self.decoded)
 
 
+class Request(httpx.Request):
+    """A request that shares its origin and headers with others; httpx would copy both, and parse them again.
+
+    Attributes:
+        origin: Any URL of the service.
+        target: Path and query, as they are sent. httpx parses them, into `url`, only if they are asked for.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        origin: httpx.URL,
+        target: bytes,
+        *,
+        headers: httpx.Headers,
+        body: bytes,
+        extensions: dict[str, Any],
+    ) -> None:
+        # All that httpx's own constructor sets, which is not called.
+        self.method = method
+        self.origin = origin
+        self.target = target
+        self.headers = headers
+        self.extensions = extensions
+        self.stream = RequestBody(body)
+
+    def __getattr__(self, name: str) -> httpx.URL:
+        if name != "url":
+            raise AttributeError(name)
+        self.url = self.origin.copy_with(raw_path=self.target)
+        return self.url
+
+
+def origin_of(request: httpx.Request) -> httpx.URL:
+    """Return a URL with the origin of a request."""
+    return request.origin if isinstance(request, Request) else request.url
+
+
+def target_of(request: httpx.Request) -> bytes:
+    """Return the path and query of a request."""
+    return request.target if isinstance(request, Request) else request.url.raw_path
+
+
 class RequestBody(httpx.AsyncByteStream):
     """The body of a request. httpx's own is an async generator, and trio warns if one is left unfinished."""
 
@@ -78,7 +121,9 @@ class Body:
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        encodings = [value for name, value in response.headers.raw if name.lower() == b"content-encoding"]
+        own: Any = response.extensions.get("body")
+        headers = response.headers.raw if own is None else own.headers
+        encodings = [value for name, value in headers if name.lower() == b"content-encoding"]
         self._encoding = b", ".join(encodings).strip().lower()
         self._inflater = _Inflater() if b"gzip" in self._encoding else None
         self._source = self._raw = _raw_parts(response, wire)
@@ -136,6 +181,21 @@ class Body:
         if self._decoded_left < 0:
             raise too_large(self._limits[1], "decoded")
         return part
+
+    def whole(self) -> bytes | None:
+        """Return the body if all of it has arrived and is not compressed, as in most responses; else None.
+
+        Raises:
+            DecodeError: The body is larger than a limit.
+        """
+        own: Any = self._response.extensions.get("body")
+        if own is None or not own.is_over or self._encoding not in {b"", b"identity"}:
+            return None
+        content: bytes = own.take()
+        self._wire_left -= len(content)
+        if self._wire_left < 0:
+            raise too_large(self._limits[0], "on the wire")
+        return self._within_limit(content)
 
     async def read(self) -> bytes:
         """Return the whole body."""

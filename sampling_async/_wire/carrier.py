@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import httpx
 
+from sampling_async._contract.timing import BODY, FIRST_BYTE
+from sampling_async._wire.bodies import origin_of
+
 if TYPE_CHECKING:
     import logging
     from contextlib import AbstractContextManager
@@ -36,7 +39,7 @@ class Client(httpx.AsyncClient):
     async def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
         """Send a request and return its response, whose body is still to be read."""
         # Through this method and not `self._transport`, because respx patches it.
-        return await self._transport_for_url(request.url).handle_async_request(request)
+        return await self._transport_for_url(origin_of(request)).handle_async_request(request)
 
 
 class Carrier(httpx.AsyncBaseTransport):
@@ -72,7 +75,7 @@ class Carrier(httpx.AsyncBaseTransport):
         return isinstance(exc, Exception)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.url) else {}
+        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(origin_of(request)) else {}
         try:
             if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
@@ -82,6 +85,8 @@ class Carrier(httpx.AsyncBaseTransport):
             # Mocks may never give the event loop a turn, as our engine does.
             await anyio.lowlevel.checkpoint()
             sent(True)
+            enter = request.extensions.get("enter", bool)
+            enter(FIRST_BYTE)
             headers = request.headers.copy()
             headers.update(private)
             keyed = httpx.Request(
@@ -93,7 +98,9 @@ class Carrier(httpx.AsyncBaseTransport):
             )
             del headers
             with _Unwatched():
-                return await self._httpx_transport().handle_async_request(keyed)
+                response = await self._httpx_transport().handle_async_request(keyed)
+            enter(BODY)
+            return response  # noqa: TRY300
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames of the traceback hold the headers in their local variables, which crash reporters send.
             raise exc.with_traceback(None)  # noqa: B904

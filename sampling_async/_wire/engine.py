@@ -17,30 +17,30 @@ import sys
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager
 from functools import partial
-from math import inf
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import httpx
 
+from sampling_async._contract.timing import FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._wire.alerts import ABOUT_THE_CLIENT, alert_in
-from sampling_async._wire.bodies import RequestBody, too_large
+from sampling_async._wire.alerts import alert_in
+from sampling_async._wire.bodies import RequestBody, origin_of, target_of
+from sampling_async._wire.connection import CONNECTING, Body, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.http1 import Answer
 from sampling_async._wire.idling import IdleTime
 from sampling_async._wire.lookups import Lookups
-from sampling_async._wire.sockets import TooSlow, Wire, connect, is_of_the_system
+from sampling_async._wire.sockets import Wire, connect, is_of_the_system
 from sampling_async._wire.trust import Unusable, default_context
 from sampling_async._wire.tunnels import UNAUTHORIZED, Tunnel, credentials_for, refusal_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
     from sampling_async._wire.address import Proxy
+    from sampling_async._wire.http1 import Answer
 
     Limits = Mapping[str, float]
 
@@ -56,6 +56,9 @@ class Engine:
         idle_seconds: The longest time to keep one. If the server closes them sooner, they are reused for less.
         proxy: A proxy, if any. It opens a tunnel (CONNECT) to an https origin and sends http requests itself.
         tls: The TLS settings; default, from the environment.
+
+    Attributes:
+        traffic: What was done so far.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Engine:
         proxy: Proxy | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._idle: deque[_Connection] = deque()  # the latest used one is at the right end
+        self._idle: deque[Connection] = deque()  # the latest used one is at the right end
         self._most_idle = idle if idle_seconds else 0
         self._idle_time = IdleTime(idle_seconds)
         self._timer: asyncio.TimerHandle | None = None
@@ -76,6 +79,12 @@ class Engine:
         self._tls = tls
         self._session: ssl.SSLSession | None = None
         self._resumes = True
+        self.traffic = Traffic()
+
+    @property
+    def idle(self) -> int:
+        """The number of idle connections."""
+        return len(self._idle)
 
     def __repr__(self) -> str:
         return f"<Engine: {len(self._idle)} idle>"
@@ -101,20 +110,24 @@ class Engine:
         """Send a request and return its response, whose body is still to be read.
 
         Args:
-            request: The request. Two of its extensions are used: `timeout`, as httpx fills it, and `sent`, a
-                function. It is called with False when it is certain that no byte has left, and with True before
-                that may change.
+            request: The request. Three of its extensions are used: `timeout`, as httpx fills it, and two
+                functions. `sent` is called with False when it is certain that no byte has left, and with True
+                before that may change. `enter` is called with each stage that begins.
             private: Headers that are added on the wire only.
         """
         limits: Limits = request.extensions["timeout"]
         sent: Callable[[bool], None] = request.extensions["sent"]
+        enter: Callable[[int], object] = request.extensions.get("enter", bool)
+        origin = origin_of(request)
         sent(False)
-        is_fetched = self._proxy is not None and request.url.scheme == "http"
+        is_fetched = self._proxy is not None and origin.scheme == "http"
         message = self._message_to_proxy(request, private) if is_fetched else _message(request, private)
-        connection = self._take_idle() or await self._connect(request.url, limits)
+        connection = self._take_idle() or await self._connect(origin, limits)
         try:
+            enter(SEND)
             await connection.send(message, sent, limits["write"])
-            answer = await connection.read_head(limits["read"])
+            enter(FIRST_BYTE)
+            answer = await connection.read_head(limits["read"], enter)
             if is_fetched:
                 _check_proxy_accepts(answer, sent)
                 connection.is_kept = _is_kept(answer)
@@ -125,16 +138,16 @@ class Engine:
             if connection.was_refused(exc):
                 sent(False)
             raise
-        body = _Body(connection, answer, limits["read"], self._release)
+        body = Body(connection, answer, limits["read"], self._release)
         body.release_if_whole()
-        return httpx.Response(answer.status, headers=answer.headers, stream=body, extensions={"body": body})
+        return Response(answer.status, body)
 
     def _message_to_proxy(self, request: httpx.Request, private: Mapping[str, str]) -> bytes:
         assert self._proxy is not None
-        target = b"http://%b%b" % (request.url.netloc, request.url.raw_path)
+        target = b"http://%b%b" % (origin_of(request).netloc, target_of(request))
         return _message(request, {**private, **credentials_for(self._proxy)}, target)
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> Connection | None:
         now = time.monotonic()
         # Take the latest used one, so that surplus connections age. One that is too old for reuse stays in the
         # list: whether the server closes it shows how long idle connections live.
@@ -142,14 +155,15 @@ class Engine:
             connection = self._idle.pop()
             if connection.is_quiet():
                 connection.idled_for = connection.age(now)
+                self.traffic.reused += 1
                 return connection
             self._note_end_of(connection, now)
         return None
 
-    async def _connect(self, url: httpx.URL, limits: Limits) -> _Connection:
+    async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
         with (
             anyio.move_on_after(limits["connect"]) as scope,
-            _told_as(httpx.ConnectError, httpx.ConnectTimeout),
+            CONNECTING,
         ):
             wire = await self._opened(url)
             try:
@@ -194,13 +208,14 @@ class Engine:
             raise Refusal(problem, permanent=True)
         return self._tls
 
-    def _welcomed(self, wire: Wire) -> _Connection:
+    def _welcomed(self, wire: Wire) -> Connection:
         self._idle_time.opened_within(wire.opened_within)
-        connection = _Connection(wire)
+        connection = Connection(wire, self.traffic)
+        self.traffic.opened += 1
         wire.tell_of_news(partial(_look_at, weakref.ref(self), weakref.ref(connection)))
         return connection
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         if self._idle:
             self._close_old()
         if not connection.is_reusable() or not self._most_idle:
@@ -237,17 +252,17 @@ class Engine:
             else:
                 self._note_end_of(connection, now)
 
-    def look_at(self, connection: _Connection) -> None:
+    def look_at(self, connection: Connection) -> None:
         """Close an idle connection if the server has closed it or has sent bytes without a request."""
         if connection in self._idle and not connection.is_quiet():
             self._idle.remove(connection)
             self._note_end_of(connection, time.monotonic())
 
-    def _note_end_of(self, connection: _Connection, now: float) -> None:
+    def _note_end_of(self, connection: Connection, now: float) -> None:
         connection.close()
         self._idle_time.was_closed(connection.age(now), now)
 
-    def _learn_from(self, connection: _Connection, exc: BaseException) -> None:
+    def _learn_from(self, connection: Connection, exc: BaseException) -> None:
         """Learn the server's idle time, if it closed a reused connection before it responded."""
         if connection.was_idle and not connection.received and isinstance(exc, _ENDS):
             self._idle_time.was_closed(connection.idled_for, time.monotonic())
@@ -265,7 +280,7 @@ class Engine:
 
 # The event loop holds this function and the next one. With weak references, it does not keep a dropped engine
 # alive.
-def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[_Connection]) -> None:
+def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[Connection]) -> None:
     ours, news = engine(), connection()
     if ours is not None and news is not None:
         ours.look_at(news)
@@ -296,156 +311,7 @@ def _is_kept(answer: Answer) -> bool:
 
 def _message(request: httpx.Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
     assert isinstance(request.stream, RequestBody)
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), target or request.url.raw_path)]
+    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), target or target_of(request))]
     lines += [b"%b: %b" % header for header in request.headers.raw]
     lines += [f"{name}: {value}".encode("ascii") for name, value in private.items()]
     return b"%b\r\n\r\n%b" % (b"\r\n".join(lines), request.stream.content)
-
-
-class _Connection:
-    """A connection, and the response that it is receiving.
-
-    Attributes:
-        used_at: When it was last used, 0 if never.
-        idled_for: How long it had been idle when it was used again.
-        received: Bytes of the current response, its head and framing included.
-        session_is_new: Whether its TLS session was not taken yet.
-        is_kept: False if a proxy closes the connection after the response.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_answer",
-        "_wire",
-        "idled_for",
-        "is_kept",
-        "received",
-        "session_is_new",
-        "used_at",
-    )
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._answer = Answer()
-        self.used_at = 0.0
-        self.idled_for = 0.0
-        self.received = 0
-        self.session_is_new = True
-        self.is_kept = True
-
-    @property
-    def was_idle(self) -> bool:
-        """Whether the connection carried an earlier request."""
-        return self.used_at > 0
-
-    def age(self, now: float) -> float:
-        """Return the seconds since the connection was last used."""
-        return now - self.used_at
-
-    def is_quiet(self) -> bool:
-        """Return whether the connection is open and holds no bytes that came without a request."""
-        return self._wire.is_quiet()
-
-    def was_refused(self, exc: BaseException) -> bool:
-        """Return whether an error says that the server ended the TLS handshake and has read no request.
-
-        With TLS 1.3 the alert may arrive after our half of the handshake, while the first request is sent.
-        """
-        is_first = not (self.was_idle or self.received or self._wire.asks_for_who_we_are_later)
-        return is_first and alert_in(exc) in ABOUT_THE_CLIENT
-
-    def take_session(self) -> ssl.SSLSession | None:
-        """Return the TLS session, which the next connection can resume. Taken once, because it takes time."""
-        self.session_is_new = False
-        return self._wire.session
-
-    async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
-        """Send a whole request."""
-        self.received = 0
-        with _told_as(httpx.WriteError, httpx.WriteTimeout):
-            try:
-                await self._wire.send(message, sent, seconds)
-            except OSError as exc:
-                # The server's alert, if there is one, explains more than the broken connection.
-                if is_of_the_system(exc):
-                    self._wire.must_not_be_refused()
-                raise
-
-    async def read_head(self, seconds: float) -> Answer:
-        """Return the response as soon as its head is complete."""
-        answer = self._answer = Answer()
-        while not answer.status:
-            await self.read_on(seconds)
-        return answer
-
-    async def read_on(self, seconds: float) -> None:
-        """Receive the next bytes and feed them to the response."""
-        with _told_as(httpx.ReadError, httpx.ReadTimeout):
-            data = await self._wire.receive(seconds)
-        self.received += len(data)
-        self._answer.feed(data)
-
-    def is_reusable(self) -> bool:
-        """Return whether the connection is ready for another request. This also sets `used_at`."""
-        self.used_at = time.monotonic()
-        return self._answer.leaves_reusable and self.is_kept
-
-    def close(self) -> None:
-        """Close the connection now."""
-        self._wire.close()
-
-
-class _Body(httpx.AsyncByteStream):
-    """The body of a response as it arrives. At its end it releases the connection; left earlier, it closes it.
-
-    Attributes:
-        most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
-    """
-
-    def __init__(
-        self, connection: _Connection, answer: Answer, seconds: float, release: Callable[[_Connection], None]
-    ) -> None:
-        self._connection = connection
-        self._answer = answer
-        self._seconds = seconds
-        self._release = release
-        self._is_over = False
-        self.most = inf
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not (part := self._answer.take()):
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._connection.read_on(self._seconds)
-            if self._connection.received > self.most:
-                raise too_large(self.most, "on the wire")
-            self.release_if_whole()
-        return part
-
-    def release_if_whole(self) -> None:
-        """Release the connection if the last byte of the body has arrived."""
-        if self._answer.is_whole and not self._is_over:
-            self._is_over = True
-            self._release(self._connection)
-
-    async def aclose(self) -> None:
-        """Close the connection if the body was not read to its end."""
-        if not self._is_over:
-            self._is_over = True
-            self._connection.close()
-
-
-@contextmanager
-def _told_as(failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> Generator[None]:
-    """Turn errors of the system, and a time limit that passed, into httpx's errors."""
-    try:
-        yield
-    except OSError as exc:
-        if not is_of_the_system(exc):
-            raise
-        raise failure(exc.strerror or type(exc).__name__) from exc
-    except TooSlow as exc:
-        raise timeout(type(exc).__name__) from exc

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -27,15 +28,16 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import OK, Call, Reply, Track
 from sampling_async._pacing.cancellation import is_stray
-from sampling_async._pacing.loops import running_loop
+from sampling_async._pacing.loops import LoopClock, running_loop
 from sampling_async._version import __version__
-from sampling_async._wire.bodies import Body, BodyLimits, RequestBody
+from sampling_async._wire.bodies import Body, BodyLimits, Request
 from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
 from sampling_async._wire.failures import translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
 
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
@@ -97,10 +99,10 @@ class Session:
             self.engine = engine.Engine(idle=connections, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
         self._carrier = Carrier(self.engine, transport, base_url, api_key)
         self._http = Client(self._carrier)
-        # Cached: httpx needs more time for one URL, or for one set of headers, than for the rest of a request.
-        self._url = lru_cache(maxsize=64)(self._made_url)
+        # Cached: httpx needs more time for one set of headers than for the rest of a request.
         self._headers_for = lru_cache(maxsize=256)(self._made_headers)
         self._scopes: set[anyio.CancelScope] = set()
+        self.now = LoopClock()  # anyio's deadlines are times of the event loop's own clock
         self._idle: anyio.Event | None = None
         self._headers = httpx.Headers(
             {
@@ -215,15 +217,22 @@ class Session:
         limits = self.timeouts
         read = limits.read_limit(call.endpoint, call.quota_ids)
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
-        timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
-        extensions = {"timeout": timeout, "sent": sent}
+        if within < inf:
+            timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
+        enter = bool if track.timeline is None else track.timeline.enter
+        extensions = {"timeout": timeout, "sent": sent, "enter": enter}
         headers = self._headers if call.body is None else self._headers_for(len(call.body))
         if call.known is not None:
             headers = headers.copy()
             headers["If-None-Match"] = call.known
-        body = RequestBody(call.body or b"")
-        return httpx.Request(
-            call.method, self._url(call.target), headers=headers, stream=body, extensions=extensions
+        target = f"{self._base_path}{call.target}".encode()
+        return Request(
+            call.method,
+            self._base_url,
+            target,
+            headers=headers,
+            body=call.body or b"",
+            extensions=extensions,
         )
 
     def _made_headers(self, length: int) -> httpx.Headers:
@@ -231,27 +240,26 @@ class Session:
         headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
         return headers
 
-    def _made_url(self, target: str) -> httpx.URL:
-        return self._base_url.copy_with(raw_path=f"{self._base_path}{target}".encode())
-
     def close_idle(self) -> None:
         """Close the idle connections."""
         self._carrier.close_idle()
 
-    @contextmanager
-    def until_closed(self, seconds: float = inf) -> Generator[anyio.CancelScope]:
+    def until_closed(self, seconds: float = inf) -> _UntilClosed:
         """Cancel a block after a number of seconds, or when the session is closed."""
-        with anyio.move_on_after(seconds) as scope:
-            if self.closed:
-                scope.cancel()
-            self._scopes.add(scope)
-            try:
-                yield scope
-            finally:
-                self._scopes.discard(scope)
-                # `aclose` waits until the last block has ended.
-                if self._idle is not None and not self._scopes:
-                    self._idle.set()
+        return _UntilClosed(self, seconds)
+
+    def begin_block(self, scope: anyio.CancelScope) -> None:
+        """Note that a block has begun, which `aclose` must end."""
+        if self.closed:
+            scope.cancel()
+        self._scopes.add(scope)
+
+    def end_block(self, scope: anyio.CancelScope) -> None:
+        """Note that a block has ended."""
+        self._scopes.discard(scope)
+        # `aclose` waits until the last block has ended.
+        if self._idle is not None and not self._scopes:
+            self._idle.set()
 
     def check_usable(self) -> None:
         """Refuse the use of a closed session, or from another event loop than before.
@@ -301,8 +309,41 @@ class Session:
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
 
+class _UntilClosed:
+    """A block that is cancelled after a number of seconds, or when the session is closed.
+
+    It is a class because each attempt enters one, and a generator costs four times as much.
+    """
+
+    __slots__ = ("_scope", "_session")
+
+    def __init__(self, session: Session, seconds: float) -> None:
+        self._session = session
+        self._scope = anyio.CancelScope(deadline=inf if seconds == inf else session.now() + seconds)
+
+    def __enter__(self) -> anyio.CancelScope:
+        scope = self._scope.__enter__()
+        try:
+            self._session.begin_block(scope)
+        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self._scope.__exit__(*sys.exc_info())
+            raise
+        return scope
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            self._session.end_block(self._scope)
+        finally:
+            suppresses = self._scope.__exit__(exc_type, exc, traceback)
+        return suppresses
+
+
 async def _read_whole(body: Body) -> Reply:
-    content = await body.read()
+    content = body.whole()
+    if content is None:
+        content = await body.read()
     await body.aclose()
     return Reply(OK, content)
 

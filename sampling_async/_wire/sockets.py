@@ -28,7 +28,6 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from functools import partial
 from itertools import chain, zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -36,16 +35,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.loops import asyncio_loop, runs_here
+from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.alerts import alert_in
 from sampling_async._wire.forks import forks
+from sampling_async._wire.reader import Reader, TooSlow
 
 if sys.platform == "linux":
     import fcntl
     import termios
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Sequence
 
     from sampling_async._wire.lookups import Addresses
@@ -54,10 +53,6 @@ _RECEIVED_AT_ONCE: Final = 2**16
 _HEAD_START: Final = 0.25  # seconds until the next address is tried too (RFC 8305, "Happy Eyeballs")
 _TCP: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 _NUMBER: Final = b"\0\0\0\0"
-
-
-class TooSlow(Exception):  # noqa: N818  not an OSError, which TimeoutError would be
-    """The peer accepted or sent no bytes within the time limit."""
 
 
 def is_of_the_system(exc: BaseException) -> bool:
@@ -103,7 +98,7 @@ class Wire:
         self._forks = forks.count
         # The default event loop of Windows cannot watch sockets.
         loop = asyncio_loop() if sys.platform != "win32" else None
-        self._waits = None if loop is None else _Reader(loop, sock.fileno())
+        self._waits = None if loop is None else Reader(loop, sock.fileno())
         # `finalize` keeps socket and reader alive until it runs. The event loop must stop watching before the
         # descriptor is closed. If both were only collected together with this object, the order would be open.
         self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, forks.count)
@@ -120,18 +115,20 @@ class Wire:
             TooSlow: The peer accepted nothing for that time.
             OSError: The connection is broken.
         """
-        self._asked = len(data)
-        view = memoryview(data)
-        while view:
+        self._asked = left = len(data)
+        rest: bytes | memoryview = data
+        while left:
             self._check_process()
             # Before the call, not after it: a signal handler may raise in between.
             sent(True)
             try:
-                view = view[self._sock.send(view) :]
+                left -= self._sock.send(rest)
             except OSError as exc:
-                if len(view) == len(data) and self._sent_no_byte(exc):
+                if left == len(data) and self._sent_no_byte(exc):
                     sent(False)
                 await self._ready_again(exc, self._writable, seconds)
+            else:
+                rest = memoryview(data)[-left:] if left else b""
 
     def _sent_no_byte(self, exc: OSError) -> bool:
         """Return whether an error of `send` proves that no byte was sent.
@@ -281,98 +278,21 @@ class Wire:
         return None if self._tls is None else self._tls.session
 
     @property
+    def certificate(self) -> bytes | None:
+        """The server's certificate in DER, verified or not; None without TLS."""
+        return None if self._tls is None else self._tls.getpeercert(binary_form=True)
+
+    @property
     def asks_for_who_we_are_later(self) -> bool:
         """Whether the server may ask for our certificate after it has received a request."""
         return self._tls is not None and self._tls.context.post_handshake_auth
 
 
-class _Reader:
-    """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
-
-    Adding and removing the socket for each wait would cost two calls to the system.
-
-    Attributes:
-        news: Called when bytes, or the end, arrive and no task is reading.
-    """
-
-    __slots__ = ("_fd", "_future", "_idled", "_loop", "_watched", "news")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self._loop = loop
-        self._fd = fd
-        self._watched = False
-        self._idled = False
-        self._future: asyncio.Future[None] | None = None
-        self.news: Callable[[], object] = bool  # no effect
-
-    async def readable(self, seconds: float) -> None:
-        """Wait until there are bytes to read, or the end of the connection.
-
-        Raises:
-            TooSlow: Nothing came for that time.
-        """
-        future = self._future = self._loop.create_future()
-        self._idled = False
-        if not self._watched:
-            self._loop.add_reader(self._fd, self._tell)
-            self._watched = True
-        timer = None if seconds == inf else self._loop.call_later(seconds, _time_out, future)
-        try:
-            await future
-        finally:
-            self._future = None
-            if timer is not None:
-                timer.cancel()
-
-    def _tell(self) -> None:
-        if self._future is not None:
-            if not self._future.done():
-                self._future.set_result(None)
-        elif self._idled:
-            # Nobody reads these bytes. Stop watching, or the loop spins: it would call this in each round.
-            self._stop()
-            self.news()
-        else:
-            # The first call without a reader may be late: the loop looked before the task read the bytes.
-            self._idled = True
-
-    def _stop(self) -> None:
-        self._watched = False
-        self._loop.remove_reader(self._fd)
-
-    def close(self, sock: socket.socket, *, is_forked: bool) -> None:
-        """Stop watching, then close the socket. After the close, its descriptor may belong to another file."""
-        if not self._watched or self._loop.is_closed():
-            sock.close()
-        elif is_forked:
-            # The other order in the child of a fork, which shares the system's list of watched sockets with its
-            # parent. Closed first, our socket is no longer found there, and the parent's entry stays.
-            sock.close()
-            self._stop()
-        elif self._is_elsewhere():
-            try:
-                self._loop.call_soon_threadsafe(partial(self.close, sock, is_forked=is_forked))
-            except RuntimeError:  # the loop was closed a moment ago
-                sock.close()
-        else:
-            self._stop()
-            sock.close()
-
-    def _is_elsewhere(self) -> bool:
-        """Return whether another thread runs the loop. Garbage collection may call `close` in any thread."""
-        return self._loop.is_running() and not runs_here(self._loop)
-
-
-def _close(sock: socket.socket, reader: _Reader | None, made_after: int) -> None:
+def _close(sock: socket.socket, reader: Reader | None, made_after: int) -> None:
     if reader is None:
         sock.close()
     else:
         reader.close(sock, is_forked=made_after != forks.count)
-
-
-def _time_out(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_exception(TooSlow)
 
 
 async def connect(

@@ -1,0 +1,231 @@
+"""One connection of our engine, the response that it is receiving, and the body of that response."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING, Final, Self
+
+import httpx
+from attrs import define
+
+from sampling_async._contract.timing import BODY
+from sampling_async._wire.alerts import ABOUT_THE_CLIENT, alert_in
+from sampling_async._wire.bodies import too_large
+from sampling_async._wire.http1 import Answer
+from sampling_async._wire.reader import TooSlow
+from sampling_async._wire.sockets import Wire, is_of_the_system
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+
+@define
+class Traffic:
+    """What an engine has done so far: connections opened, closed and used again, bytes sent and received."""
+
+    opened: int = 0
+    closed: int = 0
+    reused: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Connection:
+    """A connection, and the response that it is receiving.
+
+    Attributes:
+        used_at: When it was last used, 0 if never.
+        idled_for: How long it had been idle when it was used again.
+        received: Bytes of the current response, its head and framing included.
+        session_is_new: Whether its TLS session was not taken yet.
+        is_kept: False if a proxy closes the connection after the response.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_answer",
+        "_is_open",
+        "_traffic",
+        "_wire",
+        "idled_for",
+        "is_kept",
+        "received",
+        "session_is_new",
+        "used_at",
+    )
+
+    def __init__(self, wire: Wire, traffic: Traffic) -> None:
+        self._wire = wire
+        self._traffic = traffic
+        self._is_open = True
+        self._answer = Answer()
+        self.used_at = 0.0
+        self.idled_for = 0.0
+        self.received = 0
+        self.session_is_new = True
+        self.is_kept = True
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether the connection carried an earlier request."""
+        return self.used_at > 0
+
+    def age(self, now: float) -> float:
+        """Return the seconds since the connection was last used."""
+        return now - self.used_at
+
+    def is_quiet(self) -> bool:
+        """Return whether the connection is open and holds no bytes that came without a request."""
+        return self._wire.is_quiet()
+
+    def was_refused(self, exc: BaseException) -> bool:
+        """Return whether an error says that the server ended the TLS handshake and has read no request.
+
+        With TLS 1.3 the alert may arrive after our half of the handshake, while the first request is sent.
+        """
+        is_first = not (self.was_idle or self.received or self._wire.asks_for_who_we_are_later)
+        return is_first and alert_in(exc) in ABOUT_THE_CLIENT
+
+    def take_session(self) -> ssl.SSLSession | None:
+        """Return the TLS session, which the next connection can resume. Taken once, because it takes time."""
+        self.session_is_new = False
+        return self._wire.session
+
+    async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
+        """Send a whole request."""
+        self.received = 0
+        self._traffic.sent += len(message)
+        with WRITING:
+            try:
+                await self._wire.send(message, sent, seconds)
+            except OSError as exc:
+                # The server's alert, if there is one, explains more than the broken connection.
+                if is_of_the_system(exc):
+                    self._wire.must_not_be_refused()
+                raise
+
+    async def read_head(self, seconds: float, enter: Callable[[int], object]) -> Answer:
+        """Return the response as soon as its head is complete."""
+        answer = self._answer = Answer()
+        await self.read_on(seconds)
+        enter(BODY)
+        while not answer.status:
+            await self.read_on(seconds)
+        return answer
+
+    async def read_on(self, seconds: float) -> None:
+        """Receive the next bytes and feed them to the response."""
+        with READING:
+            data = await self._wire.receive(seconds)
+        self.received += len(data)
+        self._traffic.received += len(data)
+        self._answer.feed(data)
+
+    def is_reusable(self) -> bool:
+        """Return whether the connection is ready for another request. This also sets `used_at`."""
+        self.used_at = time.monotonic()
+        return self._answer.leaves_reusable and self.is_kept
+
+    def close(self) -> None:
+        """Close the connection now. It may be called again."""
+        self._traffic.closed += self._is_open
+        self._is_open = False
+        self._wire.close()
+
+
+class Response(httpx.Response):
+    """A response whose headers httpx parses when they are asked for, which is rare."""
+
+    def __init__(self, status: int, body: Body) -> None:
+        # What httpx's own constructor sets, as far as reading a stream needs it.
+        self.status_code = status
+        self.stream = body
+        self.extensions = {"body": body}
+        self.is_closed = self.is_stream_consumed = False
+
+    def __getattr__(self, name: str) -> httpx.Headers:
+        if name != "headers":
+            raise AttributeError(name)
+        self.headers = httpx.Headers(self.extensions["body"].headers)
+        return self.headers
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        self.is_closed = True
+        await self.extensions["body"].aclose()
+
+
+class Body(httpx.AsyncByteStream):
+    """The body of a response as it arrives. At its end it releases the connection; left earlier, it closes it.
+
+    Attributes:
+        headers: The headers of the response, as they came.
+        is_over: Whether the last byte has arrived, or the body was closed.
+        most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
+    """
+
+    def __init__(
+        self, connection: Connection, answer: Answer, seconds: float, release: Callable[[Connection], None]
+    ) -> None:
+        self.headers = answer.headers
+        self._connection = connection
+        self._answer = answer
+        self._seconds = seconds
+        self._release = release
+        self.is_over = False
+        self.most = inf
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def take(self) -> bytes:
+        """Return the part that has arrived since the last call."""
+        return self._answer.take()
+
+    async def __anext__(self) -> bytes:
+        while not (part := self._answer.take()):
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._connection.read_on(self._seconds)
+            if self._connection.received > self.most:
+                raise too_large(self.most, "on the wire")
+            self.release_if_whole()
+        return part
+
+    def release_if_whole(self) -> None:
+        """Release the connection if the last byte of the body has arrived."""
+        if self._answer.is_whole and not self.is_over:
+            self.is_over = True
+            self._release(self._connection)
+
+    async def aclose(self) -> None:
+        """Close the connection if the body was not read to its end."""
+        if not self.is_over:
+            self.is_over = True
+            self._connection.close()
+
+
+class ToldAs:
+    """A block in which errors of the system, and a time limit that passed, become httpx's errors."""
+
+    __slots__ = ("_failure", "_timeout")
+
+    def __init__(self, failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> None:
+        self._failure = failure
+        self._timeout = timeout
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if isinstance(exc, OSError) and is_of_the_system(exc):
+            raise self._failure(exc.strerror or type(exc).__name__) from exc
+        if isinstance(exc, TooSlow):
+            raise self._timeout(type(exc).__name__) from exc
+
+
+CONNECTING: Final = ToldAs(httpx.ConnectError, httpx.ConnectTimeout)
+WRITING: Final = ToldAs(httpx.WriteError, httpx.WriteTimeout)
+READING: Final = ToldAs(httpx.ReadError, httpx.ReadTimeout)
