@@ -44,8 +44,10 @@ from sampling_async._contract.records import (
     SurveyWaveExclusion,
 )
 from sampling_async._contract.settings import MemberURL, PartnerSettings
+from sampling_async._contract.timing import Timing
 from sampling_async._json.codec import from_json, to_json
 from sampling_async._pacing.patience import OutagePolicy
+from sampling_async._pacing.sketch import Percentiles
 from sampling_async._protocol.outcomes import (
     BulkInviteResult,
     IncompleteBulkError,
@@ -53,7 +55,7 @@ from sampling_async._protocol.outcomes import (
     OutcomeStatus,
 )
 from sampling_async._protocol.requests import InviteRequest
-from sampling_async._snapshot import Snapshot
+from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._version import __version__
 from sampling_async._wire.timeouts import Timeouts
 
@@ -61,20 +63,25 @@ if TYPE_CHECKING:
     from sampling_async._bulk.source import Goal
     from sampling_async._bulk.stream import OutcomeStream, Progress
     from sampling_async._calls.recontact import RecontactStream
+    from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._client import SamplingClient
     from sampling_async._journal.journal import Journal
+    from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.changes import Change, ChangeKind
     from sampling_async._watch.reader import QuotaChanges
     from sampling_async._watch.watch import QuotaWatch, WatchStatus
     from sampling_async._wire.bodies import BodyLimits
 
 __all__ = [
+    "AttemptReport",
     "BadRequestError",
     "BodyLimits",
     "BulkInviteResult",
+    "CallReport",
     "Change",
     "ChangeKind",
     "ClientClosedError",
+    "Connections",
     "DecodeError",
     "Delivery",
     "Endpoint",
@@ -95,6 +102,7 @@ __all__ = [
     "OutcomeStream",
     "PagingError",
     "PartnerSettings",
+    "Percentiles",
     "Price",
     "Progress",
     "QuestionAndAnswers",
@@ -115,7 +123,9 @@ __all__ = [
     "SubQuota",
     "Survey",
     "SurveyWaveExclusion",
+    "Telemetry",
     "Timeouts",
+    "Timing",
     "TransportError",
     "TransportTimeoutError",
     "UnexpectedStatusError",
@@ -127,7 +137,9 @@ __all__ = [
 
 # Names that `__getattr__` loads, each with its module.
 _OF_CLIENT: Final = {
+    "AttemptReport": "_calls.reports",
     "BodyLimits": "_wire.bodies",
+    "CallReport": "_calls.reports",
     "Change": "_watch.changes",
     "ChangeKind": "_watch.changes",
     "Goal": "_bulk.source",
@@ -138,6 +150,7 @@ _OF_CLIENT: Final = {
     "QuotaWatch": "_watch.watch",
     "RecontactStream": "_calls.recontact",
     "SamplingClient": "_client",
+    "Telemetry": "_telemetry.otel",
     "WatchStatus": "_watch.watch",
 }
 

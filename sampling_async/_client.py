@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random as _random
 import time
+import weakref
 from collections.abc import Collection
 from functools import partial
 from math import inf
@@ -24,26 +25,25 @@ from sampling_async._bulk.source import (
     total_of,
 )
 from sampling_async._bulk.stream import OutcomeStream
+from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
 from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
+from sampling_async._calls.reports import Hooks
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import number_above_0, shown, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
-from sampling_async._journal.journal import Journal, run_of
 from sampling_async._journal.record import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Lane, Permit
-from sampling_async._pacing.loops import current_time
+from sampling_async._pacing.loops import LoopClock
 from sampling_async._pacing.outage import Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._protocol import requests
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of
-from sampling_async._snapshot import Snapshot
-from sampling_async._watch.cache import CacheFile
-from sampling_async._watch.watch import QuotaWatch
+from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._wire.address import (
     Secret,
     base_url_of,
@@ -59,15 +59,22 @@ from sampling_async._wire.trust import checked_context, context_of_files
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from uuid import UUID
 
     import httpx
 
+    from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings
+    from sampling_async._journal.journal import Journal
+    from sampling_async._pacing.sketch import Percentiles
     from sampling_async._protocol.outcomes import BulkInviteResult
+    from sampling_async._telemetry.otel import Telemetry
+    from sampling_async._watch.watch import QuotaWatch
+
 
 # Unused connections kept beyond `max_concurrency`: the probe of an outage needs no permit.
 _SPARE_CONNECTIONS: Final = 2
@@ -102,6 +109,12 @@ class SamplingClient:
         idle_seconds: How long an idle connection is kept. Choose less than the time after which the service
             closes it. If the service closes connections sooner, the client learns to reuse them for less time.
         allow_http: Allow to send the key unencrypted to hosts other than loopback.
+        telemetry: Whether to make spans and metrics for OpenTelemetry (extra `otel`), or a `Telemetry` with
+            providers of your own.
+        on_attempt: Called after each attempt, with an `AttemptReport`.
+        on_outcome: Called after each call, and after each request of a bulk, with a `CallReport`. Both hooks
+            are plain functions that must return at once. If one raises, this is logged once, and the call goes
+            on.
         clock: Returns seconds from any start; default, the event loop's clock.
         sleep: Waits a number of seconds; default, the event loop's sleep.
         random: Returns numbers from 0 to 1, for the jitter of the backoff.
@@ -126,7 +139,10 @@ class SamplingClient:
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,
         allow_http: bool = False,
-        clock: Callable[[], float] = current_time,
+        telemetry: bool | Telemetry = False,
+        on_attempt: Callable[[AttemptReport], object] | None = None,
+        on_outcome: Callable[[CallReport], object] | None = None,
+        clock: Callable[[], float] | None = None,
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         random: Callable[[], float] = _random.random,
     ) -> None:
@@ -159,12 +175,14 @@ class SamplingClient:
         )
         self._outage_policy, self._retry_policy = outage or OutagePolicy(), retry or RetryPolicy()
         self._clock, self._sleep, self._random = clock, sleep, random
+        self._telemetry = _telemetry_of(telemetry)
+        self._on_attempt, self._on_outcome = on_attempt, on_outcome
         warm_up()
         self._make_parts(max_concurrency)
 
     def _make_parts(self, max_concurrency: int) -> None:
         """Make the parts that no two clients share: connections, limits, the retry budget."""
-        clock, sleep, random = self._clock, self._sleep, self._random
+        clock, sleep, random = self._clock or LoopClock(), self._sleep, self._random
         self._session = self._new_session(connections=max_concurrency + _SPARE_CONNECTIONS)
         self._outage = Outage(
             self._outage_policy,
@@ -183,12 +201,23 @@ class SamplingClient:
             clock=clock,
             sleep=sleep,
             random=random,
+            hooks=self._new_hooks(),
         )
         self._quotas = QuotasReader(self._caller)
 
+    def _new_hooks(self) -> Hooks | None:
+        telemetry = self._telemetry or reports.instrumented
+        if telemetry is None and self._on_attempt is None and self._on_outcome is None:
+            return None
+        url, spans = self._base_url, None
+        if telemetry is not None:
+            port = url.port or {"https": 443, "http": 80}[url.scheme]
+            spans = telemetry.of_client(url.host, port, _gauges(weakref.ref(self)))
+        return Hooks(self._on_attempt, self._on_outcome, spans)
+
     @classmethod
-    def from_env(cls, **overrides: Any) -> Self:
-        """Make a client from SAMPLING_BASE_URL, SAMPLING_PANEL_GUID and SAMPLING_API_KEY.
+    def from_env(cls, *, profile: str | None = None, **overrides: Any) -> Self:
+        """Make a client from SAMPLING_BASE_URL, SAMPLING_PANEL_GUID and SAMPLING_API_KEY, or from a profile.
 
         Three more variables are optional: SAMPLING_PROXY is the `proxy`; SAMPLING_CA_FILE is a PEM file of the
         authorities to trust, in place of all others; SAMPLING_CLIENT_CERT is a PEM file with a client
@@ -196,16 +225,22 @@ class SamplingClient:
         are ignored if `ssl_context` is given.
 
         Args:
+            profile: The name of a panel in the file of profiles: it gives address, panel and key, and more.
+                Default: SAMPLING_PROFILE. With an empty name, no profile is used.
             overrides: Arguments of the constructor, `base_url` included. They replace the environment's values.
 
         Raises:
             InvalidRequestError: A variable is missing, an argument is invalid, or a file cannot be used. The
-                message names the variable and the file.
+                message names the variable and the file. Or an argument or a variable names another address or
+                panel than the profile.
         """
         # This comes first: error reports may show the local variables of this frame.
         for name in ("api_key", "proxy"):
             if overrides.get(name):
                 overrides[name] = Secret.of(overrides[name])
+        from sampling_async._profiles import completed, proxy_setting, setting  # noqa: PLC0415  as for watches
+
+        panel = completed(profile, overrides)
         names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}
         missing = [
             name for name, variable in names.items() if not (overrides.get(name) or os.environ.get(variable))
@@ -217,10 +252,10 @@ class SamplingClient:
             overrides[name] = overrides.get(name) or os.environ[variable]
         overrides["api_key"] = Secret.of(overrides["api_key"])
         if overrides.get("transport") is None:
-            if overrides.get("proxy") is None and os.environ.get("SAMPLING_PROXY"):
-                overrides["proxy"] = Secret.of(os.environ["SAMPLING_PROXY"])
+            if overrides.get("proxy") is None:
+                overrides["proxy"] = proxy_setting(panel)
             if overrides.get("ssl_context") is None:
-                files = (os.environ.get(name) for name in ("SAMPLING_CA_FILE", "SAMPLING_CLIENT_CERT"))
+                files = (setting(panel, name) for name in ("ca_file", "client_cert"))
                 overrides["ssl_context"] = context_of_files(*files)
         return cls(overrides.pop("base_url"), **overrides)
 
@@ -293,7 +328,7 @@ class SamplingClient:
         return await self._caller.send_probe(requests.get_settings(self._panel_guid), seconds)
 
     def snapshot(self) -> Snapshot:
-        """Return the client's state now: its limit, running and waiting attempts, retries left, latency."""
+        """Return the client's state now: limits, waiting attempts, retries left, latency, connections."""
         limit, rate = self._gate.kind(BULK).adaptive, self._gate.kind(BULK).pace.rate
         line = limit.latency.line
         return Snapshot(
@@ -302,11 +337,58 @@ class SamplingClient:
             running=self._gate.running,
             waiting=self._gate.waiting,
             held_for=self._gate.held_for(),
+            breaker="open" if self._outage.is_on else "closed",
             away_for=self._outage.away_for(),
             requests_per_second=None if rate == inf else rate,
             retry_tokens=self._caller.budget.tokens,
             seconds_per_request=None if line is None else line.a,
             seconds_per_id=None if line is None else line.b,
+            attempts=self._caller.learned.attempts,
+            failures=self._caller.learned.failures,
+            latency=self._latency(),
+            connections=self._connections(),
+        )
+
+    def serve_snapshots(self, path: str | os.PathLike[str]) -> AbstractAsyncContextManager[object]:
+        """Show this client's snapshots to other processes while the block is open.
+
+            async with SamplingClient.from_env() as client, client.serve_snapshots("/run/user/1000/night.sock"):
+                ...
+
+        `sampling-async top /run/user/1000/night.sock` then shows them live. Nothing is computed until somebody
+        connects. Only the same user can connect; a line holds numbers and the host of the service.
+
+        Args:
+            path: The path of a Unix socket to make, of at most about 100 characters. A socket that is there is
+                replaced.
+
+        Raises:
+            OSError: When the block is entered, the socket cannot be made.
+        """
+        from sampling_async._telemetry.board import SnapshotServer  # noqa: PLC0415  few need it
+
+        return SnapshotServer(path, self._base_url.host, self.snapshot)
+
+    def _latency(self) -> dict[Endpoint, Percentiles]:
+        latency: dict[Endpoint, Percentiles] = {}
+        for endpoint, sketch in self._caller.learned.latency.items():
+            percentiles = sketch.percentiles(self._gate.clock())
+            if percentiles is not None:
+                latency[endpoint] = percentiles
+        return latency
+
+    def _connections(self) -> Connections | None:
+        engine = self._session.engine
+        if engine is None:
+            return None
+        traffic = engine.traffic
+        return Connections(
+            open=traffic.opened - traffic.closed,
+            idle=engine.idle,
+            opened=traffic.opened,
+            reused=traffic.reused,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
         )
 
     def _interactive(self, endpoint: Endpoint, deadline: float | None) -> Permit:
@@ -390,6 +472,10 @@ class SamplingClient:
         Raises:
             InvalidRequestError: A number is not above 0, or `cache` is no path.
         """
+        # Imported here: a process that only asks for invites starts sooner without watches and journals.
+        from sampling_async._watch.cache import CacheFile  # noqa: PLC0415
+        from sampling_async._watch.watch import QuotaWatch  # noqa: PLC0415
+
         file = None
         number_above_0(cache_max_age, "cache_max_age", "seconds")
         if cache is not None:
@@ -425,9 +511,11 @@ class SamplingClient:
         """
         call = requests.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
         track, started = Track(), self._caller.clock()
-        invite = await self._caller.run(call, self._interactive(call.endpoint, deadline), track)
-        self._caller.hand(member_code, (invite.url,), call, track, path="$.URL", started=started)
-        return invite
+
+        def check(invite: Invite) -> None:
+            self._caller.hand(member_code, (invite.url,), call, track, path="$.URL", started=started)
+
+        return await self._caller.call(call, self._interactive(call.endpoint, deadline), track, check=check)
 
     async def bulk_invite(
         self,
@@ -587,7 +675,7 @@ class SamplingClient:
             SamplingError: The call failed after its retries.
         """
         call = requests.get_settings(self._panel_guid)
-        return await self._caller.run(call, self._interactive(call.endpoint, deadline))
+        return await self._caller.call(call, self._interactive(call.endpoint, deadline))
 
     async def recontact_pages(
         self,
@@ -666,4 +754,43 @@ class SamplingClient:
 
 
 def _run_of(journal: str | os.PathLike[str] | Journal) -> Record:
+    from sampling_async._journal.journal import Journal, run_of  # noqa: PLC0415  as for watches
+
     return run_of(journal if isinstance(journal, Journal) else Journal(journal))
+
+
+def _telemetry_of(telemetry: bool | Telemetry) -> Telemetry | None:  # noqa: FBT001
+    """Return where spans and metrics go. OpenTelemetry is imported only if it is asked for.
+
+    Raises:
+        InvalidRequestError: OpenTelemetry is not installed, or the value is of another type.
+    """
+    if not telemetry:
+        return None
+    try:
+        from sampling_async._telemetry.otel import Telemetry  # noqa: PLC0415
+    except ImportError as exc:
+        raise InvalidRequestError(
+            f"telemetry needs OpenTelemetry's API, and the module {exc.name} is missing; install "
+            "sampling-async[otel]"
+        ) from None
+    if telemetry is True:
+        return Telemetry()
+    if not isinstance(telemetry, Telemetry):
+        raise InvalidRequestError(
+            f"telemetry must be True, False or a Telemetry, not {type(telemetry).__name__}"
+        )
+    return telemetry
+
+
+def _gauges(client: weakref.ref[SamplingClient]) -> Callable[[], Mapping[str, float]]:
+    """Return a function that reads the values of the gauges. It does not keep the client alive."""
+
+    def read() -> Mapping[str, float]:
+        ours = client()
+        if ours is None:
+            return {"limit": 0, "waiting": 0, "retry_tokens": 0}
+        now = ours.snapshot()
+        return {"limit": now.limit, "waiting": now.waiting, "retry_tokens": now.retry_tokens}
+
+    return read

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from attrs import frozen
+
+from sampling_async._contract.errors import Endpoint
+from sampling_async._pacing.sketch import Percentiles
+
+
+@frozen(kw_only=True)
+class Connections:
+    """The connections of a client's own engine, and the bytes that went over them.
+
+    Attributes:
+        open: Open now.
+        idle: Those of them that carry no request.
+        opened: Opened so far.
+        reused: Requests that found an idle connection.
+        bytes_sent: Bytes of requests, without TLS.
+        bytes_received: Bytes of responses, without TLS, as they came over the wire (compressed).
+    """
+
+    open: int
+    idle: int
+    opened: int
+    reused: int
+    bytes_sent: int
+    bytes_received: int
 
 
 @frozen(kw_only=True)
@@ -16,13 +43,18 @@ class Snapshot:
         running: The number of attempts that run now.
         waiting: The number of attempts that wait for a permit.
         held_for: Seconds until the longest hold ends. A hold is a pause that the service asked for.
-        away_for: Seconds since the outage began, see `OutagePolicy`; 0 without an outage.
+        breaker: `open` during an outage, when only probes are sent, see `OutagePolicy`; otherwise `closed`.
+        away_for: Seconds since the outage began; 0 without an outage.
         requests_per_second: The number of bulk invites that may begin in a second; None unless the service
             has refused some for load.
         retry_tokens: The number of tokens left in the retry budget.
         seconds_per_request: The shortest time of a bulk invite without the time for its IDs, as learned so
             far; None before the first response.
         seconds_per_id: The seconds that each quota ID adds; None before the first response.
+        attempts: Attempts that have ended, of all endpoints.
+        failures: Those of them that failed, refusals of the service included.
+        latency: How long answered attempts took, by endpoint; without endpoints that were not called lately.
+        connections: Connections and bytes; None with a `transport` of your own.
     """
 
     limit: int
@@ -30,8 +62,13 @@ class Snapshot:
     running: int
     waiting: int
     held_for: float
+    breaker: Literal["closed", "open"]
     away_for: float
     requests_per_second: float | None
     retry_tokens: float
     seconds_per_request: float | None
     seconds_per_id: float | None
+    attempts: int
+    failures: int
+    latency: Mapping[Endpoint, Percentiles]
+    connections: Connections | None

@@ -22,13 +22,19 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import UNAVAILABLE
 from sampling_async._contract.records import ResultCode
+from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.chunk import Chunk, cut
 from sampling_async._protocol.requests import bulk_invite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sampling_async._bulk.job import Job
+    from sampling_async._bulk.stream import Progress
     from sampling_async._calls.call import Caller
+    from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Track
+    from sampling_async._contract.timing import Timeline
     from sampling_async._journal.record import Record
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
@@ -75,6 +81,7 @@ class Inviter:
         self._stopped_by: SamplingError | None = None
         self._isolates = True
         self._answered = 0
+        self._span: object = None
 
     @property
     def is_paused(self) -> bool:
@@ -92,7 +99,7 @@ class Inviter:
         return self._journal is not None
 
     async def begin(self) -> None:
-        """Open the journal, if there is one.
+        """Open the journal, if there is one, and tell those who watch the client.
 
         Raises:
             InvalidRequestError: The client belongs to another event loop, which may be using it.
@@ -102,12 +109,24 @@ class Inviter:
         if self._journal is not None:
             await self._journal.open()
             self._is_open = True
+        if self._caller.hooks is not None:
+            self._span = self._caller.hooks.fan_out_began()
 
-    async def end(self) -> None:
-        """Close the journal, if `begin` opened it. Otherwise another fan-out may be using it."""
-        if self._journal is not None and self._is_open:
-            self._is_open = False
-            await self._journal.close()
+    async def end(self, progress: Callable[[], Progress]) -> None:
+        """Close the journal, if `begin` opened it. Otherwise another fan-out may be using it.
+
+        Args:
+            progress: Returns how far the fan-out came. It is called only if somebody watches the client.
+        """
+        try:
+            if self._journal is not None and self._is_open:
+                self._is_open = False
+                await self._journal.close()
+        finally:
+            # Last: nothing that is done for those who watch may keep the journal open.
+            if self._caller.hooks is not None:
+                reached = progress()
+                self._caller.hooks.fan_out_ended(self._span, reached.taken, reached.answered)
 
     def needs_permit(self, job: Job) -> bool:
         """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
@@ -119,6 +138,7 @@ class Inviter:
             if job.answered is None and self._stopped_by is not None:
                 job.answered = failed(job.chunk, self._stopped_by)
             if job.answered is None:
+                job.timeline = permit.timeline
                 await self._ask(job, permit)
             else:
                 # Thousands of such jobs may follow each other, so each gives the event loop a turn.
@@ -126,6 +146,24 @@ class Inviter:
         finally:
             if self._journal is not None:
                 self._journal.settle(job.chunk)
+            permit.timeline.enter(DECODE)
+            if self._caller.hooks is not None:
+                self._report(job, permit.timeline, self._caller.hooks, self._span)
+
+    @staticmethod
+    def _report(job: Job, timeline: Timeline, hooks: Hooks, span: object) -> None:
+        outcomes, error = job.account().answer.tally()
+        if outcomes:  # none if all are from a journal
+            hooks.call_ended(
+                "bulk_invite",
+                len(job.chunk.quota_ids),
+                timeline,
+                job.ended,
+                error=error,
+                delivery="answered" if error is None else error.delivery,
+                outcomes=outcomes,
+                fan_out=span,
+            )
 
     async def _ask(self, job: Job, permit: Permit) -> None:
         journal = self._journal
@@ -136,12 +174,16 @@ class Inviter:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
         number = journal.note_sent(job.chunk)
+        timeline = permit.timeline
         try:
+            timeline.enter(JOURNAL)
             await journal.written()
+            timeline.enter(PERMIT)
             await self._ask_in_parts(job, permit)
         finally:
             # Also after a cancellation: the outcomes known by now are written with the next rows.
             journal.note_answered(number, job.account().answer.outcomes())
+        timeline.enter(JOURNAL)
         await journal.written()
         job.answered = job.account()
 
@@ -170,7 +212,7 @@ class Inviter:
                 self._stop(exc)
                 if self._may_be_about_one_id(part, exc, others_answered=self._answered > answered_before):
                     refused = exc
-                    parts.extend(cut(part, (len(part.places) + 1) // 2))
+                    parts.extend(cut(part, (len(part.quota_ids) + 1) // 2))
                 else:
                     job.note(failed(part, exc))
         if refused is not None and not accepted:
@@ -190,7 +232,7 @@ class Inviter:
 
         A 503 counts as overload, unless other requests were successful at the same time.
         """
-        if len(chunk.places) == 1 or not self._isolates or error.delivery != "answered":
+        if len(chunk.quota_ids) == 1 or not self._isolates or error.delivery != "answered":
             return False
         if isinstance(error, BadRequestError):
             return error.result_code not in _NOT_OF_A_QUOTA
@@ -230,9 +272,7 @@ def _reply_to_resent(answer: BulkReply) -> BulkReply:
 
     A rejection proves nothing in this case: the service may reject the member because of the lost invite.
     """
-    return evolve(
-        answer, answers={outcome.quota_id: _marked_as_resent(outcome) for outcome in answer.outcomes()}
-    )
+    return evolve(answer, answers=[_marked_as_resent(outcome) for outcome in answer.outcomes()])
 
 
 def _marked_as_resent(outcome: InviteOutcome) -> InviteOutcome:

@@ -7,8 +7,6 @@ correct outcomes at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -20,9 +18,12 @@ from sampling_async._protocol.chunk import Chunk
 from sampling_async._protocol.outcomes import Failure, InviteOutcome, OutcomeStatus, made
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
+    from sampling_async._contract.timing import Timeline
+    from sampling_async._protocol.outcomes import RawOutcome
 
 
 @frozen
@@ -34,13 +35,11 @@ class Answered:
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Yield one outcome for each place. An ID that was given twice has two places."""
-        # `map` and `repeat` loop in C: this runs for every quota ID of every bulk.
-        answers = map(self.answer.answers.__getitem__, self._places())
-        return made(self.chunk.member_code, self._places(), answers)
-
-    def _places(self) -> Iterator[int]:
-        places = self.chunk.places
-        return chain.from_iterable(map(repeat, places, places.values()))
+        chunk, answers = self.chunk, self.answer.answers
+        if not chunk.repeated:
+            return made(chunk.member_code, chunk.quota_ids, answers)
+        answer_of = dict(zip(chunk.quota_ids, answers, strict=True))
+        return made(chunk.member_code, chunk.each_place(), map(answer_of.__getitem__, chunk.each_place()))
 
 
 class Job:
@@ -52,10 +51,12 @@ class Job:
 
     Attributes:
         answered: The final outcomes, once they are known.
+        timeline: The stages of its request, once there is one.
+        ended: Its attempts that have ended, if anybody watches the client.
         taken: How many of its outcomes the user has received.
     """
 
-    __slots__ = ("_is_told", "_known", "_part", "_track", "answered", "chunk", "taken")
+    __slots__ = ("_is_told", "_known", "_part", "_track", "answered", "chunk", "ended", "taken", "timeline")
 
     def __init__(self, chunk: Chunk, answered: Answered | None = None) -> None:
         self.chunk = chunk
@@ -65,17 +66,24 @@ class Job:
         self._part: Chunk | None = None
         self._track = Track()
         self._is_told = False
+        self.timeline: Timeline | None = None
+        self.ended: list[Ended] = []
 
     def __repr__(self) -> str:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
-        return f"<Job of {len(self.chunk.places)} quota IDs: {state}>"
+        return f"<Job of {len(self.chunk.quota_ids)} quota IDs: {state}>"
 
     def begin(self, part: Chunk) -> Track:
         """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
-        track = Track(ambiguous=part.asked_before, is_told=self._is_told)
+        track = Track(ambiguous=part.asked_before, is_told=self._is_told, ended=self.ended)
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
         return track
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts of the latest part."""
+        return self._track.attempts
 
     def note(self, answered: Answered) -> None:
         """Note the outcomes of a part of the chunk."""
@@ -111,29 +119,8 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     # The traceback's frames hold the job. Users keep thousands of outcomes, which would keep all jobs alive.
     error = error.with_traceback(None)
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
-    alike = _Alike(chunk.places, Failure(status, code, result, error))
-    return Answered(chunk, BulkReply(chunk.member_code, alike))
-
-
-class _Alike(Mapping[int, Failure]):
-    """A mapping with the same failure for all IDs of a chunk; the garbage collector has less to visit."""
-
-    __slots__ = ("_failure", "_quota_ids")
-
-    def __init__(self, quota_ids: Collection[int], failure: Failure) -> None:
-        self._quota_ids = quota_ids
-        self._failure = failure
-
-    def __getitem__(self, quota_id: int) -> Failure:
-        if quota_id in self._quota_ids:
-            return self._failure
-        raise KeyError(quota_id)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._quota_ids)
-
-    def __len__(self) -> int:
-        return len(self._quota_ids)
+    failures = [Failure(status, code, result, error)] * len(chunk.quota_ids)
+    return Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, failures))
 
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
@@ -150,8 +137,8 @@ def _put_together(chunk: Chunk, known: Iterable[Answered]) -> Answered:
     if len(parts) == 1 and parts[0].chunk is chunk:
         return parts[0]
     # Begin with `not_sent` for all quota IDs. The parts then replace what is known better.
-    answers = dict(interrupted(chunk, "not_sent").answer.answers)
-    for part in parts:
-        answers.update(part.answer.answers)
+    answers: dict[int, RawOutcome] = {}
+    for part in (interrupted(chunk, "not_sent"), *parts):
+        answers.update(zip(part.answer.quota_ids, part.answer.answers, strict=True))
     unrequested = tuple(outcome for part in parts for outcome in part.answer.unrequested)
-    return Answered(chunk, BulkReply(chunk.member_code, answers, unrequested))
+    return Answered(chunk, BulkReply(chunk.member_code, tuple(answers), list(answers.values()), unrequested))

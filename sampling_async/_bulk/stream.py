@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.stepwise import Turns, pieces
 from sampling_async._protocol.outcomes import BulkInviteResult, InviteOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from sampling_async._bulk.invites import Inviter
     from sampling_async._bulk.job import Job
     from sampling_async._bulk.source import ChunkSource
+    from sampling_async._contract.timing import Timeline
     from sampling_async._pacing.gate import Permit
+    from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.outcomes import RawOutcome
     from sampling_async._protocol.requests import InviteRequest
 
 _UNREQUESTED_KEPT: Final = 10_000
+_STEPS_A_REPLY: Final = 4
+"""A reply is sorted by a few loops in C; in Python, each of its quota IDs would be a step."""
+
 _AT_ONCE: Final = 4096
 """How many quota IDs of a result are sorted before the event loop gets a turn."""
 
@@ -125,15 +131,8 @@ class OutcomeStream:
         """Return how many of the first `most` outcomes of a job are from an earlier run."""
         if not (most and self._inviter.has_journal and job.answered is not None):
             return 0
-        count, answers = 0, job.answered.answer.answers
-        items = iter(job.chunk.places.items())
-        while most > 0:
-            quota_id, times = next(items)
-            answer = answers[quota_id]
-            if isinstance(answer, InviteOutcome) and answer.replayed:
-                count += min(times, most)
-            most -= times
-        return count
+        # A chunk from the journal has an outcome object for each ID, and nothing is created here.
+        return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
         """Count a job as received completely, and remove it from the open jobs."""
@@ -184,36 +183,62 @@ class OutcomeStream:
             self._ended = self._clock()
             await self._jobs.__aexit__(exc_type, exc, traceback)
         finally:
-            await self._inviter.end()
+            await self._inviter.end(lambda: self.progress)
 
     def __aiter__(self) -> Self:
         return self
 
     async def result(self, request: InviteRequest) -> BulkInviteResult:
         """Return the outcomes of a stream of one request, in the order given; this is faster than iterating."""
-        # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
-        divisor = pieces(len(request.quota_ids))
-        answers: list[dict[int, RawOutcome]] = [{} for _ in range(divisor)]
-        in_order: list[RawOutcome] = []
+        replies: dict[int, BulkReply] = {}  # by their first quota ID
+        last: Job | None = None  # the one that ended last, of those that sent something
         while jobs := await self._jobs.several():
             for job in jobs:
                 answer = job.account().answer
                 self._release(job)
+                if job.timeline is not None:
+                    last = job
                 self.unrequested.extend(answer.unrequested)
-                if divisor == 1:
-                    answers[0].update(answer.answers)
-                else:
-                    for quota_id, each in answer.answers.items():
-                        answers[quota_id % divisor][quota_id] = each
-                await self._turns.step(len(answer.answers))
-        for start in range(0, len(request.quota_ids), _AT_ONCE):
-            in_order += [answers[id_ % divisor][id_] for id_ in request.quota_ids[start : start + _AT_ONCE]]
+                replies[job.chunk.quota_ids[0]] = answer
+            await self._turns.step(len(jobs) * _STEPS_A_REPLY)
+        code, asked = request.member_code, request.quota_ids
+        in_order = await self._in_order(asked, replies)
+        result = BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)
+        if last is not None and last.timeline is not None:
+            explain(result, self._timing(last, last.timeline))
+        return result
+
+    def _timing(self, last: Job, timeline: Timeline) -> Timing:
+        """Return where the time since the beginning went, as seen from the request that ended last."""
+        timing = timeline.timing(last.attempts)
+        return evolve(timing, permit=timing.permit + timeline.began - self._began)
+
+    async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, BulkReply]) -> list[RawOutcome]:
+        """Return the outcomes of all quota IDs in their order, from the replies to their chunks."""
+        in_order: list[RawOutcome] = []
+        # Without repeated IDs, each reply has the outcomes of the next IDs, in their order.
+        while len(in_order) < len(quota_ids) and (reply := replies.get(quota_ids[len(in_order)])) is not None:
+            end = len(in_order) + len(reply.answers)
+            if reply.quota_ids != quota_ids[len(in_order) : end]:
+                break
+            in_order += reply.answers
+            await self._turns.step(_STEPS_A_REPLY)
+        if len(in_order) == len(quota_ids):
+            return in_order
+        # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
+        divisor = pieces(len(quota_ids))
+        answers: list[dict[int, RawOutcome]] = [{} for _ in range(divisor)]
+        for reply in replies.values():
+            for quota_id, each in zip(reply.quota_ids, reply.answers, strict=True):
+                answers[quota_id % divisor][quota_id] = each
+            await self._turns.step(len(reply.answers))
+        for start in range(len(in_order), len(quota_ids), _AT_ONCE):
+            in_order += [answers[id_ % divisor][id_] for id_ in quota_ids[start : start + _AT_ONCE]]
             await self._turns.step(_AT_ONCE)
         for some in answers:
             some.clear()
             await self._turns.step(_AT_ONCE)
-        code, asked = request.member_code, request.quota_ids
-        return BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)
+        return in_order
 
     async def __anext__(self) -> InviteOutcome:
         await self._turns.step()
@@ -243,4 +268,4 @@ class OutcomeStream:
 
 
 def _places(job: Job) -> int:
-    return sum(job.chunk.places.values())
+    return job.chunk.places

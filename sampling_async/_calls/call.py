@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
+from sampling_async._calls.learned import Learned
 from sampling_async._calls.links import Links
 from sampling_async._calls.retry import (
     MAX_RETRY_AFTER,
@@ -17,7 +18,6 @@ from sampling_async._calls.retry import (
     is_refused_for_load,
     may_have_worked,
     shows_outage,
-    shows_overload,
 )
 from sampling_async._contract.errors import (
     BadRequestError,
@@ -30,12 +30,14 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import OK, TOO_MANY, Track
+from sampling_async._contract.timing import BACKOFF, CONNECT, DECODE, PERMIT, explain
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Call, Reply
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
@@ -51,10 +53,7 @@ _LEAST_SECONDS: Final = 0.05
 """Another attempt begins only if this much is left of the deadline, or more if such calls take longer."""
 
 _MOST_DOUBLINGS: Final = 7
-_NO_TIME: Final = 0.001
-"""A failure with less than this left of the deadline is due to the deadline, not to the service."""
-
-logger: Final = logging.getLogger("sampling_async")
+logger: Final = logging.getLogger("sampling_async.calls")
 
 
 class Caller:
@@ -68,6 +67,10 @@ class Caller:
         clock: Returns seconds from any start.
         sleep: Waits a number of seconds.
         random: Returns numbers from 0 to 1.
+        hooks: Are told of each attempt and each call, if anybody watches the client.
+
+    Attributes:
+        learned: What the attempts have taught.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Caller:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
+        hooks: Hooks | None = None,
     ) -> None:
         self._session = session
+        self.hooks = hooks
         self._gate = gate
         self.outage = outage
         self.policy = policy
@@ -90,7 +95,63 @@ class Caller:
         self._random = random
         self._threads: anyio.CapacityLimiter | None = None
         self.links = Links()
+        self.learned = Learned(gate, outage, session.timeouts)
         self.budget = RetryBudget(policy.budget, policy.deposit)
+
+    async def call(
+        self,
+        call: Call[T],
+        permit: Permit,
+        track: Track | None = None,
+        read: BodyReader | None = None,
+        check: Callable[[T], object] | None = None,
+    ) -> T:
+        """Make a call like `run`, note on its result or error where the time went, and report it.
+
+        Args:
+            call: The call.
+            permit: As for `run`.
+            track: As for `run`.
+            read: As for `run`.
+            check: Checks the result, and may raise.
+
+        Raises:
+            SamplingError: The call failed, or the check did.
+        """
+        track = track or Track()
+        try:
+            answer = await self.run(call, permit, track, read)
+            if check is not None:
+                check(answer)
+        except BaseException as exc:
+            if isinstance(exc, SamplingError):
+                exc.timing = permit.timeline.timing(track.attempts)
+            self._report(call, permit, track, exc)
+            raise
+        explain(answer, permit.timeline.timing(track.attempts))
+        self._report(call, permit, track, None)
+        return answer
+
+    def _report(self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None) -> None:
+        if self.hooks is None:
+            return
+        delivery: Delivery = "answered" if error is None else track.delivery
+        if isinstance(error, SamplingError):
+            delivery = error.delivery
+        outcomes: dict[tuple[str, int | None], int] = {}
+        if call.endpoint == "generate_invite":
+            status = {"answered": "rejected", "not_sent": "not_sent", "unknown": "unknown"}[delivery]
+            code = error.result_code if isinstance(error, ServiceError) else None
+            outcomes = {("invited", 1) if error is None else (status, code): 1}
+        self.hooks.call_ended(
+            call.endpoint,
+            call.quota_ids,
+            permit.timeline,
+            track.ended,
+            error=error,
+            delivery=delivery,
+            outcomes=outcomes,
+        )
 
     async def run(
         self, call: Call[T], permit: Permit, track: Track | None = None, read: BodyReader | None = None
@@ -107,6 +168,7 @@ class Caller:
             SamplingError: The last failure, with what is known about all attempts.
         """
         track = track or Track()
+        track.timeline = permit.timeline
         started = self.clock()
         failures: list[SamplingError] = []
         put_back = 0
@@ -136,8 +198,11 @@ class Caller:
                 wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
                 if wait is None or not self.budget.spend():
                     break
+            permit.timeline.enter(BACKOFF)
             with self._session.until_closed():
                 await self._sleep(wait)
+            permit.timeline.enter(PERMIT)
+        answer.timing = permit.timeline.timing(track.attempts)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
             raise answer
@@ -303,8 +368,9 @@ class Caller:
     async def _attempt(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> Reply | SamplingError:
-        began = self.clock()
+        began = permit.timeline.enter(CONNECT)
         answer: Reply | SamplingError
+        before = () if self.hooks is None else tuple(permit.timeline.seconds)
         try:
             answer = await self._session.attempt(call, track, permit.remaining, read)
         except SamplingError as exc:
@@ -314,51 +380,12 @@ class Caller:
             if answer.status != OK:
                 unprocessed = self.policy.unprocessed
                 answer = refusal(answer, private=self._secrets_of(call), unprocessed=unprocessed) or answer
-        now = self.clock()
-        self._learn(call, permit, answer, began, now)
+        now = permit.timeline.enter(DECODE)
+        self.learned.attempt_ended(call, permit, answer, began, now)
+        if self.hooks is not None:
+            self.hooks.attempt_ended(call, track, answer, before)
         self._log(call, track, now - began, ended)
         return answer
-
-    def _learn(
-        self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
-    ) -> None:
-        """Update the limits and the outage from the result of an attempt."""
-        if isinstance(answer, SamplingError):
-            # After the deadline, the failure says nothing about the service.
-            if permit.remaining > _NO_TIME:
-                self._learn_failure(call, permit, answer, began, now)
-            return
-        self.outage.answered(now)
-        permit.kind.pace.answered(now)
-        limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
-        if call.endpoint == "bulk_invite":
-            limit.answered_in(
-                now - began,
-                quota_ids=call.quota_ids,
-                patience=self._session.timeouts.read_limit(call.endpoint, call.quota_ids),
-                generation=generation,
-                running=running,
-                among=permit.among,
-            )
-        else:
-            limit.answered(generation, running)
-
-    def _learn_failure(
-        self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float
-    ) -> None:
-        if is_refused_for_load(error):
-            self._gate.refused(permit)
-        elif shows_overload(error):
-            self._gate.overloaded(permit)
-        else:
-            permit.kind.pace.answered(now)
-        is_away = shows_outage(error)
-        # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
-        # this endpoint failed, the outage would never end.
-        if is_away and call.endpoint != "get_settings":
-            self.outage.failed(str(error.args[0]), began, retry_after=error.retry_after or 0.0)
-        elif is_away is False:
-            self.outage.answered(now)
 
     def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
         try:
@@ -398,6 +425,13 @@ class Caller:
             seconds,
             track.attempts,
             call.quota_ids,
+            extra={
+                "endpoint": call.endpoint,
+                "ended": ended,
+                "seconds": seconds,
+                "attempt": track.attempts,
+                "quota_ids": call.quota_ids,
+            },
         )
 
 

@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
+from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.exchange import OK, Reply, Track
 from sampling_async._contract.records import Quotas
 from sampling_async._json.gc_pauses import put_off_a_pause
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.call import Caller
     from sampling_async._contract.exchange import Call
     from sampling_async._contract.records import Survey
+    from sampling_async._contract.timing import Timing
     from sampling_async._pacing.gate import Permit
     from sampling_async._wire.bodies import Body
 
@@ -75,7 +77,7 @@ class QuotasReader:
             etag = body.etag
             return await _read_quotas(body, self._surveys)
 
-        quotas = await self._caller.run(call, permit, read=read)
+        quotas = await self._caller.call(call, permit, read=read)
         if quotas is not held:
             self._earlier[call.target] = _Earlier(ref(quotas), etag, now)
         return quotas
@@ -153,6 +155,7 @@ class SurveyStream:
         self._permit = permit
         self._track = Track()
         self._reading: _Reading | None = None
+        self._timing: Timing | None = None  # until the first surveys, then with the reading of the others
         self._seconds = 0.0
 
     async def next(self) -> Sequence[Survey]:
@@ -162,17 +165,31 @@ class SurveyStream:
             SamplingError: The call failed, or the rest of the body could not be read.
         """
         if self._reading is None:
-            first = await self._caller.run(self._call, self._permit, self._track, self._begin)
+            first = await self._caller.call(self._call, self._permit, self._track, self._begin)
+            self._timing = self._permit.timeline.timing(self._track.attempts)
             self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
             # A body in which no survey was found was decoded as a whole, into `Quotas`.
             return first if isinstance(first, list) else first.surveys
         if self._reading.is_over:
             return ()
         began = self._caller.clock()
-        surveys = await self._caller.go_on(self._call, self._track, self._reading.next, max(0.0, self._seconds))
+        try:
+            surveys = await self._caller.go_on(
+                self._call, self._track, self._reading.next, max(0.0, self._seconds)
+            )
+        except SamplingError as exc:
+            self._spend(self._caller.clock() - began)
+            exc.timing = self._timing
+            raise
         # Only the time in here counts. The time between two calls of this method belongs to the user.
-        self._seconds -= self._caller.clock() - began
+        self._spend(self._caller.clock() - began)
         return surveys
+
+    def _spend(self, seconds: float) -> None:
+        """Count some seconds of reading."""
+        assert self._timing is not None
+        self._seconds -= seconds
+        self._timing = evolve(self._timing, body=self._timing.body + seconds)
 
     async def _begin(self, body: Body) -> Reply:
         self._reading = _Reading(body)

@@ -10,6 +10,7 @@ from attrs import evolve
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
 from sampling_async._contract.exchange import Track
+from sampling_async._contract.timing import explain
 from sampling_async._pacing.read_ahead import ReadAhead
 from sampling_async._protocol.requests import member_code_of, quota_id_of, recontact_members
 
@@ -67,12 +68,15 @@ class PageReader:
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
         track = Track()
-        page = await self._caller.run(call, self._permit(), track)
+        page = await self._caller.call(call, self._permit(), track)
         try:
-            return self._cursor.advance(page)
+            rest = self._cursor.advance(page)
         except PagingError as exc:
-            exc.attempts = track.attempts
+            exc.attempts, exc.timing = track.attempts, page.timing
             raise
+        if page.timing is not None:  # `rest` may be another object, without codes that the user has
+            explain(rest, page.timing)
+        return rest
 
 
 class RecontactStream:

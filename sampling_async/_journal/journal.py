@@ -141,6 +141,7 @@ class _Reader:
     """
 
     def __init__(self, path: Path, member_code: str | None = None) -> None:
+        self._path = path
         self._file: JournalFile | None = journal_file(path, None)
         self._is_open = False
         self._member_code = member_code
@@ -161,9 +162,11 @@ class _Reader:
                 self._is_open = True
             found: tuple[int, T] | None = await in_thread(self._made, file, make)
         except BaseException as exc:
-            # After a cancellation an open file is kept, and the next call reads the same requests again.
+            # After a cancellation an open file is kept, and the next call reads the same requests again. If it
+            # was still being opened, the thread closes it when it finds it abandoned, and the next call opens
+            # it anew. Without that, the next call would say that the journal is at its end.
             if not self._is_open or isinstance(exc, Exception):
-                self._file = None
+                self._file = None if isinstance(exc, Exception) else journal_file(self._path, None)
                 file.abandon()
             raise
         if found is None:

@@ -145,12 +145,12 @@ class JournalRun:
 
     def take_up(self, chunk: Chunk) -> None:
         """Note that a chunk is in flight. A later request about the same quotas waits for its outcomes."""
-        self._in_flight.setdefault(chunk.member_code, {}).update(dict.fromkeys(chunk.places, chunk))
+        self._in_flight.setdefault(chunk.member_code, {}).update(dict.fromkeys(chunk.quota_ids, chunk))
 
     def settle(self, chunk: Chunk) -> None:
         """Note that a chunk is no longer in flight. If it was not in flight, this has no effect."""
         under_way = self._in_flight.get(chunk.member_code, {})
-        for quota_id in chunk.places:
+        for quota_id in chunk.quota_ids:
             if under_way.get(quota_id) is chunk:
                 del under_way[quota_id]
         if not under_way:
@@ -165,7 +165,7 @@ class JournalRun:
 
         file = self._opened()
         self._chunks += 1
-        file.note(SENT, self._chunks, chunk.member_code.encode(), plain_json(list(chunk.places)))
+        file.note(SENT, self._chunks, chunk.member_code.encode(), plain_json(chunk.quota_ids))
         return self._chunks
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:

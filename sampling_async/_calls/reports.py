@@ -1,0 +1,231 @@
+"""Reports of attempts and calls for those who watch a client: hooks of the user, and OpenTelemetry.
+
+A report holds no member code, no key, no PanelGUID and no URL.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import define, frozen
+
+from sampling_async._contract.errors import Delivery, Endpoint, SamplingError, ServiceError
+from sampling_async._contract.timing import STAGES, Timeline, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sampling_async._contract.exchange import Call, Reply, Track
+
+instrumented: Any = None
+"""The `Telemetry` of clients that are given none, if an instrumentor has set one."""
+
+_MOST_ATTEMPTS: Final = 32  # in the report of a call: a chunk may go back into its lane for minutes
+
+logger: Final = logging.getLogger("sampling_async.calls")
+
+
+@frozen(kw_only=True)
+class AttemptReport:
+    """One attempt that has ended, for `on_attempt`.
+
+    Attributes:
+        endpoint: The endpoint.
+        number: 1 for the first attempt of a request, 2 for the first repetition.
+        quota_ids: The number of quota IDs in the request.
+        status: The HTTP status, or None if there was no response.
+        error: The name of the error's class, or None if the attempt succeeded.
+        delivery: Whether the attempt reached the service; `answered` after a response.
+        began: Seconds from the beginning of the call to the beginning of the attempt.
+        timing: Where the time went: `connect`, `send`, `first_byte` and `body`.
+    """
+
+    endpoint: Endpoint
+    number: int
+    quota_ids: int
+    status: int | None
+    error: str | None
+    delivery: Delivery
+    began: float
+    timing: Timing
+
+
+@frozen(kw_only=True)
+class CallReport:
+    """One call that has ended, for `on_outcome`: one request of a bulk, or one call of another endpoint.
+
+    Attributes:
+        endpoint: The endpoint.
+        quota_ids: The number of quota IDs in the request.
+        error: The name of the error's class, or None if the call succeeded.
+        delivery: Whether the call may have had its effect; `answered` if it succeeded.
+        outcomes: For invites, the number of quota IDs by status and result code, such as
+            `{("invited", 1): 41, ("rejected", 9): 59}`; see `InviteOutcome.status`. Empty for other endpoints.
+        attempts: The latest 32 attempts.
+        timing: Where the time of the whole call went.
+    """
+
+    endpoint: Endpoint
+    quota_ids: int
+    error: str | None
+    delivery: Delivery
+    outcomes: Mapping[tuple[str, int | None], int]
+    attempts: Sequence[AttemptReport]
+    timing: Timing
+
+
+@define
+class Ended:
+    """An attempt that has ended, as kept for a report that may be wanted later. It is cheap to make.
+
+    Attributes:
+        number: 1 for the first attempt of a request.
+        status: The HTTP status, or None if there was no response.
+        error: The failure, or None.
+        before: The seconds in each stage of the call when the attempt began.
+        after: The same when it ended.
+    """
+
+    number: int
+    status: int | None
+    error: SamplingError | None
+    before: Sequence[float]
+    after: Sequence[float]
+
+    def report(self, endpoint: Endpoint, quota_ids: int) -> AttemptReport:
+        """Return the report."""
+        spent = (then - now for now, then in zip(self.before, self.after, strict=True))
+        return AttemptReport(
+            endpoint=endpoint,
+            number=self.number,
+            quota_ids=quota_ids,
+            status=self.status,
+            error=None if self.error is None else type(self.error).__name__,
+            delivery="answered" if self.error is None else self.error.delivery,
+            began=sum(self.before),
+            timing=Timing(**dict(zip(STAGES, spent, strict=True)), attempts=1),
+        )
+
+
+class Spans(Protocol):
+    """What makes spans and metrics of what ends."""
+
+    def attempt_ended(self, endpoint: Endpoint, attempt: Ended, seconds: float) -> None:
+        """Learn that an attempt has ended."""
+
+    def call_ended(
+        self,
+        endpoint: Endpoint,
+        seconds: float,
+        outcomes: Mapping[tuple[str, int | None], int],
+        report: Callable[[], CallReport],
+        fan_out: object,
+    ) -> None:
+        """Learn that a call has ended, of a fan-out if its span is given; `report` makes the report."""
+
+    def fan_out_began(self) -> object:
+        """Return the span of a fan-out that begins."""
+
+    def fan_out_ended(self, span: object, taken: int, answered: int) -> None:
+        """Learn that a fan-out has ended."""
+
+
+class Hooks:
+    """Those who watch a client. A failure in one is logged once, and is never the caller's.
+
+    Args:
+        on_attempt: Called after each attempt, if given.
+        on_outcome: Called after each call, if given.
+        spans: Makes spans and metrics, if given.
+    """
+
+    def __init__(
+        self,
+        on_attempt: Callable[[AttemptReport], object] | None,
+        on_outcome: Callable[[CallReport], object] | None,
+        spans: Spans | None,
+    ) -> None:
+        self._on_attempt = on_attempt
+        self._on_outcome = on_outcome
+        self._spans = spans
+        self._failed: set[str] = set()
+
+    def _tell(self, name: str, hook: Callable[..., object], *given: object) -> object:
+        try:
+            return hook(*given)
+        except Exception:
+            if name not in self._failed:
+                self._failed.add(name)
+                logger.exception("%s failed; this is logged once, and the call goes on", name)
+        return None
+
+    def attempt_ended(
+        self, call: Call[Any], track: Track, answer: Reply | SamplingError, before: Sequence[float]
+    ) -> None:
+        """Report an attempt.
+
+        Args:
+            call: The call.
+            track: What is known about it.
+            answer: The result of the attempt.
+            before: The seconds in each stage when the attempt began.
+        """
+        assert track.timeline is not None
+        error = answer if isinstance(answer, SamplingError) else None
+        ended = Ended(track.attempts, _status_of(answer), error, before, tuple(track.timeline.seconds))
+        track.ended.append(ended)
+        if len(track.ended) > _MOST_ATTEMPTS:
+            del track.ended[0]
+        if self._spans is not None:
+            seconds = sum(ended.after) - sum(before)
+            self._tell("telemetry", self._spans.attempt_ended, call.endpoint, ended, seconds)
+        if self._on_attempt is not None:
+            self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint, call.quota_ids))
+
+    def call_ended(
+        self,
+        endpoint: Endpoint,
+        quota_ids: int,
+        timeline: Timeline,
+        attempts: Sequence[Ended],
+        *,
+        error: BaseException | None,
+        delivery: Delivery,
+        outcomes: Mapping[tuple[str, int | None], int],
+        fan_out: object = None,
+    ) -> None:
+        """Report a call."""
+
+        def report() -> CallReport:
+            return CallReport(
+                endpoint=endpoint,
+                quota_ids=quota_ids,
+                error=None if error is None else type(error).__name__,
+                delivery=delivery,
+                outcomes=outcomes,
+                attempts=tuple(each.report(endpoint, quota_ids) for each in attempts),
+                timing=timeline.timing(attempts[-1].number if attempts else 0),
+            )
+
+        if self._spans is not None:
+            seconds = timeline.since - timeline.began
+            self._tell("telemetry", self._spans.call_ended, endpoint, seconds, outcomes, report, fan_out)
+        if self._on_outcome is not None:
+            self._tell("on_outcome", self._on_outcome, report())
+
+    def fan_out_began(self) -> object:
+        """Return the span of a fan-out, or None without telemetry."""
+        return None if self._spans is None else self._tell("telemetry", self._spans.fan_out_began)
+
+    def fan_out_ended(self, span: object, taken: int, answered: int) -> None:
+        """Report the end of a fan-out: how many quota IDs were taken, and of how many the outcome was given."""
+        if self._spans is not None:
+            self._tell("telemetry", self._spans.fan_out_ended, span, taken, answered)
+
+
+def _status_of(answer: Reply | SamplingError) -> int | None:
+    if isinstance(answer, ServiceError):
+        return answer.status
+    return None if isinstance(answer, SamplingError) else answer.status

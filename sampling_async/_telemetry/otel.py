@@ -1,0 +1,271 @@
+"""Spans and metrics of a client for OpenTelemetry, by its conventions for HTTP clients.
+
+All spans are made from a report, when the call has ended, with the times that it says. So nothing is done
+before a request is sent, no span is current while your code runs, and a cancelled call leaves no span open. The
+parent is the span that is current where the call was made.
+
+The service's addresses hold the PanelGUID and member codes, so `url.template` is given and never `url.full`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Observation
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from sampling_async._contract.timing import STAGES
+from sampling_async._protocol.requests import TEMPLATES
+from sampling_async._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import CallbackOptions, MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+    from sampling_async._calls.reports import AttemptReport, CallReport, Ended
+    from sampling_async._contract.errors import Endpoint
+    from sampling_async._contract.timing import Timing
+
+_SCOPE: Final = "sampling_async"
+_SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
+# The boundaries that the conventions ask for, in seconds.
+_BOUNDARIES: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_NANO: Final = 1_000_000_000
+_FEWEST_FAILURES: Final = 400  # a status from here on is an error by the conventions
+
+
+_serial: Final = count(1)
+_NAMES: Final = {endpoint: f"sampling_async.{endpoint}" for endpoint in TEMPLATES}
+
+
+class Telemetry:
+    """Where the spans and metrics of clients go: `SamplingClient(..., telemetry=Telemetry(...))`.
+
+    `telemetry=True` is `Telemetry()`. One may be given to several clients.
+
+    Args:
+        tracer_provider: Makes the spans; default, the global one.
+        meter_provider: Makes the metrics; default, the global one.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider, _SCHEMA)
+        meter = metrics.get_meter(_SCOPE, __version__, meter_provider, _SCHEMA)
+        self._duration = meter.create_histogram(
+            "http.client.request.duration",
+            unit="s",
+            description="Duration of HTTP client requests.",
+            explicit_bucket_boundaries_advisory=_BOUNDARIES,
+        )
+        # Counted by hand, and read when they are collected: to add to a counter of the SDK takes 3 % of the
+        # time of a bulk request.
+        self._counts: dict[tuple[str, str, int | None], int] = {}
+        meter.create_observable_counter(
+            "sampling.outcomes",
+            [_reader(weakref.ref(self), Telemetry.counted)],
+            unit="{quota_id}",
+            description="Quota IDs by outcome and result code.",
+        )
+        self._watched: weakref.WeakSet[ClientTelemetry] = weakref.WeakSet()
+        for name, unit, what in (
+            ("limit", "{request}", "Bulk requests that may run at once now."),
+            ("waiting", "{request}", "Requests that wait for a permit."),
+            ("retry_tokens", "{token}", "Tokens left in the retry budget."),
+        ):
+            callback = _reader(weakref.ref(self), partial(Telemetry.observed, name=name))
+            meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
+
+    def of_client(self, address: str, port: int, state: Callable[[], Mapping[str, float]]) -> ClientTelemetry:
+        """Return the telemetry of one client.
+
+        Args:
+            address: The host of the service.
+            port: Its port.
+            state: Returns the values of the gauges, by name.
+        """
+        bound = ClientTelemetry(
+            self._tracer, self._duration, self._counts, address=address, port=port, state=state
+        )
+        self._watched.add(bound)
+        return bound
+
+    def counted(self) -> list[Observation]:
+        """Return the quota IDs of all clients by endpoint, status and result code."""
+        observed: list[Observation] = []
+        for (endpoint, status, code), number in tuple(self._counts.items()):
+            attributes: dict[str, Any] = {"sampling.endpoint": endpoint, "sampling.status": status}
+            if code is not None:
+                attributes["sampling.result_code"] = code
+            observed.append(Observation(number, attributes))
+        return observed
+
+    def observed(self, name: str) -> list[Observation]:
+        """Return the value of a gauge for each client that is alive."""
+        return [Observation(each.state()[name], each.identity) for each in tuple(self._watched)]
+
+
+def _reader(
+    owner: weakref.ref[Telemetry], read: Callable[[Telemetry], list[Observation]]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """Return a callback for the SDK, which keeps it for ever. It does not keep the telemetry alive."""
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        telemetry = owner()
+        return () if telemetry is None else read(telemetry)
+
+    return observe
+
+
+class ClientTelemetry:
+    """The spans and metrics of one client.
+
+    Attributes:
+        server: The attributes that name the service.
+        identity: The same, and a number for the client: 1 for the first one of the process.
+        state: Returns the values of the gauges, by name.
+    """
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        duration: metrics.Histogram,
+        counts: dict[tuple[str, str, int | None], int],
+        *,
+        address: str,
+        port: int,
+        state: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self.server: dict[str, Any] = {"server.address": address, "server.port": port}
+        # Two clients of one service have gauges of their own.
+        self.identity = {**self.server, "sampling.client": next(_serial)}
+        self.state = state
+        self._tracer = tracer
+        self._duration = duration
+        self._counts = counts
+        # The attributes of a request, by endpoint, status and error: there are few, and they are made once.
+        self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._of_call = {
+            endpoint: {**self.server, "sampling.endpoint": endpoint, "url.template": template}
+            for endpoint, (_, template) in TEMPLATES.items()
+        }
+
+    def attempt_ended(self, endpoint: Endpoint, attempt: Ended, seconds: float) -> None:
+        """Record the duration of an attempt."""
+        error = None if attempt.error is None else type(attempt.error).__name__
+        self._duration.record(seconds, self._of_attempt(endpoint, attempt.status, error))
+
+    def call_ended(
+        self,
+        endpoint: Endpoint,
+        seconds: float,
+        outcomes: Mapping[tuple[str, int | None], int],
+        report: Callable[[], CallReport],
+        fan_out: object,
+    ) -> None:
+        """Count the outcomes of a call, and make its spans.
+
+        Args:
+            endpoint: The endpoint.
+            seconds: The duration of the call.
+            outcomes: The quota IDs by status and result code.
+            report: Makes the report of the call. It is called only if the spans are recorded.
+            fan_out: The span of the fan-out that it belongs to, or None.
+        """
+        for (status, code), number in outcomes.items():
+            key = endpoint, status, code
+            self._counts[key] = self._counts.get(key, 0) + number
+        end = time.time_ns()
+        began = end - int(seconds * _NANO)
+        span = self._tracer.start_span(
+            _NAMES[endpoint],
+            kind=SpanKind.CLIENT,
+            attributes=self._of_call[endpoint],
+            links=[Link(fan_out.get_span_context())] if isinstance(fan_out, trace.Span) else None,
+            start_time=began,
+        )
+        if span.is_recording():
+            self._explain(span, report(), began)
+        span.end(end)
+
+    def _explain(self, span: Span, report: CallReport, began: int) -> None:
+        span.set_attribute("sampling.delivery", report.delivery)
+        if report.quota_ids:
+            span.set_attribute("sampling.quota_ids", report.quota_ids)
+        for (status, code), number in report.outcomes.items():
+            span.set_attribute(f"sampling.outcomes.{status}" + ("" if code is None else f".{code}"), number)
+        _set_timing(span, report.timing)
+        if report.error is not None:
+            span.set_attribute("error.type", report.error)
+            span.set_status(Status(StatusCode.ERROR))
+        inside = trace.set_span_in_context(span)
+        for attempt in report.attempts:
+            self._span_of_attempt(attempt, inside, began)
+
+    def _span_of_attempt(self, report: AttemptReport, inside: Context, call_began: int) -> None:
+        method, template = TEMPLATES[report.endpoint]
+        began = call_began + int(report.began * _NANO)
+        attributes = dict(self._of_attempt(report.endpoint, report.status, report.error))
+        if report.number > 1:
+            attributes["http.request.resend_count"] = report.number - 1
+        span = self._tracer.start_span(
+            f"{method} {template}",
+            context=inside,
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=began,
+        )
+        _set_timing(span, report.timing)
+        if "error.type" in attributes:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(began + int(report.timing.total * _NANO))
+
+    def _of_attempt(self, endpoint: Endpoint, status: int | None, error: str | None) -> dict[str, Any]:
+        key = endpoint, status, error
+        found = self._attributes.get(key)
+        if found is not None:
+            return found
+        method, template = TEMPLATES[endpoint]
+        made: dict[str, Any] = {**self.server, "http.request.method": method, "url.template": template}
+        if status is not None:
+            made["http.response.status_code"] = status
+            if status >= _FEWEST_FAILURES:
+                made["error.type"] = str(status)
+        if error is not None:
+            made.setdefault("error.type", error)
+        self._attributes[key] = made
+        return made
+
+    def fan_out_began(self) -> Span:
+        """Begin the span of a fan-out. It is not made current: your code runs while it is open."""
+        return self._tracer.start_span("sampling_async.fan_out", attributes=self.server)
+
+    @staticmethod
+    def fan_out_ended(span: object, taken: int, answered: int) -> None:
+        """End the span of a fan-out.
+
+        Args:
+            span: The span.
+            taken: The quota IDs that were taken from the input.
+            answered: Those of them whose outcome the user has received.
+        """
+        if isinstance(span, trace.Span):
+            span.set_attribute("sampling.quota_ids", taken)
+            span.set_attribute("sampling.quota_ids_received", answered)
+            span.end()
+
+
+def _set_timing(span: Span, timing: Timing) -> None:
+    for stage in STAGES:
+        seconds = getattr(timing, stage)
+        if seconds:
+            span.set_attribute(f"sampling.seconds.{stage}", round(seconds, 6))
