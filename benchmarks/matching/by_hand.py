@@ -101,4 +101,5 @@ class ByHand:
             listed, lengths = wanted
             hit = any(answer[:length] in listed for length in lengths)
             return CERTAIN if hit else POSSIBLE if cut else NO
-        return CERTAIN if answer in wanted else NO
+        answers = (answer,) if isinstance(answer, int) else answer
+        return NO if wanted.isdisjoint(answers) else CERTAIN

@@ -40,20 +40,25 @@ def questions() -> dict[int, tuple[int, ...]]:
 
 def inventory(surveys: int = 2000, *, seed: int = 1) -> Quotas:
     """Return an inventory with four quotas per survey. It is the same each time."""
-    maker = _Maker(Random(seed))
-    return Quotas(1, _NOW, tuple(maker.survey() for _ in range(surveys)))
+    return Maker(Random(seed), questions()).inventory(surveys)
 
 
-class _Maker:
-    def __init__(self, random: Random) -> None:
+class Maker:
+    """A maker of surveys whose questions have these answer IDs."""
+
+    def __init__(self, random: Random, questions: dict[int, tuple[int, ...]]) -> None:
         self._random = random
-        self._questions = questions()
+        self._questions = questions
         # The most frequent question occurs a hundred times as often as the rarest one.
         self._names = tuple(self._questions)
         self._weights = [1 / (3 + at) for at in range(len(self._names))]
         self._ids = count(1)
 
-    def survey(self) -> Survey:
+    def inventory(self, surveys: int) -> Quotas:
+        """Return an inventory of so many surveys."""
+        return Quotas(1, _NOW, tuple(self._survey() for _ in range(surveys)))
+
+    def _survey(self) -> Survey:
         random = self._random
         quotas = tuple(self._quota() for _ in range(4))
         return Survey(

@@ -152,7 +152,7 @@ class LedgerRecord:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
         self._requests += 1
         member = self._members[chunk.member_code]
-        self._notes.sent.append((self._requests, member.id, json.dumps(list(chunk.places))))
+        self._notes.sent.append((self._requests, member.id, json.dumps(chunk.quota_ids)))
         self._noted += 1
         self._sent_at[self._requests] = self._clock()
         return self._requests

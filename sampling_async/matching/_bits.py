@@ -18,6 +18,16 @@ def all_of(sets: Iterable[int]) -> int:
     return reduce(or_, sets, 0)
 
 
+def of_places(places: Iterable[int]) -> int:
+    """Return the set of these numbers."""
+    listed = list(places)
+    # Set the bits in bytes: to set a bit of a big integer copies the integer.
+    bits = bytearray(max(listed, default=-1) // 8 + 1)
+    for place in listed:
+        bits[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(bits, "little")
+
+
 class Unions:
     """A sequence of sets with cached unions, for many unions of some of them.
 

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from attrs import frozen
 
-from sampling_async.matching._bits import all_of, ascending
+from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async.matching._bits import all_of
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._program import Kept
 from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes
-from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn
+from sampling_async.matching.panel._given import Given, parts_of
+from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn, steadily
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async.matching._program import Program, Target
     from sampling_async.matching._questions import QuestionKinds
     from sampling_async.matching.panel._market import Market
-    from sampling_async.matching.panel._rows import Op, Row
+    from sampling_async.matching.panel._rows import Row
 
 _Place: TypeAlias = tuple[int, int]
 """The ID of a program, and a place in it."""
@@ -131,15 +133,15 @@ class Source:
                 target.survey.device_type_ids,
                 target.survey.is_survey_recontact,
             )
-            for program, target in compiled
+            for program, target in steadily(compiled)
         ]
         self.layers = [
             tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place].sub_quotas])
-            for id_, place in layers.items
+            for id_, place in steadily(layers.items)
         ]
         self._sub_quotas = [
             tuple([all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked])
-            for id_, place in sub_quotas.items
+            for id_, place in steadily(sub_quotas.items)
         ]
         self.classes, self._asked = _classes(programs, all_asked.items, kinds, policy)
         self.quota_ids = _numbers(target.quota.quota_id for _, target in compiled)
@@ -174,8 +176,11 @@ class Source:
 
     def sub_quotas(self) -> list[tuple[Asked, ...]]:
         """Return, for each sub-quota, the classes it asks for in each of its questions."""
-        asked = [Asked(question_id, Pair(certain, possible)) for question_id, certain, possible in self._asked]
-        return [tuple([asked[at] for at in places]) for places in self._sub_quotas]
+        asked = [
+            Asked(question_id, Pair(certain, possible))
+            for question_id, certain, possible in steadily(self._asked)
+        ]
+        return [tuple([asked[at] for at in places]) for places in steadily(self._sub_quotas)]
 
 
 def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
@@ -188,7 +193,7 @@ def _classes(
     """Return the classes of all questions, and all that is asked, as the question and the parts of a `Pair`."""
     of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
     shapes: list[tuple[int, list[int]]] = []
-    for id_, at in all_asked:
+    for id_, at in steadily(all_asked):
         question_id, conditions = programs[id_].asked[at]
         place = of_question[question_id].place
         shapes.append((question_id, [place((id_, condition)) for condition in conditions]))
@@ -204,25 +209,8 @@ def _classes(
             all_of(classes[question_id].certain[at] for at in places),
             all_of(classes[question_id].possible[at] for at in places),
         )
-        for question_id, places in shapes
+        for question_id, places in steadily(shapes)
     ]
-
-
-class Given(NamedTuple):
-    """A row that is filled from a panel's columns.
-
-    Attributes:
-        how: Which members are in the row. "is": members in a class of answers; "upto": in a class or one before
-            it; "in": in one of a set of classes; "has": members with a list of answers, one of which is in a
-            class; "device": members on one of some devices, or on an unknown one; "untaken": members who may
-            take a wave; "listed": members on a quota's recontact list.
-        of: The question; 0 for the last three.
-        what: The class, the set of classes, the device types, the place of the wave, or the quota.
-    """
-
-    how: str
-    of: int
-    what: Any
 
 
 class Block(NamedTuple):
@@ -327,6 +315,8 @@ class _Planning:
         self._layers = [self._layer(each) for each in layers]
 
     def _read(self, sub_quotas: list[tuple[tuple[Asked, ...], bool]]) -> _OneQuestion | _Crossed:
+        # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
+        put_off_a_pause()
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
@@ -340,7 +330,7 @@ class _Planning:
     def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
         """Return the cheapest way to make the sets of each question's classes; see `Given.how`."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
-        for each in layers:
+        for each in steadily(layers):
             for asked in each.all_asked():
                 wanted[asked.question_id].update(asked.classes)
         return {question_id: self._way(question_id, sets) for question_id, sets in wanted.items()}
@@ -352,7 +342,7 @@ class _Planning:
         costs = {"in": _LOOKED_UP * len(sets)}
         if everything.bit_length() <= MOST_CODES:
             for how in ("is", "upto"):
-                parts = [_parts(how, question_id, each, everything)[1] for each in sets]
+                parts = [parts_of(how, question_id, each, everything)[1] for each in sets]
                 costs[how] = sum(map(len, parts)) + _FILLED * len({part for each in parts for part in each})
         return min(costs, key=costs.__getitem__)
 
@@ -364,11 +354,12 @@ class _Planning:
         everything = self._source.classes[question_id].everything
         found = self._made.get((question_id, classes))
         if found is None:
-            op, parts = _parts(self._ways[question_id], question_id, classes, everything)
+            op, parts = parts_of(self._ways[question_id], question_id, classes, everything)
             found = self._made[question_id, classes] = self.rows.combined(op, map(self.rows.given, parts))
         return found
 
     def _layer(self, of: _OneQuestion | _Crossed) -> Pair:
+        put_off_a_pause()
         if isinstance(of, _OneQuestion):
             return self._fitting((of.asked,))
         pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
@@ -408,6 +399,7 @@ class _Planning:
 
     def quota(self, quota: QuotaOfPlan) -> Pair:
         """Return the numbers of the rows whose intersection is a quota's members."""
+        put_off_a_pause()
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:
@@ -423,32 +415,3 @@ class _Planning:
         if quota.needs_list and not is_listed:
             certain = [rows.nothing]
         return Pair(rows.operands("and", certain), possible)
-
-
-def _parts(how: str, question_id: int, classes: int, everything: int) -> tuple[Op, list[Hashable]]:
-    """Return how to make a set of classes: the operation, and the names of the rows to combine."""
-    # A member of a question with single answers is in one class, so that "xor" of classes is their union.
-    answered = everything ^ 1 << UNANSWERED
-    if classes in {0, everything}:
-        return "xor", ["everything"] if classes else []
-    single = "is" if how == "upto" else how
-
-    def given(parts: Iterable[int], how: str = how) -> list[Hashable]:
-        return [Given(how, question_id, part) for part in parts]
-
-    if classes == answered:
-        return "xor", ["everything", *given([1 << UNANSWERED if how == "in" else UNANSWERED], single)]
-    if how == "in":
-        return "xor", given(part for part in (classes & 1, classes & answered) if part)
-    if how == "has":
-        return "or", given(ascending(classes))
-    if how == "is":
-        others = everything ^ classes
-        if classes.bit_count() > others.bit_count() + 1:
-            return "xor", ["everything", *given(ascending(others))]
-        return "xor", given(ascending(classes))
-    # "upto": a bit of `classes ^ classes >> 1` is set where a run of classes, or a gap, ends. {2, 3, 5} gives
-    # 1, 3, 4, 5, and the set is upto(1) ^ upto(3) ^ upto(4) ^ upto(5).
-    ends = list(ascending(classes ^ classes >> 1))
-    last = everything.bit_length() - 1
-    return "xor", [*given(end for end in ends if end != last), *(["everything"] if last in ends else [])]

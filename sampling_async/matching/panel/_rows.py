@@ -7,18 +7,28 @@ combination is made once. The result is a list of steps, each of which makes man
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from sampling_async._json.gc_pauses import put_off_a_pause
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 Op: TypeAlias = Literal["and", "or", "xor"]
 TOGETHER: Final = 512
 """The most rows made by one step: many, so that a call pays; few, to stay in the core's own cache."""
+
+
+def steadily(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, and delay full garbage collections: a plan makes no garbage, but a million small objects."""
+    for item in items:
+        put_off_a_pause()
+        yield item
 
 
 class Row:
@@ -138,14 +148,16 @@ class Arranged:
         # Rows of one level do not depend on each other, so that all with the same operation are one step.
         levels = dict.fromkeys(given, 0)
         alike: defaultdict[tuple[int, Op], list[int]] = defaultdict(list)
-        for number in kept:
+        for number in steadily(kept):
             op, operands = made[number]
             if op is not None:
                 levels[number] = 1 + max(levels[operand] for operand in operands)
                 alike[levels[number], op].append(number)
         for _, op in sorted(alike):
             numbers = sorted(alike[_, op], key=lambda number: -len(made[number].operands))
-            operands_of = [[self.places[part] for part in made[number].operands] for number in numbers]
+            operands_of = [
+                [self.places[part] for part in made[number].operands] for number in steadily(numbers)
+            ]
             self.steps += _steps(op, operands_of, len(self.places))
             self.places.update(zip(numbers, range(len(self.places), len(kept)), strict=False))
         self.count = len(kept)
