@@ -1,15 +1,20 @@
 """The command line, `sampling-async`: quotas, invites, recontact lists and settings; a simulator and a demo.
 
 Output is a table on a terminal, and JSON lines in the contract's own names if it is piped. Progress, summaries
-and errors go to stderr. Address and panel come from SAMPLING_BASE_URL and SAMPLING_PANEL_GUID or from options.
-The key comes from SAMPLING_API_KEY or a hidden prompt, never from an argument, because `ps` and the shell's
-history would show it.
+and errors go to stderr; with --quiet, warnings and errors only. Address and panel come from SAMPLING_BASE_URL
+and SAMPLING_PANEL_GUID, from options, or from a profile. The key comes from SAMPLING_API_KEY, from where the
+profile says, or from a hidden prompt. It is never an argument, because `ps` and the shell's history would show
+it.
 
 Exit codes:
-    0: All is done; every quota ID got a result.
-    1: Incomplete: some quota IDs ended `not_sent` or `unknown`, pairs of a campaign are pending, the reader of
-        the output went away, or, in the demo, client and ledger disagree.
-    2: Usage: an argument, the address, the panel or the key is missing or cannot be sent.
+    0: All is done; every quota ID got a result. `doctor`: no check failed, though some may warn.
+    1: Incomplete: some quota IDs ended `not_sent` or `unknown`, pairs of a campaign are pending, or the reader
+        of the output went away. Or what was asked for has an answer that needs a look: a check of `doctor`
+        failed, `notifications settings` found another URL at the operator, `outcomes --overdue` or
+        `--uninvited` found invites, client and ledger of the `demo` disagree. Or there was nothing to do: no
+        such survey, no fact to `replay`, no key to `profile forget-key`, no pair for a campaign.
+    2: Usage: an argument, the address, the panel or the key is missing or cannot be sent, the file of profiles
+        or another file breaks a rule, or a profile and an option name two panels.
     3: The service refused (4xx); nothing of the call was done.
     4: Transport or server failure: no response, 5xx, or a response that cannot be read.
     130: Interrupted by Ctrl-C (SIGINT).

@@ -19,7 +19,7 @@ from sampling_async._cli._campaign_options import (
 )
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import takes
+from sampling_async._cli._options import quietable, takes
 from sampling_async._cli._tally import USAGE
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal 
 
 @app.command(cls=Command)
 @takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
+@quietable
 def run(
     panel_: Panel = None,
     *,
@@ -111,6 +112,7 @@ def run(
 
 @app.command("top-up", cls=Command)
 @takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
+@quietable
 def top_up(
     folder: Folder,
     panel_: PanelAgain = None,
@@ -209,6 +211,7 @@ def status(folder: Folder, *, as_json: AsJSON = False) -> None:
 
 
 @app.command(cls=Command)
+@quietable
 def report(
     folder: Folder,
     *,
@@ -250,7 +253,7 @@ def report(
         )
 
     _in_ledger(folder, write)
-    show.errors().print(show.plain(f"Files: {folder} (invites, pairs, summary.json, report.html)"))
+    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
 
 
 def _in_ledger(folder: Path, work: Callable[[Ledger], T]) -> T:

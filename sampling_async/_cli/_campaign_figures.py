@@ -137,9 +137,9 @@ class Display:
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
         self._read = read
         self._as_lines = as_lines
-        console = show.errors()
+        console = show.asides()
         # Lines of JSON and a live display on one screen would write into each other.
-        is_live = console.is_terminal and (not as_lines or show.stdout_is_file())
+        is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._is_live = is_live
         self._line_due = time.monotonic() + _LINES
@@ -158,7 +158,7 @@ class Display:
         while True:
             if self._is_live:
                 self._live.update(view.figures_view(self._read()), refresh=True)
-            if self._as_lines and time.monotonic() >= self._line_due:
+            if self._as_lines and not show.is_hushed() and time.monotonic() >= self._line_due:
                 self._line_due += _LINES
                 self.write_line()
             await anyio.sleep(_REDRAWN)

@@ -184,7 +184,7 @@ class CampaignJob:
         )
         if self.options.inventory is None or not self.options.dry_run:
             self._key()  # a person is asked for it before the work, and not after
-        with show.errors().status("Matching the panel"):
+        with show.asides().status("Matching the panel"):
             if self.options.inventory is None:
                 self.service.call(lambda client: make(campaign(client)), key=self._key())
             else:
@@ -220,7 +220,7 @@ class CampaignJob:
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
                 ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
-            typer.echo(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}", err=True)
+            show.note(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}")
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
             fail("no member matches a quota with room, so there is nothing to ask for", INCOMPLETE)
@@ -387,14 +387,14 @@ class _Asking:
         assert self._display is not None
         self._display.write_line()
         view.show_end(summary, run.reason)
-        view.tell(f"Files: {self._folder} (invites, pairs, summary.json, report.html)")
+        show.note(f"Files: {self._folder} (invites, pairs, summary.json, report.html)")
         if not summary.pairs.pending:
             return
         if run.limits.paused:
-            view.tell(f"It is paused. To end that: sampling-async campaign resume {quoted(self._folder)}")
+            show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self._folder)}")
         elif run.reason.startswith("the cap"):
-            view.tell(f"To change the cap: sampling-async campaign limit {quoted(self._folder)} ...")
-        view.tell(f"{summary.pairs.pending:,} pairs are pending. To go on: {way_on(self._folder)}")
+            show.note(f"To change the cap: sampling-async campaign limit {quoted(self._folder)} ...")
+        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {way_on(self._folder)}")
 
     def exit_code(self) -> int:
         """Return the exit code: 0 if nothing is pending and the fate of each pair is known.

@@ -75,11 +75,11 @@ def show_plan(plan: Plan) -> None:
     console.print(Text(title, style="bold"))
     console.print(_grid(rows))
     for warning in plan.warnings:
-        console.print(show.plain(warning, "yellow"), soft_wrap=True)
+        show.errors().print(show.plain(warning, "yellow"), soft_wrap=True)
 
 
 def _on_stderr() -> Console:
-    console = show.errors()
+    console = show.asides()
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
     return console
@@ -273,11 +273,6 @@ def show_end(summary: Summary, reason: str) -> None:
     print_codes(summary, console)
     if summary.pairs.unknown:
         console.print("Unknown: an invite may exist; such a pair is not asked for again.")
-
-
-def tell(text: str) -> None:
-    """Print a line on stderr that is never cut, so that a command in it can be copied."""
-    show.errors().print(show.plain(text), soft_wrap=True)
 
 
 def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:

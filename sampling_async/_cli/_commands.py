@@ -14,12 +14,15 @@ from attrs import evolve
 from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
 from sampling_async._cli import (
     _campaign,
+    _doctor,
     _match,
     _notifications,
     _outcomes,
+    _profile,
     _quota_ids,
     _simulation,
     _sources,
+    _top,
     release_signals,
 )
 from sampling_async._cli import _rendering as show
@@ -27,7 +30,7 @@ from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._notify import Notify
-from sampling_async._cli._options import takes
+from sampling_async._cli._options import quietable, takes
 from sampling_async._cli._outcome_printer import OutcomePrinter
 from sampling_async._cli._requests import RequestLines
 from sampling_async._cli._signals import Ending
@@ -44,11 +47,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXIT_CODES: Final = (
-    "[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY. The key is never an "
-    "argument; on a terminal, the command asks for a missing key and does not show it.\n\n[bold]Exit "
-    "codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing found, or the "
-    "reader of the output ended - 2 usage - 3 the service refused (4xx) - 4 transport or server failure (3 "
-    "and 4 also if no quota ID was answered) - 130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    "[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY; or "
+    "SAMPLING_PROFILE, see `profile`. The key is never an argument; on a terminal, the command asks for a "
+    "missing key and does not show it.\n\n"
+    "[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing "
+    "found, a check of `doctor` failed, or the reader of the output ended - 2 usage - 3 the service "
+    "refused (4xx) - 4 transport or server failure (3 and 4 also if no quota ID was answered) - 130 "
+    "interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
     "[bold]Try it:[/bold] sampling-async demo\n"
 )
 
@@ -60,7 +65,7 @@ app: Final = typer.Typer(
     ),
     epilog=_EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -129,6 +134,7 @@ def sampling_async(
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
+    show.hush(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
     # If the key is not in the environment, a person may be asked for it, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
@@ -206,6 +212,7 @@ def invite(
 
 @app.command("bulk-invite", cls=Command)
 @takes(service=ServiceOptions)
+@quietable
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
@@ -257,9 +264,8 @@ def bulk_invite(
             USAGE,
         )
     if passed_over:
-        typer.echo(
-            f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all",
-            err=True,
+        show.note(
+            f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all"
         )
     if not tally.total and not quota_ids:
         fail("the input has no quota IDs", USAGE)
@@ -273,6 +279,7 @@ def _of_member(member_code: str, made: list[_quota_ids.QuotaIDs], name: str) -> 
 
 @app.command("fan-out", cls=Command)
 @takes(service=ServiceOptions)
+@quietable
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
@@ -407,9 +414,12 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
-app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(_match.match))
+app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(quietable(_match.match)))
 app.add_typer(_campaign.app, name="campaign")
+app.command(cls=Command)(takes(options=_doctor.DoctorOptions, service=ServiceOptions)(_doctor.doctor))
+app.command(cls=Command)(_top.top)
 app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
-app.command(cls=Command)(_simulation.demo)
+app.command(cls=Command)(quietable(_simulation.demo))
 app.command(cls=Command)(_outcomes.outcomes)
 app.add_typer(_notifications.app, name="notifications")
+app.add_typer(_profile.app, name="profile")

@@ -21,17 +21,31 @@ from sampling_async import (
     SamplingError,
     Timeouts,
 )
+from sampling_async._cli import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Generator
+
+    from sampling_async._profiles import Profile
 
 T = TypeVar("T")
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
 _PROXY_VARIABLE: Final = "SAMPLING_PROXY"
 _PANEL_HELP: Final = "Connection"
+_MAX_CONCURRENCY: Final = 8
+_IDLE_SECONDS: Final = 4.0
+
+
+def _names_of_profiles(begun: str) -> list[str]:
+    """Return the names of profiles that begin so, for the completion of a shell, which shows no error."""
+    with suppress(InvalidRequestError):
+        return [name for name in read_profiles() if name.startswith(begun)]
+    return []
 
 
 def _option(help_text: str, *names: str, **more: Any) -> Any:
@@ -42,6 +56,16 @@ def _option(help_text: str, *names: str, **more: Any) -> Any:
 class ServiceOptions:
     """The options of a command that say how to call the service."""
 
+    profile: Annotated[
+        str | None,
+        _option(
+            "The panel of the file of profiles to use, in place of --base-url and --panel.",
+            metavar="NAME",
+            envvar=CHOSEN,
+            show_default=False,
+            autocompletion=_names_of_profiles,
+        ),
+    ] = None
     base_url: Annotated[
         str | None,
         _option("The address of the service.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
@@ -51,8 +75,14 @@ class ServiceOptions:
         _option("The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False),
     ] = None
     max_concurrency: Annotated[
-        int, _option("The maximum of requests at the same time.", min=1, metavar="N")
-    ] = 8
+        int | None,
+        _option(
+            f"The maximum of requests at the same time. Default: {_MAX_CONCURRENCY}.",
+            min=1,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None
     timeout: Annotated[
         float | None,
         _option(
@@ -124,47 +154,124 @@ class ServiceOptions:
         Raises:
             typer.Exit: Something is missing.
         """
-        ended_by_failure(self._whereto)
+        ended_by_failure(self.whereto)
         return self._key()
 
-    def _whereto(self) -> tuple[str, str]:
-        return (
-            _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
-            _given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
-        )
+    @property
+    def is_given(self) -> bool:
+        """Whether it was said which service to call."""
+        return bool(self.base_url or self.profile)
+
+    def panel_of_profile(self) -> Profile | None:
+        """Return the profile that was chosen, if any.
+
+        Raises:
+            InvalidRequestError: There is no such profile, or it breaks a rule.
+        """
+        return chosen_profile(self.profile or "")
+
+    def whereto(self) -> tuple[str, str]:
+        """Return the address and the panel, as they were given.
+
+        Raises:
+            InvalidRequestError: One is missing, or is another than the profile's.
+        """
+        profile = self.panel_of_profile()
+        if profile is None:
+            return (
+                _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
+                _given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
+            )
+        if self.base_url:
+            profile.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
+        if self.panel:
+            profile.must_agree("panel_guid", self.panel, "--panel (SAMPLING_PANEL_GUID)")
+        return profile.base_url, profile.panel_guid
 
     def _client(self, key: str) -> SamplingClient:
-        base_url, panel_guid = self._whereto()
+        base_url, panel_guid = self.whereto()
+        profile = self.panel_of_profile()
         return SamplingClient(
             base_url,
             panel_guid=panel_guid,
             api_key=key,
-            max_concurrency=self.max_concurrency,
+            max_concurrency=self.width(profile),
             timeouts=Timeouts(read=self.timeout),
             retry=RetryPolicy(max_attempts=self.attempts),
             outage=OutagePolicy(patience=self.patience),
-            allow_http=self.allow_http,
-            proxy=self._proxy_address(),
-            ssl_context=context_of_files(self.ca_file, self.client_cert),
+            allow_http=self.may_be_http(profile),
+            proxy=self.proxy_address(profile),
+            ssl_context=self.tls_context(profile),
+            idle_seconds=self.idle_seconds(profile),
         )
 
-    def _proxy_address(self) -> str | None:
+    def width(self, profile: Profile | None) -> int:
+        """Return the maximum of requests at the same time."""
+        return self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY
+
+    @staticmethod
+    def idle_seconds(profile: Profile | None) -> float:
+        """Return how long an idle connection is kept."""
+        return _IDLE_SECONDS if profile is None or profile.idle_seconds is None else profile.idle_seconds
+
+    def may_be_http(self, profile: Profile | None) -> bool:
+        """Return whether plain http is allowed."""
+        return self.allow_http or (profile is not None and profile.allow_http)
+
+    def tls_context(self, profile: Profile | None) -> ssl.SSLContext | None:
+        """Return the TLS settings, or None for the default.
+
+        Raises:
+            InvalidRequestError: A file cannot be used.
+        """
+        return context_of_files(
+            self.ca_file or setting(profile, "ca_file"), self.client_cert or setting(profile, "client_cert")
+        )
+
+    def proxy_address(self, profile: Profile | None) -> str | None:
+        """Return the proxy, which may hold a password, or None.
+
+        Raises:
+            InvalidRequestError: The option holds a password.
+        """
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
                 f"other users can see --proxy in `ps`; give user and password in {_PROXY_VARIABLE}"
             )
-        return self.proxy or os.environ.get(_PROXY_VARIABLE) or None
+        return self.proxy or setting(profile, "proxy")
 
     def _key(self) -> str:
-        """Return the key from the environment or a hidden prompt; an argument would be visible in `ps`."""
-        key = os.environ.get(KEY_VARIABLE, "").strip()
-        if not key and somebody_is_there():
-            with suppress(EOFError):
-                key = getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
+        """Return the key from its place or a hidden prompt; an argument would be visible in `ps`."""
+        profile = ended_by_failure(self.panel_of_profile)
+        key = ended_by_failure(lambda: self.known_key(profile)) or asked_key()
+        if not key and profile is not None:
+            fail(str(profile.no_key()), USAGE)
         if not key:
             fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key
+
+    @staticmethod
+    def known_key(profile: Profile | None) -> str:
+        """Return the key from the environment or the keyring; "" if it is not there.
+
+        Raises:
+            InvalidRequestError: The keyring cannot be used.
+        """
+        if profile is None:
+            return os.environ.get(KEY_VARIABLE, "").strip()
+        found = profile.key()
+        return "" if found is None else found.reveal()
+
+
+def asked_key() -> str:
+    """Ask a person for the key, without an echo; return "" if there is nobody, or no answer."""
+    if not somebody_is_there():
+        return ""
+    release_signals()  # so that Ctrl-C works
+    with suppress(EOFError):
+        return getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
+    return ""
 
 
 def ended_by_failure(work: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ service tells how each survey has ended, and at the end all of it is held agains
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
@@ -33,7 +32,7 @@ from sampling_async.simulator._listening import listening
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
-    from sampling_async import Quotas, SamplingClient
+    from sampling_async import AttemptReport, Quotas, SamplingClient
     from sampling_async._cli._demo_service import SimulatorProcess
     from sampling_async.campaign import CampaignRun, Plan, Summary
     from sampling_async.simulator import LedgerEntry
@@ -180,8 +179,15 @@ async def _day(demo: Demo, watcher: Watcher) -> Findings:
     async with _receiving(inbox) as base:
         urls = {str(kind): url for kind, url in inbox.urls(base).items() if kind in _KINDS}
         with simulator_process(demo.service(urls)) as simulator:
-            async with simulator.client() as client:
+            times: list[float] = []
+
+            def note(report: AttemptReport) -> None:
+                if report.endpoint == "bulk_invite":
+                    times.append(report.timing.total)
+
+            async with simulator.client(on_attempt=note) as client:
                 findings, outcomes = await _asked(client, inbox, demo, watcher)
+            findings.request_seconds = sorted(times)
             await _compare(findings, simulator, outcomes, OutcomeLedger(demo.store), watcher)
             watcher.finished()
     return findings
@@ -226,11 +232,10 @@ async def _asked(
             campaign = _campaign(client, demo, live, inventory)
             plan = await campaign.plan()
             watcher.planned(plan, time.perf_counter() - began)
-            with _timed_requests() as times:
-                tally, outcomes = await _run(campaign, demo.store, watcher)
+            tally, outcomes = await _run(campaign, demo.store, watcher)
             seconds = tally.seconds
             summary = await campaign.write(demo.folder, title="A day with the simulator")
-    findings = Findings(inventory, plan, summary, tally, seconds, sorted(times), *recontact)
+    findings = Findings(inventory, plan, summary, tally, seconds, [], *recontact)
     return findings, outcomes
 
 
@@ -310,34 +315,3 @@ def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) 
     from sampling_async.simulator._verdict import verdict  # noqa: PLC0415  the simulator is an extra
 
     return verdict(entries, outcomes)
-
-
-class _RequestTimes(logging.Handler):
-    """Collects the times of bulk invites from the package's DEBUG log, which has one record an attempt."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.seconds: list[float] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the time of an attempt."""
-        match record.args:
-            case (_, "bulk_invite", _, float(seconds), *_):
-                self.seconds.append(seconds)
-            case _:
-                pass
-
-
-@contextmanager
-def _timed_requests() -> Generator[list[float]]:
-    logger, times = logging.getLogger("sampling_async"), _RequestTimes()
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(times)
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
-    try:
-        yield times.seconds
-    finally:
-        logger.removeHandler(times)
-        logger.setLevel(level)
-        logger.propagate = propagate

@@ -89,10 +89,10 @@ class SimulatorProcess:
         self._greeting = greeting
         self.base_url: str = greeting["base_url"]
 
-    def client(self) -> SamplingClient:
-        """Return a client of its panel."""
+    def client(self, **options: Any) -> SamplingClient:
+        """Return a client of its panel, with options of the constructor."""
         key, panel_guid = self._greeting["api_key"], self._greeting["panel_guid"]
-        return SamplingClient(self.base_url, panel_guid=panel_guid, api_key=key)
+        return SamplingClient(self.base_url, panel_guid=panel_guid, api_key=key, **options)
 
     def told(self) -> Told:
         """End the service and return what it knows.

@@ -79,6 +79,15 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async campaign status night --json | jq .Pending",
     ),
     "campaign report": ("sampling-async campaign report night",),
+    "doctor": (
+        "sampling-async doctor",
+        "sampling-async doctor --profile us --quiet",
+        "sampling-async doctor --json \\\n  | jq '.Checks[] | select(.Verdict==\"fail\")'",
+    ),
+    "top": (
+        "sampling-async top night.sock",
+        "sampling-async top night.sock --once --json | jq .limit",
+    ),
     "notifications serve": (
         "sampling-async notifications serve \\\n  --store notifications.db",
         (
@@ -115,6 +124,16 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
         "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
     ),
+    "profile list": (
+        "sampling-async profile list",
+        "sampling-async profile list | jq -r .Profile",
+    ),
+    "profile show": ("sampling-async profile show us",),
+    "profile set-key": (
+        "sampling-async profile set-key us",
+        "pass show sampling/us \\\n  | sampling-async profile set-key us",
+    ),
+    "profile forget-key": ("sampling-async profile forget-key us",),
     "simulate": (
         "sampling-async simulate",
         "sampling-async simulate --members panel.jsonl",
@@ -146,8 +165,19 @@ class Command(TyperCommand):
         formatter.write("\n".join(_lines(EXAMPLES[name])))
 
 
+_OF_COMPLETION: Final = frozenset({"install_completion", "show_completion"})
+
+
 class Group(TyperGroup):
     """The group of all commands."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, those for completion without a type: they take no value."""
+        params = super().get_params(ctx)
+        for each in params:
+            if each.name in _OF_COMPLETION:
+                _without_type(each)
+        return params
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return --help without a type: it takes no value."""

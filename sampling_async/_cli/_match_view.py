@@ -100,27 +100,25 @@ def tell_oddities(index: QuotaIndex) -> None:
     if index.diagnostics:
         first = index.diagnostics[0]
         way_out = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
-        _print_note(
+        _warn(
             f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
             f"quota {first.quota_id}, {first.message}{way_out}",
-            "yellow",
         )
 
 
 def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
     """Report on stderr the questions for which the panel has no column."""
     shown = ", ".join(first) + (", ..." if missing > len(first) else "")
-    _print_note(
+    _warn(
         f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
         f"{shown}",
-        "yellow",
     )
 
 
 def tell_written(members: int, output: Path) -> None:
     """Report on stderr where the results are."""
-    _print_note(f"{members:,} members matched: {output}")
+    show.note(f"{members:,} members matched: {output}")
 
 
-def _print_note(text: str, style: str = "") -> None:
-    show.errors().print(show.plain(text, style), soft_wrap=True)
+def _warn(text: str) -> None:
+    show.errors().print(show.plain(text, "yellow"), soft_wrap=True)

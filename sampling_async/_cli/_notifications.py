@@ -19,7 +19,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import takes
+from sampling_async._cli._options import quietable, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
     Inbox,
@@ -135,6 +135,7 @@ def serve(
     port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8090,
     host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     public_url: PublicURL = None,
+    as_json: AsJSON = False,
 ) -> None:
     """Receive notifications until Ctrl-C, and store each one before it is acknowledged.
 
@@ -146,7 +147,7 @@ def serve(
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
     inbox = ended_by_failure(lambda: guard.inbox(SqliteStore(store)))
-    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, host, port, public_url)))
+    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, host, port, public_url, as_json=as_json)))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
@@ -154,7 +155,7 @@ def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
 
 
-async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> None:
+async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None, *, as_json: bool) -> None:
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
     with listening(host, port) as listener:
@@ -172,12 +173,12 @@ async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None) -> 
         )
         async with inbox:
             # The socket listens by now, so whoever reads the URLs can post to them.
-            _show_urls(urls)
+            _show_urls(urls, as_json=as_json)
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _show_urls(urls: dict[Kind, str]) -> None:
-    if show.as_lines(wanted=False):
+def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
+    if show.as_lines(as_json):
         show.emit_json({str(kind): url for kind, url in urls.items()})
         return
     show.print_pairs((kind.setting, Text(url, style="cyan")) for kind, url in urls.items())
@@ -221,6 +222,7 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
 
 
 @app.command(cls=Command)
+@quietable
 def replay(
     fact_ids: Annotated[
         list[int] | None,
@@ -237,11 +239,12 @@ def replay(
         return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
 
     count = ended_by_failure(again)
-    typer.echo(f"{count:,} facts are due to their handlers", err=True)
+    show.note(f"{count:,} facts are due to their handlers")
     raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
 
 
 @app.command(cls=Command)
+@quietable
 def prune(
     *,
     store: StoreFile,
@@ -259,7 +262,7 @@ def prune(
     """
     before = datetime.now(UTC) - timedelta(days=days)
     count = ended_by_failure(lambda: existing_store(store).prune(before))
-    typer.echo(f"{count:,} receipts were deleted", err=True)
+    show.note(f"{count:,} receipts were deleted")
 
 
 @app.command(cls=Command)
@@ -289,7 +292,7 @@ def settings(
     opened = SqliteStore(store)
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     urls = Inbox(opened, secrets=secrets).urls(public_url or "http://127.0.0.1:8090")
-    found = service.call(_read_settings) if service.base_url else None
+    found = service.call(_read_settings) if service.is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
         rows = (

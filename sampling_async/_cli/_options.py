@@ -1,12 +1,15 @@
-"""Options as objects: a command takes one argument for a group of options."""
+"""Options as objects: a command takes one argument for a group of options. And --quiet, which takes none."""
 
 from __future__ import annotations
 
 import inspect
 from functools import wraps
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
+import typer
 from attrs import NOTHING, fields
+
+from sampling_async._cli import _rendering as show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +44,37 @@ def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., 
         return grouped
 
     return with_groups
+
+
+_QUIET: Final = inspect.Parameter(
+    "quiet",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Write no progress, notes and summaries to stderr. Warnings and errors remain.",
+            metavar="",
+        ),
+    ],
+    default=False,
+)
+
+
+def quietable(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --quiet to a command that writes progress, notes or a summary to stderr."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @wraps(command)
+    def quieted(*, quiet: bool, **values: Any) -> None:
+        show.hush(quiet)
+        command(**values)
+
+    parameters = [*signature.parameters.values(), _QUIET]
+    quieted.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    quieted.__annotations__ = {each.name: each.annotation for each in parameters}
+    return quieted
 
 
 def _parameters(cls: type[Any]) -> list[inspect.Parameter]:

@@ -18,6 +18,7 @@ from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutco
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
+from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async.notifications import Ending, OutcomeLedger
 
@@ -41,6 +42,7 @@ _COLUMNS: Final = (
 )
 
 
+@quietable
 def outcomes(
     *,
     store: Annotated[
@@ -104,7 +106,7 @@ def _record_all(ledger: OutcomeLedger, file: Path) -> None:
         at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
         return anyio.run(_record, ledger, file, at)
 
-    typer.echo(f"{ended_by_failure(record):,} new invites from {file}", err=True)
+    show.note(f"{ended_by_failure(record):,} new invites from {file}")
 
 
 async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
@@ -160,7 +162,7 @@ def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
     # The table has needed the extra already.
     import_module("pyarrow.parquet").write_table(table, output)
-    typer.echo(f"{table.num_rows:,} rows written to {output}", err=True)
+    show.note(f"{table.num_rows:,} rows written to {output}")
 
 
 def _row_json(row: OutcomeRow) -> dict[str, Any]:

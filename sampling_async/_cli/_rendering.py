@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 import time
+from contextvars import ContextVar
 from datetime import timedelta
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -51,6 +52,7 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "unknown": "red",
 }
 HIDDEN: Final = "<hidden>"
+_quiet: Final = ContextVar("quiet", default=False)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -111,8 +113,28 @@ def screen() -> Console:
 
 
 def errors() -> Console:
-    """Return a rich console on stderr."""
+    """Return a rich console on stderr, for what is told even with --quiet: warnings."""
     return Console(stderr=True, highlight=False)
+
+
+def hush(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
+    """Set whether `asides` is silent for the rest of the command."""
+    _quiet.set(quiet)
+
+
+def is_hushed() -> bool:
+    """Return whether --quiet was given."""
+    return _quiet.get()
+
+
+def asides() -> Console:
+    """Return a rich console on stderr for progress, notes and summaries: silent with --quiet."""
+    return Console(stderr=True, highlight=False, quiet=is_hushed())
+
+
+def note(text: str) -> None:
+    """Print a note on stderr, unless --quiet was given. It is never cut, so a command in it can be copied."""
+    asides().print(plain(text), soft_wrap=True)
 
 
 def plain(text: str | None, style: str = "") -> Text:
@@ -324,7 +346,7 @@ def summary(tally: Tally) -> Iterable[Text]:
 
 def print_summary(tally: Tally) -> None:
     """Print the closing summary on stderr."""
-    console = errors()
+    console = asides()
     for line in summary(tally):
         console.print(line, soft_wrap=True)
 
@@ -366,14 +388,14 @@ def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
 
 
 def _display(*columns: ProgressColumn, lines: bool) -> Progress:
-    console = errors()
+    console = asides()
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         *columns,
         console=console,
         transient=True,
-        disable=not console.is_terminal or (lines and not stdout_is_file()),
+        disable=console.quiet or not console.is_terminal or (lines and not stdout_is_file()),
         redirect_stdout=False,
         redirect_stderr=True,
     )

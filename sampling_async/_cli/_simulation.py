@@ -73,6 +73,9 @@ def simulate(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the address, panel and key as one JSON object.", metavar="")
+    ] = False,
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -96,7 +99,10 @@ def simulate(
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
     ended_by_failure(lambda: panel.write(simulator))
-    ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
+    if as_json:
+        ended_by_failure(lambda: show.emit_json(_service_json(simulator, host, free_port)))
+    else:
+        ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
     with suppress(KeyboardInterrupt), sending(simulator, urls):  # Ctrl-C is the way to end it
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
@@ -174,8 +180,23 @@ def _free_port(host: str, port: int) -> int:
         return bound
 
 
+def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:
+    return {
+        "BaseURL": f"http://{_in_url(host)}:{port}",
+        "PanelGUID": simulator.panel_guid,
+        "APIKey": simulator.api_key,
+        "Members": len(simulator.members),
+        "Surveys": len(simulator.inventory.surveys),
+        "RecontactQuotaIDs": list(simulator.recontact_quota_ids),
+    }
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] = ()) -> None:
-    address = f"[{host}]" if ":" in host else host
+    address = _in_url(host)
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
     recontact = [f"sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]]

@@ -1,0 +1,202 @@
+"""The command `top`: what a running client does, live, from the socket of `SamplingClient.serve_snapshots`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path  # noqa: TC003  typer reads it at run time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import ended_by_failure
+from sampling_async._cli._tally import DONE, INCOMPLETE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    State = Mapping[str, Any]
+    """One line of the socket: the fields of `Snapshot`, and who the process is."""
+
+_PATIENCE: Final = 2.0  # seconds for one answer of the process
+_LONGEST_LINE: Final = 2**20
+_NONE: Final = "-"
+
+
+def top(
+    path: Annotated[
+        Path, typer.Argument(help="The socket that the process serves.", metavar="SOCKET", show_default=False)
+    ],
+    every: Annotated[
+        float, typer.Option("--every", help="Seconds between two looks.", min=0.1, metavar="SECONDS")
+    ] = 1.0,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.", metavar="")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each look, on a terminal too.", metavar="")
+    ] = False,
+) -> None:
+    """Show what a running client does: limits, waiting requests, latency, connections.
+
+    The program must show itself: `async with client.serve_snapshots(SOCKET)`.
+    Looking costs it nothing else. The command ends with exit code 1 when the
+    process goes away, and with Ctrl-C.
+    """
+    looks = _looks(path, every, is_once=once)
+    first = ended_by_failure(lambda: next(looks))
+    if show.as_lines(as_json):
+        _print_lines(first, looks)
+    else:
+        _show_live(first, looks, is_once=once)
+    if not once:
+        show.errors().print(show.plain(f"{path}: the process no longer answers"), soft_wrap=True)
+    raise typer.Exit(DONE if once else INCOMPLETE)
+
+
+def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
+    """Yield the state until the process goes away.
+
+    Raises:
+        InvalidRequestError: Nobody serves snapshots there.
+    """
+    try:
+        yield looked(path)
+    except (OSError, ValueError) as exc:
+        raise InvalidRequestError(
+            f"{path}: no process shows its snapshots there ({exc.__class__.__name__}); in the program, use "
+            f"`async with client.serve_snapshots({str(path)!r})`"
+        ) from None
+    while not is_once:
+        time.sleep(every)
+        try:
+            yield looked(path)
+        except (OSError, ValueError):
+            return
+
+
+def looked(path: Path) -> State:
+    """Return the state of the process now.
+
+    Raises:
+        OSError: It does not answer.
+        ValueError: What it says is not a snapshot.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_PATIENCE)
+        sock.connect(str(path))
+        line = b""
+        while not line.endswith(b"\n") and (part := sock.recv(_LONGEST_LINE)):
+            line += part
+            if len(line) > _LONGEST_LINE:
+                break
+    state = json.loads(line)
+    if not isinstance(state, dict) or "limit" not in state:
+        raise ValueError("no snapshot")
+    return state
+
+
+def _print_lines(first: State, looks: Iterator[State]) -> None:
+    show.emit_json(first)
+    for state in looks:
+        show.emit_json(state)
+
+
+def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
+    screen = show.screen()
+    if is_once:
+        screen.print(view(first, None, 0.0))
+        return
+    before, at = first, time.monotonic()
+    with Live(view(first, None, 0.0), console=screen, auto_refresh=False) as live:
+        for state in looks:
+            now = time.monotonic()
+            live.update(view(state, before, now - at), refresh=True)
+            before, at = state, now
+
+
+def view(state: State, before: State | None, seconds: float) -> RenderableType:
+    """Return the picture of a state.
+
+    Args:
+        state: The state.
+        before: The one before, for rates; None for the first.
+        seconds: The time between the two.
+    """
+
+    def rate(read: Callable[[State], float], unit: str = "") -> str:
+        if before is None or seconds <= 0:
+            return _NONE
+        return f"{number((read(state) - read(before)) / seconds)}{unit}/s"
+
+    title = Text.assemble(
+        (str(state["host"]), "bold"), f"  process {state['pid']}  sampling-async {state['version']}"
+    )
+    rows = [
+        ("running", f"{state['running']} of {state['max_concurrency']}, limit {state['limit']}"),
+        ("waiting", f"{state['waiting']}"),
+        ("breaker", _breaker(state)),
+        ("hold", f"{state['held_for']:.1f} s" if state["held_for"] else "none"),
+        ("pace", _pace(state)),
+        ("retry tokens", number(state["retry_tokens"])),
+        ("attempts", f"{state['attempts']:,}, {rate(lambda each: each['attempts'])}"),
+        ("failures", f"{state['failures']:,}, {rate(lambda each: each['failures'])}"),
+        ("bulk invite", _line(state)),
+    ]
+    wires = state["connections"]
+    if wires is not None:
+        sent = rate(lambda each: each["connections"]["bytes_sent"] / 1000, " kB")
+        came = rate(lambda each: each["connections"]["bytes_received"] / 1000, " kB")
+        rows += [
+            ("connections", f"{wires['open']} open, {wires['idle']} idle"),
+            ("", f"{wires['opened']:,} opened, {wires['reused']:,} times used again"),
+            ("bytes", f"{sent} sent, {came} received"),
+        ]
+    beside = show.new_table("", "")
+    beside.show_header = False
+    for name, value in rows:
+        beside.add_row(Text(name, "dim"), Text(value))
+    return Group(title, beside, _latency(state))
+
+
+def _latency(state: State) -> RenderableType:
+    if not state["latency"]:
+        return Text("no request was answered in the last minutes", "dim")
+    columns = ("p50", "p90", "p99", "longest")
+    table = show.new_table("last 5 to 10 minutes", "answered", *columns, right=("answered", *columns))
+    for endpoint, found in sorted(state["latency"].items()):
+        times = [duration(found[column]) for column in columns]
+        table.add_row(endpoint, f"{found['count']:,}", *times)
+    return table
+
+
+def _breaker(state: State) -> str:
+    return "closed" if state["breaker"] == "closed" else f"OPEN for {state['away_for']:.0f} s"
+
+
+def _pace(state: State) -> str:
+    pace = state["requests_per_second"]
+    return "not limited" if pace is None else f"{number(pace)} bulk invites a second"
+
+
+def _line(state: State) -> str:
+    if state["seconds_per_request"] is None:
+        return _NONE
+    return f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits or more: 0.25, 41.2, 1,234."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"  # noqa: PLR2004
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with its unit: 0.42 ms, 41.2 ms, 1.20 s."""
+    return f"{number(seconds)} s" if seconds >= 1 else f"{number(seconds * 1000)} ms"
