@@ -4,8 +4,9 @@
 
 Each agent is one of `AGENTS`, set up as its maker says. Nothing leaves the process. `plain` is an
 httpx.AsyncClient that makes the same bulk invite; it proves that a hit can be seen.
-The other callers are our client: over its own engine, over that of httpx, and loaded before the agent. One JSON
-object on stdout says how many texts were searched, and which secrets were found.
+The other callers are our client: over its own engine, over that of httpx, loaded before the agent, and, with
+OpenTelemetry, making spans and metrics itself. One JSON object on stdout says how many texts were searched, and
+which secrets were found.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ FORMS: Final = {
 """The secrets, in every form they may take."""
 
 CALLERS: Final = ("plain", "engine", "transport", "loaded first")
+TELEMETRY: Final = "telemetry"
+"""One more caller, for OpenTelemetry only. It has templates of addresses in its spans, which are no secret."""
 IDS: Final = range(1, 251)
 
 
@@ -95,6 +98,7 @@ class OpenTelemetry:
         self._tracer = provider.get_tracer("canary")
         meters = MeterProvider([self._metrics])
         HTTPXClientInstrumentor().instrument(tracer_provider=provider, meter_provider=meters)
+        self.providers = provider, meters
 
     def transaction(self) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span("canary")
@@ -241,12 +245,12 @@ async def plain(url: str) -> None:
         answer.raise_for_status()
 
 
-async def ours(url: str, agent: Any, transport: Any = None) -> None:
+async def ours(url: str, agent: Any, transport: Any = None, *, telemetry: Any = False) -> None:
     """Make a bulk invite with one failing request, then a single invite, and report the failure."""
     from sampling_async import RetryPolicy, SamplingClient, SamplingError  # noqa: PLC0415
 
     options: dict[str, Any] = {"panel_guid": PANEL, "api_key": KEY, "retry": RetryPolicy(max_attempts=1)}
-    async with SamplingClient(url, transport=transport, **options) as client:
+    async with SamplingClient(url, transport=transport, telemetry=telemetry, **options) as client:
         result = await client.bulk_invite(MEMBER, IDS)
         statuses = Counter(outcome.status for outcome in result)
         assert statuses == {"rejected": 200, "unknown": 50}, statuses
@@ -274,6 +278,9 @@ def main(agent_name: str, caller: str) -> dict[str, Any]:
             with agent.transaction():
                 if caller == "plain":
                     await plain(url)
+                elif caller == TELEMETRY:
+                    telemetry = import_module("sampling_async").Telemetry(*agent.providers)
+                    await ours(url, agent, telemetry=telemetry)
                 elif caller == "transport":
                     httpx = import_module("httpx")
                     await ours(url, agent, httpx.AsyncHTTPTransport())
@@ -284,6 +291,10 @@ def main(agent_name: str, caller: str) -> dict[str, Any]:
 
         anyio.run(watched)
     texts = agent.texts()
+    if caller == TELEMETRY:
+        templates = import_module("sampling_async._protocol.requests").TEMPLATES
+        for _, template in templates.values():
+            texts = [text.replace(template, "") for text in texts]
     hits = {name: sum(bool(form.search(text)) for text in texts) for name, form in FORMS.items()}
     shown = [text for text in texts if any(form.search(text) for form in FORMS.values())]
     return {"texts": len(texts), "characters": sum(map(len, texts)), "hits": hits, "shown": shown[:3]}

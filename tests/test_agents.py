@@ -22,7 +22,7 @@ import httpcore
 import httpx
 import pytest
 import wire
-from agent_canary import AGENTS, CALLERS
+from agent_canary import AGENTS, CALLERS, TELEMETRY
 
 from sampling_async import RetryPolicy, SamplingClient
 
@@ -51,6 +51,16 @@ def test_an_agent_would_transmit_none_of_our_secrets(agent, caller):
         assert found["hits"]["key"] or agent in {"sentry", "newrelic"}  # these read no headers
     else:
         assert not any(found["hits"].values()), found
+
+
+def test_our_own_spans_and_metrics_hold_none_of_our_secrets():
+    if not installed("opentelemetry"):
+        pytest.skip("the dependency group `scoreboard` has the instrumentation of httpx")
+    command = [sys.executable, str(CANARY), "opentelemetry", TELEMETRY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["texts"] > 8  # spans of calls and attempts, and the metrics
+    assert not any(found["hits"].values()), found
 
 
 async def used(client: SamplingClient) -> None:

@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async import BadRequestError, DecodeError, ForbiddenError, ServerError, UnexpectedStatusError
+from sampling_async import (
+    BadRequestError,
+    DecodeError,
+    ForbiddenError,
+    Invite,
+    ServerError,
+    UnexpectedStatusError,
+)
 from sampling_async._contract.exchange import Reply
+from sampling_async._protocol import bulk_reply
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
-from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after
+from sampling_async._protocol.outcomes import Rejection
+from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after, without
 
 # --- Refusals
 
@@ -259,10 +268,37 @@ def test_an_unprintable_result_is_cleaned():
     assert len(outcome.result) == 200
 
 
+def test_an_invite_with_another_name_than_the_contract_gives_keeps_it():
+    named = [doubles.item(5, 1, Result="OK"), doubles.item(6, 1), doubles.item(7, 1, Result="m is IN")]
+    answer = read_bulk("m", (5, 6, 7), json.dumps({"Invites": named}).encode())
+    assert [outcome.result for outcome in answer.outcomes()] == ["OK", "SUCCESS", "<hidden> is IN"]
+    assert {outcome.status for outcome in answer.outcomes()} == {"invited"}
+    assert answer.tally() == ({("invited", 1): 3}, None)
+
+
+def test_equal_rejections_are_one_object_and_are_told_apart_by_code_and_name():
+    items = [doubles.item(1), doubles.item(2), doubles.item(3, 9, Result="OTHER"), doubles.item(4, 16)]
+    answer = read_bulk("m", (1, 2, 3, 4), json.dumps({"Invites": items}).encode())
+    first, second, third, fourth = answer.answers
+    assert first is second
+    assert len({id(each) for each in (first, third, fourth)}) == 3
+    told = [(outcome.result_code, outcome.result) for outcome in answer.outcomes()]
+    assert told[0] == told[1] != told[2]
+    assert (told[2], told[3][0]) == ((9, "OTHER"), 16)
+    assert answer.tally() == ({("rejected", 9): 3, ("rejected", 16): 1}, None)
+
+
+def test_items_that_had_to_be_matched_are_counted_too():
+    items = [doubles.item(6, 1), doubles.item(5), doubles.item(8, 1)]
+    counted, error = read_bulk("m", (5, 6, 7), json.dumps({"Invites": items}).encode()).tally()
+    assert counted == {("rejected", 9): 1, ("invited", 1): 1, ("unknown", None): 1}
+    assert isinstance(error, DecodeError)
+
+
 def test_unrequested_items_are_reported():
     answer = reconcile("m", [5], [doubles.item(6, 1), doubles.item(5)])
     assert [outcome.quota_id for outcome in answer.unrequested] == [6]
-    assert list(answer.answers) == [5]
+    assert list(answer.quota_ids) == [5]
 
 
 def test_two_equal_items_count_once():
@@ -296,7 +332,7 @@ _items = st.builds(
 @given(st.lists(st.integers(1, 6), min_size=1, unique=True), st.lists(_items, max_size=12))
 def test_every_requested_id_has_one_outcome_whatever_the_response(asked, items):
     answer = reconcile("m", asked, items)
-    assert list(answer.answers) == asked
+    assert list(answer.quota_ids) == asked
     for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
         assert outcome.quota_id == quota_id
         assert (outcome.status == "invited") == (outcome.invite is not None)
@@ -326,3 +362,52 @@ def test_a_result_that_repeats_the_member_code_does_not_show_it(result, shown, i
     (outcome,) = answer.outcomes()
     assert outcome.result == shown
     assert "m00007" not in repr(outcome).lower()
+
+
+# --- What is said of an item that is missing or contradicts itself
+
+
+def test_an_id_without_an_item_is_unknown_for_its_member_and_says_why():
+    reply = reconcile(
+        "m1", (5, 6), [{"QuotaID": 5, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE", "Invite": None}]
+    )
+    missing = reply.answers[1]
+    assert (missing.member_code, missing.quota_id, missing.status) == ("m1", 6, "unknown")
+    assert str(missing.error) == "bulk_invite: $.Invites: expected an item for this quota ID"
+    assert missing.error.endpoint == "bulk_invite"
+    assert reply.errors == (missing.error,)
+
+
+def test_the_shortcut_for_a_response_in_order_makes_no_outcomes(monkeypatch):
+    """Nearly all responses are read so; the careful decoder is not asked."""
+    monkeypatch.setattr(bulk_reply, "parse", None)
+    item = b'{"QuotaID":%d,"ResultCode":9,"Result":"QUOTA_NOT_LIVE","Invite":null}'
+    reply = read_bulk("m1", (5, 6), b'{"Invites":[%b,%b]}' % (item % 5, item % 6))
+    assert [type(each) for each in reply.answers] == [Rejection, Rejection]
+
+
+def test_each_name_of_a_result_is_cleaned_once(monkeypatch):
+    cleaned = []
+    monkeypatch.setattr(bulk_reply, "_result_of", lambda _, name: cleaned.append(name) or name)
+    item = b'{"QuotaID":%d,"ResultCode":9,"Result":"QUOTA_NOT_LIVE","Invite":null}'
+    read_bulk("m1", (5, 6, 7), b'{"Invites":[%b]}' % b",".join(item % at for at in (5, 6, 7)))
+    assert cleaned == ["QUOTA_NOT_LIVE"]
+
+
+@pytest.mark.parametrize("secret", ['a"b\\c', "m 1/x&y"])
+def test_a_private_text_is_hidden_in_its_json_form_too(secret):
+    text = f"before {json.dumps(secret)} after"
+    assert without((secret,), text) == 'before "<hidden>" after'
+
+
+def test_every_field_of_an_invite_reaches_its_outcome():
+    invite = (
+        b'{"SurveyID":1,"WaveID":2,"QuotaID":5,"PartnerAmount":0.5,"URL":"https://s.example","LOI":7,"IR":8,'
+        b'"MemberAmount":0.25}'
+    )
+    reply = read_bulk(
+        "m1", (5,), b'{"Invites":[{"QuotaID":5,"ResultCode":1,"Result":"SUCCESS","Invite":%b}]}' % invite
+    )
+    (outcome,) = reply.outcomes()
+    assert outcome.status == "invited"
+    assert outcome.invite == Invite(1, 2, 5, 0.5, "https://s.example", 7, 8, 0.25)

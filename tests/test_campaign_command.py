@@ -56,6 +56,7 @@ def terminal(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
+    monkeypatch.setattr(_rendering, "asides", lambda: console)
     monkeypatch.setattr(_rendering, "errors", lambda: console)
     return screen
 

@@ -288,6 +288,19 @@ def test_invalid_json_is_reported_and_not_shown(body, rule):
     assert caught.value.__context__ is None  # the error of the parser would hold the body
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "$: expected JSON, found an empty body"),
+        (b"<p>", "$: expected JSON, found HTML or XML (a page of a proxy or of a login?)"),
+    ],
+)
+def test_what_came_instead_of_json_is_said(body, said):
+    with pytest.raises(DecodeError) as caught:
+        from_json(Price, body)
+    assert str(caught.value) == said
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_a_byte_order_mark_is_no_obstacle(encoding):
     body = json.dumps({"Amount": 1, "CurrencyID": 2}).encode(encoding)
@@ -315,6 +328,12 @@ def test_records_are_encoded_with_the_names_of_the_contract():
         del survey["SurveyTopic"], survey["IsTqsSurvey"]
     body["CacheExpires"] = "2020-01-31T21:19:30.361630Z"
     assert written == body
+
+
+def test_json_is_written_without_blanks_and_in_utf_8():
+    assert to_json([Setting("Größe", "", "1, 2")]) == (
+        '[{"Name":"Größe","Description":"","Value":"1, 2"}]'.encode()
+    )
 
 
 def test_missing_fields_are_not_encoded():

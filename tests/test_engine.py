@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,7 +28,9 @@ from sampling_async import (
     Timeouts,
     TransportError,
 )
+from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
+from sampling_async._wire.bodies import Request
 
 if TYPE_CHECKING:
     from sampling_async._wire.engine import Engine
@@ -242,6 +245,26 @@ async def test_a_timer_keeps_no_client_alive():
         timer.cancel()
 
 
+async def test_a_response_has_the_headers_of_the_wire_when_they_are_asked_for():
+    raw = [(b"ETag", b'"1"'), (b"X-Twice", b"a"), (b"X-Twice", b"b")]
+    response = _connection.Response(200, SimpleNamespace(headers=raw))
+    assert response.headers["etag"] == '"1"'
+    assert response.headers.get_list("x-twice") == ["a", "b"]
+    assert response.headers is response.headers
+    with pytest.raises(AttributeError):
+        response.nothing  # noqa: B018
+
+
+def test_a_request_has_its_url_when_it_is_asked_for():
+    origin = httpx.URL("https://service.example:8443/base")
+    given = {"headers": httpx.Headers(), "body": b"", "extensions": {}}
+    request = Request("GET", origin, b"/base/a%2Fb?x=1", **given)
+    assert str(request.url) == "https://service.example:8443/base/a%2Fb?x=1"
+    assert request.url.raw_path == request.target
+    with pytest.raises(AttributeError):
+        request.nothing  # noqa: B018
+
+
 def test_events_of_a_collected_engine_are_ignored():
     class Gone:
         pass
@@ -260,7 +283,7 @@ async def test_a_tls_alert_is_reported_in_place_of_the_failed_send(lies_there, t
             if lies_there == "the alert":
                 raise ssl.SSLError(1, "refused")
 
-    connection = _engine._Connection(Line())
+    connection = _connection.Connection(Line(), _connection.Traffic())
     with pytest.raises(httpx.WriteError) as caught:
         await connection.send(b"x", bool, 1)
     assert type(caught.value.__cause__).__name__ == told
@@ -272,7 +295,7 @@ async def test_an_exception_of_a_signal_handler_during_a_send_propagates():
             raise TimeoutError("alarm")
 
     with pytest.raises(TimeoutError, match="alarm"):
-        await _engine._Connection(Line()).send(b"x", bool, 1)
+        await _connection.Connection(Line(), _connection.Traffic()).send(b"x", bool, 1)
 
 
 @pytest.mark.asyncio

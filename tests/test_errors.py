@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,13 @@ from sampling_async import (
     IncompleteBulkError,
     InvalidRequestError,
     InviteOutcome,
+    JournalError,
     PagingError,
     SamplingError,
     TransportError,
 )
+from sampling_async._contract.errors import delivered
+from sampling_async._contract.exchange import Track
 
 ERRORS = [
     error
@@ -60,6 +64,56 @@ def test_an_incomplete_bulk_carries_its_result_through_pickling():
     result = BulkInviteResult([InviteOutcome("m", 1, "not_sent", error=TransportError("refused"))])
     with pytest.raises(IncompleteBulkError, match="1 of 1 quota IDs were not sent, and 0 have") as caught:
         result.raise_for_incomplete()
+    assert str(caught.value) == (
+        "bulk_invite: 1 of 1 quota IDs were not sent, and 0 have an unknown outcome; resendable() gives those "
+        "that are safe to send again"
+    )
     copy = pickle.loads(pickle.dumps(caught.value))
     assert copy.bulk_result[0].quota_id == 1
     assert str(copy) == str(caught.value)
+
+
+def test_an_error_that_is_made_without_facts_claims_none():
+    error = SamplingError()
+    assert (str(error), error.endpoint, error.attempts, error.elapsed) == ("", None, 0, 0.0)
+    assert (error.delivery, error.retry_after, error.permanent) == ("not_sent", None, False)
+    refused = BadRequestError()
+    assert (refused.delivery, refused.status, refused.result) == ("answered", 0, None)
+    assert (refused.result_code, refused.body_excerpt) == (None, "")
+    unread = DecodeError()
+    assert (str(unread), unread.delivery, unread.permanent) == ("$: unreadable", "unknown", False)
+    assert DecodeError("$", "too long", permanent=True).permanent
+    stuck = PagingError()
+    assert (stuck.cursor, stuck.member_codes, stuck.delivery) == (None, (), "answered")
+    assert str(stuck) == "recontact_members: "
+
+
+def test_the_error_of_a_journal_names_its_file():
+    error = JournalError("is damaged", path=Path("night.journal"))
+    assert str(error) == "the journal night.journal is damaged"
+    assert (error.endpoint, error.path, error.delivery) == ("bulk_invite", Path("night.journal"), "not_sent")
+
+
+def test_an_error_with_another_delivery_is_a_copy():
+    error = BadRequestError("no", status=400, result="X", endpoint="bulk_invite")
+    error.__cause__ = ValueError("cause")
+    other = delivered(error, "unknown")
+    assert (error.delivery, other.delivery) == ("answered", "unknown")
+    assert type(other) is BadRequestError
+    assert str(other) == "bulk_invite: no"
+    assert vars(other) == vars(error) | {"delivery": "unknown"}
+    other.status = 500
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("track", "delivery"),
+    [
+        (Track(), "not_sent"),
+        (Track(sent=True), "unknown"),
+        (Track(ambiguous=True), "unknown"),
+        (Track(sent=True, ambiguous=True), "unknown"),
+    ],
+)
+def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
+    assert track.delivery == delivery

@@ -41,6 +41,7 @@ from sampling_async import (
 from sampling_async._json import careful as _careful
 from sampling_async._json import codec as _codec
 from sampling_async._json import fast as _fast
+from sampling_async._json.drafts import draft_of
 from sampling_async._json.inventory import Inventory
 from sampling_async._json.rules import DRIFTED, wire_name
 from sampling_async._protocol import bulk_reply as _replies
@@ -598,3 +599,71 @@ def test_attrs_cattrs_and_msgspec_see_ordinary_records():
 def test_surveys_that_are_no_list_are_left_to_the_careful_decoder(body):
     shared = _codec.new_shared(WeakValueDictionary())
     assert _fast.read_many(Survey, body, shared) is None
+
+
+# --- Shortcuts: what they skip, and that they skip it
+
+
+@pytest.mark.parametrize(
+    ("values", "are_single"),
+    [
+        ([], True),
+        (["90210"], True),
+        (["90210", "10001"], True),
+        ([""], False),
+        (["a", ""], False),
+        (["", "a"], False),
+        (["a", "", "b"], False),
+        (["a,b"], False),
+        (["a", "b,c"], False),
+        (["a,"], False),
+        ([",a"], False),
+        (["a b"], False),
+        ([" a"], False),
+        (["a\t", "b"], False),
+        (["a", "b\u00a0"], False),
+    ],
+)
+def test_values_are_single_if_none_is_empty_and_none_holds_a_comma_or_a_blank(values, are_single):
+    assert _fast._are_single_values(values) is are_single
+
+
+def test_lists_of_single_values_are_not_read_one_by_one(monkeypatch):
+    """Nearly all are such lists; each of the others costs a call."""
+    read = []
+    monkeypatch.setattr(_fast, "answer_values", lambda values: read.append(values) or ("read",))
+    single, other = (
+        b'{"QuestionID":1,"AnswerIDs":[],"AnswerValues":["90210","10001"],"IsRoutable":false}',
+        b'{"QuestionID":1,"AnswerIDs":[],"AnswerValues":["90210,10001"],"IsRoutable":false}',
+    )
+    assert _fast.read(QuestionAndAnswers, single).answer_values == ("90210", "10001")
+    assert read == []
+    both = _fast.read_many(QuestionAndAnswers, b"[%b,%b]" % (single, other), _fast.Shared())
+    assert [each.answer_values for each in both] == [("90210", "10001"), ("read",)]
+    assert read == [["90210,10001"]]
+
+
+def test_texts_of_conditions_are_remembered_until_they_are_too_many(monkeypatch):
+    monkeypatch.setattr(_fast, "_SHARED_BYTES", 4)
+    shared = _fast.Shared()
+    assert sorted(shared.unknown([b"aa", b"bb", b"aa"])) == [b"aa", b"bb"]
+    shared.conditions.update({b"aa": None, b"bb": None})
+    assert shared.unknown([b"aa"]) == ()  # four bytes are not too many
+    assert shared.unknown([b"bb", b"c"]) == (b"c",)
+    shared.conditions[b"c"] = None
+    assert sorted(shared.unknown([b"bb", b"c"])) == [b"bb", b"c"]
+    assert shared.conditions == {}
+    shared.conditions.update({b"bb": None, b"c": None})
+    assert shared.unknown([b"bb", b"c"]) == ()  # the count began again
+
+
+def test_a_draft_can_be_written_and_its_record_cannot():
+    draft = draft_of(Price)(1.5, 2)
+    draft.amount = 2.5
+    del draft.currency_id
+    assert not hasattr(draft, "currency_id")
+    draft.currency_id = 3
+    draft.__class__ = Price
+    assert draft == Price(2.5, 3)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        draft.amount = 1.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 import doubles
+import pytest
 from anyio import wait_all_tasks_blocked
 
+from sampling_async._pacing import gate
 from sampling_async._pacing.gate import Gate, Lane, Permit
 
 
@@ -78,6 +80,94 @@ async def test_a_held_gate_grants_no_permit_before_the_end_of_the_hold():
     await permit.acquire()
     assert (time.now, time.slept) == (5.5, [5.5])  # spread over a tenth of the hold
     permit.release()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "random", "slept"), [(5, 0.0, 5.0), (5, 0.5, 5.25), (10, 1.0, 11.0), (300, 1.0, 301.0)]
+)
+async def test_waiters_resume_within_a_tenth_of_the_hold_and_within_a_second(seconds, random, slept):
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: random)
+    shut.hold(seconds)
+    await Permit(shut, Lane("work")).acquire()
+    assert time.slept == [pytest.approx(slept)]
+
+
+async def test_of_two_holds_that_end_together_that_of_all_kinds_says_how_waiters_spread():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(10)
+    time.now = 5.0
+    shut.hold(5, "work")
+    await Permit(shut, Lane("work")).acquire()
+    assert time.slept == [pytest.approx(5 + 1.0)]
+
+
+async def test_a_later_hold_of_one_kind_says_how_its_waiters_spread():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(10)
+    time.now = 6.0
+    shut.hold(5, "work")
+    await Permit(shut, Lane("work")).acquire()
+    assert time.slept == [pytest.approx(5 + 0.5)]
+
+
+async def test_the_longest_of_all_holds_is_told():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    assert (shut.held_for(), shut.held_for(shut.kind("work"))) == (0.0, 0.0)
+    shut.hold(5, "work")
+    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (5, 5, 0)
+    time.now = 4.0
+    shut.hold(2)
+    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (2, 2, 2)
+    time.now = 6.0
+    assert shut.held_for() == 0.0
+
+
+async def test_nine_interactive_permits_in_a_row_then_one_of_another_lane():
+    shut, order = doubles.gate(1), []
+    fan_out = Lane("work")
+
+    async def use(lane: Lane, name: str) -> None:
+        permit = Permit(shut, lane)
+        await permit.acquire()
+        order.append(name)
+        permit.release()
+
+    holder = Permit(shut, fan_out)
+    await holder.acquire()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(use, shut.kind("work").interactive, "call")
+        for _ in range(2):
+            tasks.start_soon(use, fan_out, "fan-out")
+        await wait_all_tasks_blocked()
+        holder.release()
+    assert order == ["call"] * 9 + ["fan-out"] + ["call"] * 9 + ["fan-out"] + ["call"] * 2
+
+
+async def test_a_lane_of_twice_the_weight_gets_twice_the_permits():
+    shut, order = doubles.gate(1), []
+    heavy, light = Lane("work", weight=2.0), Lane("work", weight=1.0)
+
+    async def use(lane: Lane) -> None:
+        permit = Permit(shut, lane)
+        await permit.acquire()
+        order.append("heavy" if lane is heavy else "light")
+        permit.release()
+
+    holder = Permit(shut, Lane("work"))
+    await holder.acquire()
+    async with anyio.create_task_group() as tasks:
+        for lane in (heavy, light):
+            for _ in range(6):
+                tasks.start_soon(use, lane)
+        await wait_all_tasks_blocked()
+        holder.release()
+    assert order[:9].count("heavy") == 6
+    assert order[9:] == ["light"] * 3
 
 
 async def test_no_permit_is_held_during_a_hold():
@@ -230,3 +320,73 @@ async def test_of_two_kinds_the_interactive_call_that_came_first_is_next():
             await wait_all_tasks_blocked()
         holder.release()
     assert order == ["settings", "invite", "settings"]
+
+
+async def test_a_permit_with_a_deadline_is_granted_before_it():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    permit = Permit(shut, Lane("work"), until=5.0)
+    assert (permit.remaining, permit.held_for) == (5.0, 0.0)
+    assert await permit.acquire()
+    assert await permit.acquire()  # it is held already
+    assert shut.running == 1
+    permit.release()
+
+
+async def test_a_hold_that_outlasts_the_deadline_is_not_waited_for():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(5)
+    for until, is_granted in ((5.0, False), (5.5, True)):
+        permit = Permit(shut, Lane("work"), until=until)
+        assert await permit.acquire() is is_granted
+        permit.release()
+    assert time.slept == [5.5]
+
+
+async def test_a_permit_whose_deadline_has_passed_is_of_no_use():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    permit = Permit(shut, Lane("work"), until=5.0)
+    assert await permit.acquire()
+    time.now = 5.0
+    assert not await permit.acquire()
+    permit.release()
+
+
+async def held(shut: Gate, kind: str) -> Permit:
+    permit = Permit(shut, Lane(kind))
+    await permit.acquire()
+    return permit
+
+
+@pytest.mark.parametrize(("is_measured", "limit"), [(True, 8), (False, 4)])
+async def test_a_refusal_halves_the_limit_unless_the_rate_was_measured(is_measured, limit):
+    shut = doubles.gate(8)
+    permit = await held(shut, "work")
+    pace = permit.kind.pace
+    pace._rate, pace.is_measured = 100.0, is_measured
+    shut.refused(permit)
+    assert (permit.kind.adaptive.limit, permit.kind.adaptive.generation) == (limit, 1)
+
+
+async def test_refusals_of_attempts_that_ran_at_once_lower_the_rate_once():
+    shut = doubles.gate(8)
+    permits = [await held(shut, "work") for _ in range(4)]
+    for permit in permits:
+        shut.refused(permit)
+    assert permits[0].kind.pace.rate == 10.0
+    assert permits[0].kind.adaptive.limit == 4
+
+
+async def test_a_kind_that_was_lowered_just_now_is_not_lowered_for_others():
+    time = doubles.FakeTime()
+    shut = Gate(8, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    first, second, third = [await held(shut, kind) for kind in ("first", "second", "third")]
+    shut.overloaded(third)
+    time.now = gate._AT_ONCE / 2
+    shut.overloaded(second)  # two report it: the first is lowered too, the third just was
+    assert [each.kind.adaptive.limit for each in (first, second, third)] == [4, 4, 4]
+    time.now = gate._AT_ONCE
+    shut.overloaded(await held(shut, "first"))  # for the third, that is long enough ago
+    assert [each.kind.adaptive.limit for each in (first, second, third)] == [2, 4, 2]

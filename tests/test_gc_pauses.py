@@ -86,7 +86,15 @@ class Node:
     pass
 
 
-def test_garbage_is_collected_later_and_the_settings_are_unchanged():
+@pytest.fixture
+def unfrozen():
+    """Undo what the fixture of all modules freezes: of a host that has frozen objects, nothing is put off."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_garbage_is_collected_later_and_the_settings_are_unchanged(unfrozen):
     before = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
     node = Node()
     node.itself = node

@@ -394,3 +394,13 @@ def test_decode_errors_are_reported_even_if_other_surveys_are_cached():
     texts[20] = survey(20, LOI=7.0)  # the careful decoder reads it
     assert [each.loi for each in read_again(body_of(*texts), known)][20] == 7
     assert len(before) == 50
+
+
+@pytest.mark.parametrize(("length", "is_exact"), [(9, False), (10, True)])
+def test_the_end_of_a_survey_is_guessed_until_it_is_long_whatever_stands_before_it(
+    length, is_exact, monkeypatch
+):
+    monkeypatch.setattr(_inventory, "_GUESSED_BYTES", 10)
+    extent = _inventory._Extent(bytearray(b" " * 50 + b'{"a":' + b"1" * (length - 5)), 50, b"", is_exact=False)
+    assert extent.find_end() is None
+    assert extent.is_exact is is_exact

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import anyio.lowlevel
 import doubles
@@ -237,6 +239,66 @@ async def test_a_task_that_finished_its_job_gets_the_next_one():
     async with stream_of(range(100), run, window=100) as stream:
         assert len(await stream.several()) == 100
     assert len(tasks) <= 2
+
+
+async def test_the_task_that_ends_a_job_goes_on_with_the_next_one_at_once():
+    order: list[str] = []
+    ends = [anyio.Event() for _ in range(3)]
+
+    async def run(job: Number, permit: Permit) -> None:
+        assert permit.is_held
+        order.append(f"{job.number} by {anyio.get_current_task().id}")
+        await ends[job.number].wait()
+
+    async with stream_of(range(3), run, limit=1, window=9) as stream:
+        await wait_all_tasks_blocked()
+        (first,) = order
+        for each in ends:
+            each.set()
+            await wait_all_tasks_blocked()
+        await results_of(stream)
+    task = first.removeprefix("0 by ")
+    assert order == [f"{number} by {task}" for number in range(3)]
+
+
+async def test_a_granted_permit_is_not_begun_during_a_hold():
+    shut = doubles.gate(1)
+    first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+    await first.acquire()
+    taken: list[bool] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire, lambda: bool(taken))
+        await wait_all_tasks_blocked()
+        assert not second.begin()  # not granted
+        first.release()
+        shut.hold(5.0)
+        assert second.is_held
+        assert not second.begin()
+        shut.unhold()
+        assert second.begin()
+        taken.append(True)
+    assert second.is_held
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_wait_cancelled_in_the_moment_of_the_grant_gives_it_back_unless_another_task_uses_it(is_taken):
+    async def main() -> None:
+        shut = doubles.gate(1)
+        first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+        await first.acquire()
+        taken: list[bool] = []
+        waiting = asyncio.create_task(second.acquire(lambda: bool(taken)))
+        await asyncio.sleep(0)
+        first.release()
+        if is_taken:
+            assert second.begin()
+            taken.append(True)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert second.is_held is is_taken
+
+    asyncio.run(main())
 
 
 async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 import anyio
+import anyio.to_thread
 import doubles
 import httpx
 import pytest
@@ -503,7 +504,7 @@ async def test_left_over_outcomes_from_a_journal_are_marked_as_replayed(tmp_path
 async def test_a_reopened_run_replays_none_of_its_own_outcomes(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
     journal = await opened(tmp_path / "journal")
-    journal.note_answered(journal.note_sent(Chunk("m1", {1: 1})), answers("m1", [1]))
+    journal.note_answered(journal.note_sent(Chunk("m1", (1,))), answers("m1", [1]))
     for goes_on, replayed in ((True, False), (False, True)):
         await journal.close()
         await journal.open(goes_on=goes_on)
@@ -556,9 +557,9 @@ async def test_the_latest_outcome_counts_and_each_pair_once(tmp_path):
 async def test_a_large_journal_is_read_part_by_part(tmp_path, monkeypatch):
     written = await opened(tmp_path / "journal")
     for number in range(60):
-        places = dict.fromkeys(range(number * 100 + 1, number * 100 + 101), 1)
-        chunk = Chunk("m0", places)
-        written.note_answered(written.note_sent(chunk), answers("m0", places))
+        quota_ids = tuple(range(number * 100 + 1, number * 100 + 101))
+        chunk = Chunk("m0", quota_ids)
+        written.note_answered(written.note_sent(chunk), answers("m0", quota_ids))
     await written.close()
     parts, requests = [], Rows.requests
 
@@ -614,6 +615,40 @@ async def test_cancelled_reading_releases_the_journal(tmp_path, monkeypatch):
         assert (await Journal(tmp_path / "journal").counts())["unknown"] == 0
 
 
+async def cancelled_once(working: threading.Event, outcomes) -> None:
+    """Begin to read, and be cancelled when a thread is at work."""
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, outcomes)
+            while not working.is_set():  # noqa: ASYNC110  a thread sets it
+                await anyio.sleep(0.001)
+            scope.cancel()
+    assert scope.cancelled_caught
+
+
+async def test_reading_can_continue_after_a_cancellation_while_the_file_was_being_opened(tmp_path, monkeypatch):
+    """It is opened anew. Before, reading went on as if the journal were empty."""
+    await run(Ledger(), tmp_path / "journal")
+    opened, working, go_on, is_over = JournalFile.open, threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self):
+        if working.is_set():
+            return opened(self)
+        working.set()
+        go_on.wait(5)
+        try:
+            return opened(self)
+        finally:
+            is_over.set()
+
+    monkeypatch.setattr(JournalFile, "open", slow)
+    outcomes = Journal(tmp_path / "journal").outcomes()
+    await cancelled_once(working, outcomes)
+    go_on.set()
+    await anyio.to_thread.run_sync(is_over.wait, 5)
+    assert len([outcome async for outcome in outcomes]) == 30
+
+
 async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
     requests, working, go_on = Rows.requests, threading.Event(), threading.Event()
@@ -625,9 +660,7 @@ async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Rows, "requests", slow)
     outcomes = Journal(tmp_path / "journal").outcomes()
-    with anyio.move_on_after(0.01) as scope:
-        await anext(outcomes)
-    assert scope.cancelled_caught
+    await cancelled_once(working, outcomes)
     go_on.set()
     assert len([outcome async for outcome in outcomes]) == 30
     with pytest.raises(StopAsyncIteration):
@@ -685,9 +718,9 @@ def answers(member_code: str, quota_ids) -> list[InviteOutcome]:
 async def test_outcomes_are_read_back_unchanged(tmp_path, asked):
     journal = await opened(tmp_path / "journal")
     for start in (1, 21):
-        chunk = Chunk("m\u00fc", dict.fromkeys(range(start, start + 20), 1))
+        chunk = Chunk("m\u00fc", tuple(range(start, start + 20)))
         number = journal.note_sent(chunk)
-        journal.note_answered(number, answers(chunk.member_code, chunk.places))
+        journal.note_answered(number, answers(chunk.member_code, chunk.quota_ids))
     known = await journal.recall("m\u00fc", asked)
     expected = [each for each in answers("m\u00fc", asked) if each.quota_id < 41 and each.status != "not_sent"]
     assert list(map(told, sorted(known.values(), key=lambda o: o.quota_id))) == list(
@@ -704,7 +737,7 @@ def told(outcome: InviteOutcome) -> tuple:
 
 async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_path):
     journal = await opened(tmp_path / "journal")
-    chunk, same = Chunk("m0", {1: 1, 2: 1}), Chunk("m0", {1: 1, 2: 1})
+    chunk, same = Chunk("m0", (1, 2)), Chunk("m0", (1, 2))
     await journal.settled("m0", [1, 2])
     journal.take_up(chunk)
     number = journal.note_sent(chunk)
@@ -728,7 +761,7 @@ async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_
 
 async def test_a_wait_for_an_unsettled_pair_can_be_cancelled(tmp_path):
     journal = await opened(tmp_path / "journal")
-    journal.take_up(Chunk("m0", {1: 1}))
+    journal.take_up(Chunk("m0", (1,)))
     source = PanelSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
     with anyio.move_on_after(0.005) as scope:
         await source.draw()
@@ -743,8 +776,8 @@ async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
     costs = []
     for chunks in (10, 1_000):
         for number in range(chunks):  # chunks of one member, interleaved with others
-            places = dict.fromkeys(range(number + 1, number + 100_001, 10_000), 1)
-            journal.note_answered(journal.note_sent(Chunk("m0", places)), answers("m0", places))
+            quota_ids = tuple(range(number + 1, number + 100_001, 10_000))
+            journal.note_answered(journal.note_sent(Chunk("m0", quota_ids)), answers("m0", quota_ids))
         await journal.written()
         steps = []
         for database in (journal._file._rows._database, journal._file._rows._index):
@@ -759,7 +792,7 @@ async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
 
 async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
     journal = await opened(tmp_path / "journal")
-    chunk = Chunk("m0", {1: 1})
+    chunk = Chunk("m0", (1,))
     journal.note_answered(journal.note_sent(chunk), answers("m0", [1]))
     await journal.written()
     rows = journal._file._rows._database
@@ -777,10 +810,11 @@ async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
 async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
     journal = run_of(Journal(tmp_path / "journal"))
     await journal.close()
-    with pytest.raises(JournalError, match="is not open"):
+    with pytest.raises(JournalError, match="is not open") as refused:
         await journal.recall("m0", [1])
+    assert refused.value.path == tmp_path / "journal"
     with pytest.raises(JournalError, match="is not open"):
-        journal.note_sent(Chunk("m0", {1: 1}))
+        journal.note_sent(Chunk("m0", (1,)))
 
 
 # --- Releasing the file
@@ -800,7 +834,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
 
     journal = await opened(tmp_path / "journal")
     file = journal._file
-    journal.note_sent(Chunk("m0", {1: 1}))
+    journal.note_sent(Chunk("m0", (1,)))
     monkeypatch.setattr(JournalFile, "_let_go", slow)
     task = asyncio.ensure_future(journal.close())
     for _ in range(cancels):
@@ -830,13 +864,13 @@ async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkey
 
     journal = await opened(tmp_path / "journal")
     monkeypatch.setattr(Rows, "append", slow)
-    journal.note_sent(Chunk("m0", {1: 1}))
+    journal.note_sent(Chunk("m0", (1,)))
     task = asyncio.ensure_future(journal.written())
     await in_thread(writing.wait, 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    journal.note_sent(Chunk("m0", {2: 1}))
+    journal.note_sent(Chunk("m0", (2,)))
     go_on.set()
     await journal.written()
     await journal.close()
@@ -980,3 +1014,15 @@ async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
         await Journal(journal.path).backup(tmp_path / "copy")
     await run_of(journal).close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "journal", "journal-lock", "letter"]
+
+
+def test_a_lock_tells_whether_anybody_has_it(tmp_path):
+    lock, other = JournalLock(tmp_path / "journal"), JournalLock(tmp_path / "journal")
+    assert not other.is_taken()  # there is no file yet
+    lock.take()
+    assert other.is_taken()
+    lock.release()
+    assert not other.is_taken()
+    assert not other.is_taken()  # looking does not take it
+    other.take()
+    other.release()

@@ -104,6 +104,13 @@ def test_a_limit_that_is_not_used_does_not_grow():
     assert limit.limit == 8
 
 
+@pytest.mark.parametrize(("running", "limit"), [(4, 9), (3, 8)])
+def test_half_of_the_limit_must_be_used_for_it_to_grow(running, limit):
+    adaptive = AdaptiveLimit(64)
+    answered(adaptive, 1.0, running=running)
+    assert adaptive.limit == limit
+
+
 def test_other_calls_raise_the_limit_slowly():
     limit = AdaptiveLimit(64)
     for _ in range(9):
@@ -175,6 +182,17 @@ def test_neither_coefficient_of_the_line_is_negative():
 def test_a_longer_time_is_learned_only_when_nothing_else_ran():
     assert learned((100, 10.0), (100, 50.0)).b == 0.1
     assert learned((100, 10.0), *[(100, 50.0)] * 99, alone=True).b == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("running", "among", "is_learned"), [(1, 1, True), (2, 1, False), (2, 2, False), (1, 2, False)]
+)
+def test_a_longer_time_is_learned_if_nothing_else_ran_from_the_start_to_the_end(running, among, is_learned):
+    limit = AdaptiveLimit(8)
+    for seconds in (1.0, 50.0):
+        answered(limit, seconds, running=running, among=among)
+    assert limit.latency.line is not None
+    assert (limit.latency.line(100) > 1.0) is is_learned
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0.001, 500)), min_size=1))

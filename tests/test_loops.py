@@ -15,9 +15,10 @@ import pytest
 import trio
 
 from sampling_async._pacing import loops as _loops
-from sampling_async._pacing.loops import asyncio_loop, current_time, running_loop
+from sampling_async._pacing.loops import LoopClock, asyncio_loop, running_loop
 from sampling_async._wire.forks import forks
-from sampling_async._wire.sockets import TooSlow, Wire, _Reader, _time_out
+from sampling_async._wire.reader import Reader, TooSlow
+from sampling_async._wire.sockets import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +46,22 @@ async def test_older_and_newer_tokens_of_anyio_give_the_loop(monkeypatch):
         assert asyncio_loop() is Token.native_token
 
 
-async def test_the_current_time_is_that_of_anyio():
-    before = anyio.current_time()
-    assert before <= current_time() <= anyio.current_time()
+async def test_the_clock_is_that_of_anyio():
+    clock = LoopClock()
+    for _ in range(2):
+        before = anyio.current_time()
+        assert before <= clock() <= anyio.current_time()
+
+
+def test_the_clock_is_that_of_the_loop_in_which_it_was_first_read():
+    clock = LoopClock()
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: 17.0
+        return clock()
+
+    assert asyncio.run(main()) == clock() == 17.0
 
 
 def test_running_loops_are_distinguishable():
@@ -61,7 +75,7 @@ def test_running_loops_are_distinguishable():
 
 def test_trio_in_guest_mode_on_asyncio_counts_as_trio():
     async def seen() -> object:
-        return asyncio_loop(), _loops.current_time() - trio.current_time() < 1
+        return asyncio_loop(), _loops.LoopClock()() - trio.current_time() < 1
 
     async def host() -> object:
         loop, over = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
@@ -75,7 +89,7 @@ def test_trio_in_guest_mode_on_asyncio_counts_as_trio():
 
 def test_asking_without_a_running_loop_is_an_error():
     with pytest.raises(RuntimeError):
-        current_time()
+        LoopClock()()
 
 
 def test_asking_for_the_loop_loads_no_library():
@@ -164,15 +178,86 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        reader = _Reader(loop, ours.fileno())
+        reader = Reader(loop, ours.fileno())
         waiting = asyncio.create_task(reader.readable(5))
         await turns()
         future = reader._future
         reader._tell()
         reader._tell()
-        _time_out(future)
+        reader._deadline = 0.0
+        reader._look_at_time()
+        assert future.done()
         await waiting
         reader.close(ours, is_forked=False)
+
+    asyncio.run(main())
+
+
+class Timers:
+    """A loop whose clock is set by hand: it shows the timer that is set."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.now = 100.0
+        self.at: float | None = None
+        self.set = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self.now
+
+    def is_running(self) -> bool:
+        return False  # this is not the loop that Python knows
+
+    def call_at(self, when: float, _: object) -> Timers:
+        self.at, self.set = when, self.set + 1
+        return self
+
+    def when(self) -> float:
+        assert self.at is not None
+        return self.at
+
+    def cancel(self) -> None:
+        self.at = None
+
+
+def test_one_timer_serves_many_waits(sockets):
+    ours, _ = sockets
+
+    async def main() -> None:
+        timers = Timers()
+        reader = Reader(timers, ours.fileno())
+        for limit in (5.0, 5.0, 7.0):  # each wait ends early, and the timer of the first stays
+            waiting = asyncio.create_task(reader.readable(limit))
+            await turns()
+            reader._tell()
+            await waiting
+            timers.now += 1.0
+        assert (timers.at, timers.set) == (105.0, 1)
+        waiting = asyncio.create_task(reader.readable(6.0))  # until 109
+        await turns()
+        timers.now = 105.0
+        reader._look_at_time()
+        assert (timers.at, waiting.done()) == (109.0, False)
+        timers.now = 109.0
+        reader._look_at_time()
+        with pytest.raises(TooSlow):
+            await waiting
+        reader._look_at_time()  # nothing waits
+        waiting = asyncio.create_task(reader.readable(9.0))
+        await turns()
+        reader._tell()
+        await waiting
+        assert timers.at == 118.0
+        waiting = asyncio.create_task(reader.readable(1.0))  # sooner than the timer
+        await turns()
+        assert timers.at == 110.0
+        reader._tell()
+        await waiting
+        reader.close(ours, is_forked=False)
+        assert timers.at is None
 
     asyncio.run(main())
 

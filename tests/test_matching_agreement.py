@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_kit import (
@@ -27,18 +28,23 @@ from sampling_async.matching import (
     MatchPolicy,
     QuestionKinds,
     QuotaIndex,
+    _question,
     _segment,
 )
-from sampling_async.matching._bits import Unions, all_of, ascending, without
+from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
 from sampling_async.matching._evaluate import evaluate
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 
 @settings(max_examples=400)
-@given(quota_lists, st.lists(profiles, min_size=1, max_size=4), policies)
-def test_the_index_agrees_with_the_reference(of_quotas, members, policy):
+@given(quota_lists, st.lists(profiles, min_size=1, max_size=4), policies, st.booleans())
+def test_the_index_agrees_with_the_reference(of_quotas, members, policy, is_large):
     quotas = [quota(*each, quota_id=at) for at, each in enumerate(of_quotas)]
-    index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:  # all is as with thousands of quotas and of postal codes
+            patch.setattr(_question, "_LONG", 0)
+            patch.setattr(_question, "_MANY", 2)
+        index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
     for profile in members * 2:  # the second time from the cache
         matched = index.match(profile)
         for each in quotas:
@@ -90,6 +96,20 @@ def test_the_simulator_accepts_certain_quotas_and_refuses_impossible_ones():
                 counted[NO] += 1
                 assert code != 1
     assert min(counted.values()) > 100
+
+
+def test_long_postal_lists_answer_the_same_while_they_move_to_a_table():
+    lists = [[f"{first * 100 + code:05}" for code in range(0, 200, 2)] for first in range(6)]
+    quotas = [quota([sub_quota(row(POSTAL, *codes))], quota_id=at) for at, codes in enumerate(lists)]
+    index = QuotaIndex([survey(*quotas)])
+    for code in range(0, 720, 16):  # each answer is a new one, and moves one list more
+        found = set(index.match({POSTAL: f"{code:05}"}).certain)
+        assert found == {at for at, codes in enumerate(lists) if f"{code:05}" in codes}
+
+
+@given(st.sets(st.integers(0, 10**4)))
+def test_a_set_is_made_of_places(places):
+    assert list(ascending(of_places(places))) == sorted(places)
 
 
 @given(st.lists(st.integers(0, 2**70), max_size=40), st.data())

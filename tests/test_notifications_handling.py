@@ -180,7 +180,7 @@ async def test_facts_of_a_key_are_handled_in_order(tmp_path):
 
 
 async def test_at_most_so_many_are_handled_at_once(tmp_path):
-    policy = HandlerPolicy(at_once=3, poll=0.01)
+    policy, three_run = HandlerPolicy(at_once=3, poll=0.01), anyio.Event()
     inbox, running, most = with_fallback(new_inbox(tmp_path, policy)), 0, 0
 
     @inbox.on(Completion)
@@ -188,14 +188,17 @@ async def test_at_most_so_many_are_handled_at_once(tmp_path):
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await anyio.sleep(0.003)
+        if running == 3:
+            three_run.set()
+        with anyio.move_on_after(5):
+            await three_run.wait()
         running -= 1
 
     async with inbox:
         for member in range(12):
             await post(inbox, "completion", {**COMPLETION, "UniqueCode": str(member)})
         await until_states(inbox, *[State.HANDLED] * 12)
-    assert 1 < most <= 3
+    assert most == 3
 
 
 async def test_what_does_not_stand_is_not_handled(tmp_path):

@@ -404,3 +404,164 @@ async def test_a_chunk_refused_for_long_beside_answered_ones_has_its_refusal_as_
     assert seen[1].status == "not_sent"
     assert type(seen[1].error).__name__ == "UnexpectedStatusError"
     assert {seen[quota_id].status for quota_id in range(2, 9)} == {"invited", "rejected"}
+
+
+# --- In exact numbers
+
+
+class Probes:
+    """An outage whose probes are answered as told: None is a response, a number a `Retry-After`."""
+
+    def __init__(self, *answers: float | None, random: float = 1.0, **policy: float) -> None:
+        self.time = doubles.FakeTime()
+        self.limits: list[float] = []
+        self.changes = 0
+        self._answers = list(answers)
+        given = OutagePolicy(**{"failures": 3} | policy)
+        self.outage = Outage(
+            given, self._ask, under_way=2, clock=self.time.clock, sleep=self.time.sleep, random=lambda: random
+        )
+        self.outage.on_change = self._changed
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def _ask(self, seconds: float) -> float | None:
+        self.limits.append(seconds)
+        return self._answers.pop(0) if self._answers else None
+
+    def fail(self, times: int = 1, **facts: float) -> None:
+        for _ in range(times):
+            self.outage.failed("gone", self.time.now, **facts)
+
+
+async def test_it_takes_failures_in_a_row_and_a_response_starts_the_count_again():
+    probes = Probes()
+    assert probes.outage.cause == ""
+    probes.fail(2)
+    probes.outage.answered(0.0)
+    probes.fail(2)
+    assert (probes.outage.is_on, probes.changes) == (False, 0)
+    probes.fail()
+    assert (probes.outage.is_on, probes.changes, probes.outage.cause) == (True, 1, "gone")
+    probes.fail(9)
+    assert probes.changes == 1
+
+
+async def test_after_an_outage_the_count_of_failures_starts_again():
+    probes = Probes()
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    assert (probes.outage.is_on, probes.changes, probes.outage.answered_at) == (False, 2, probes.time.now)
+    probes.fail(2)
+    assert not probes.outage.is_on
+    probes.fail()
+    assert probes.outage.is_on
+
+
+async def test_attempts_from_before_the_end_of_an_outage_say_nothing_and_those_from_its_moment_do():
+    probes = Probes()
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    for _ in range(9):
+        probes.outage.failed("gone", probes.time.now - 0.001)
+    assert not probes.outage.is_on
+    probes.fail(3)
+    assert probes.outage.is_on
+
+
+async def test_pauses_double_up_to_the_longest():
+    probes = Probes(0.0, 0.0, 0.0, 0.0, 0.0)
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.slept == pytest.approx([0.25, 0.5, 1.0, 1.5, 1.5, 1.5])
+
+
+async def test_pauses_are_drawn_from_their_half_up():
+    probes = Probes(0.0, random=0.0)
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.slept == pytest.approx([0.125, 0.25])
+
+
+async def test_a_probe_waits_as_long_as_the_service_asked():
+    probes = Probes(7.0, 0.1)
+    probes.fail(3, retry_after=20.0)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.slept == pytest.approx([20.0, 7.0, 1.0])
+
+
+async def test_the_time_away_counts_from_the_failure_that_began_it():
+    probes = Probes()
+    assert probes.outage.away_for() == 0.0
+    probes.time.now = 5.0
+    probes.fail(3)
+    probes.time.now = 9.0
+    assert probes.outage.away_for() == 4.0
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.outage.away_for() == 0.0
+
+
+async def test_patience_counts_from_the_later_of_the_wait_and_the_outage():
+    probes = Probes(*[0.0] * 99)
+    probes.time.now = 100.0
+    probes.fail(3)
+    assert not await probes.outage.over(10.0, 3.0)
+    assert probes.time.now == pytest.approx(110.0)
+    assert not await probes.outage.over(10.0, 108.0)
+    assert probes.time.now == pytest.approx(118.0)
+
+
+async def test_without_patience_a_probe_is_sent_if_it_is_due():
+    probes = Probes()
+    probes.fail(3)
+    assert not await probes.outage.over(0.0, 0.0)
+    assert (probes.limits, probes.time.slept) == ([], [])
+    probes.time.now = 0.25
+    assert await probes.outage.over(0.0, 0.0)
+    assert len(probes.limits) == 1
+
+
+async def test_a_probe_of_a_stuck_client_that_fails_counts_with_its_retry_after():
+    probes = Probes(20.0)
+    probes.fail(2)
+    await probes.outage.probe_if_stuck(lambda: True)
+    assert probes.outage.is_on
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.slept == pytest.approx([0.25, 20.0])
+
+
+async def test_a_probe_of_a_stuck_client_that_is_answered_ends_the_suspicion():
+    probes = Probes()
+    probes.fail(2)
+    await probes.outage.probe_if_stuck(lambda: True)
+    probes.fail(2)
+    assert not probes.outage.is_on
+
+
+async def test_no_probe_is_sent_without_a_suspicion_or_if_attempts_can_begin():
+    probes = Probes()
+    await probes.outage.probe_if_stuck(lambda: True)
+    probes.fail(2)
+    await probes.outage.probe_if_stuck(lambda: False)
+    assert (probes.limits, probes.time.slept) == ([], [])
+
+
+async def test_the_log_says_when_a_service_goes_why_and_when_it_is_back(caplog):
+    caplog.set_level(logging.INFO)
+    probes = Probes(0.0)
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    away, back = (record.getMessage() for record in caplog.records)
+    assert away == (
+        "the service is away: 3 failures in a row; the last failure: gone. Until it responds, only Get "
+        "Settings is sent"
+    )
+    assert back == "the service responds again, after 0.8 s"
+
+
+async def test_a_closed_outage_does_not_begin_again():
+    probes = Probes()
+    probes.outage.close(wakes=False)
+    probes.fail(9)
+    assert not probes.outage.is_on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import doubles
+import httpx
 import pytest
 from anyio import run
 
@@ -28,6 +29,22 @@ def result() -> BulkInviteResult:
 def test_a_result_is_a_sequence_in_the_order_of_the_caller(result):
     assert list(result) == OUTCOMES
     assert (len(result), result[1], result[-2:]) == (5, OUTCOMES[1], tuple(OUTCOMES[-2:]))
+
+
+def test_counts_and_invites_agree_with_the_outcomes():
+    async def main() -> BulkInviteResult:
+        def answer(request):
+            return httpx.Response(200, json=doubles.bulk(request))
+
+        async with doubles.client(answer) as client:
+            return await client.bulk_invite("m", [*range(1, 12), 4])
+
+    result = run(main)
+    assert result.counts == {"invited": 6, "rejected": 6, "not_sent": 0, "unknown": 0}
+    assert [invite.quota_id for invite in result.invites] == [2, 4, 6, 8, 10, 4]
+    assert result.invites == tuple(outcome.invite for outcome in result.invited)
+    with pytest.raises(AssertionError):
+        BulkInviteResult([object()]).counts  # noqa: B018
 
 
 def test_every_outcome_has_exactly_one_status(result):

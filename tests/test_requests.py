@@ -67,6 +67,8 @@ def test_get_settings():
 )
 def test_recontact_members(max_results, after, query):
     call = protocol.recontact_members(PANEL, 5, max_results=max_results, after=after)
+    page = call.read(b'{"MaxResults":2,"HasAdditionalMembers":false,"MemberCodes":["m1"]}')
+    assert page.member_codes == ("m1",)
     assert (call.method, call.target) == ("GET", f"{SAMPLES}/Recontact/5/MemberCodes{query}")
 
 
@@ -111,9 +113,9 @@ def test_any_object_with_an_index_is_a_quota_id():
 
 @given(st.lists(st.integers(1, 30), max_size=80), st.integers(1, 10))
 def test_every_place_is_in_one_chunk_and_every_id_in_one_chunk(quota_ids, size):
-    chunks = list(cut(Chunk("m", Counter(quota_ids)), size))
+    chunks = list(cut(Chunk.of("m", Counter(quota_ids)), size))
     sent = [quota_id for chunk in chunks for quota_id in chunk.quota_ids]
-    places = [quota_id for chunk in chunks for quota_id, n in chunk.places.items() for _ in range(n)]
+    places = [quota_id for chunk in chunks for quota_id in chunk.each_place()]
     assert sorted(places) == sorted(quota_ids)
     assert len(sent) == len(set(sent))
     assert all(len(chunk.quota_ids) == size for chunk in chunks[:-1])

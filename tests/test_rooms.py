@@ -14,8 +14,8 @@ ROOT = Path(sampling_async.__file__).parent
 # Each room, and the rooms it may import from. A file at the top is a room of its own.
 ROOMS = {
     "_version": set(),
-    "_snapshot": set(),
     "_contract": set(),
+    "_snapshot": {"_contract", "_pacing"},
     "_json": {"_contract"},
     "_protocol": {"_contract", "_json"},
     "_pacing": {"_contract"},
@@ -23,7 +23,9 @@ ROOMS = {
     "_calls": {"_contract", "_json", "_pacing", "_protocol", "_wire"},
     "_journal": {"_contract", "_json", "_pacing", "_protocol"},
     "_watch": {"_contract", "_json", "_pacing"},
+    "_telemetry": {"_calls", "_contract", "_json", "_pacing", "_protocol", "_snapshot", "_version"},
     "_bulk": {"_calls", "_contract", "_journal", "_pacing", "_protocol"},
+    "_profiles": {"_contract", "_wire"},
     "_client": {
         "_bulk",
         "_calls",
@@ -31,8 +33,10 @@ ROOMS = {
         "_journal",
         "_json",
         "_pacing",
+        "_profiles",
         "_protocol",
         "_snapshot",
+        "_telemetry",
         "_watch",
         "_wire",
     },
@@ -45,6 +49,7 @@ THIRD_PARTY = {
     "msgspec": {"_json/codec", "_json/fast", "_protocol/outcomes"},
     "cattrs": {"_json/careful"},
     "sqlite3": {"_journal"},
+    "opentelemetry": {"_telemetry"},
 }
 
 

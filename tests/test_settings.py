@@ -55,12 +55,14 @@ def test_numbers_and_flags_are_typed():
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "1" * 19, "٣"])
 def test_an_invalid_number_is_refused(value):
-    with pytest.raises(DecodeError, match="Max Surveys To Fetch"):
+    with pytest.raises(DecodeError, match=r"^\$\['Max Surveys To Fetch'\]\.Value: expected a whole number$"):
         _ = settings(**{"Max Surveys To Fetch": value}).max_surveys_to_fetch
 
 
 def test_an_invalid_flag_is_refused():
-    with pytest.raises(DecodeError, match="Quota Notifications Enabled"):
+    with pytest.raises(
+        DecodeError, match=r"^\$\['Quota Notifications Enabled'\]\.Value: expected True or False$"
+    ):
         _ = settings(**{"Quota Notifications Enabled": "yes"}).quota_notifications_enabled
 
 
@@ -80,6 +82,7 @@ def test_the_reference_data_key_can_be_had_and_is_never_shown():
     read = settings(**{"Reference Data API Auth Key": "s3cret"})
     assert read.reference_data_api_auth_key == "s3cret"
     assert "s3cret" not in f"{read!r} {read} {list(read)}"
+    assert repr(read[0]) == "Setting(name='Reference Data API Auth Key', description='', value=<hidden>)"
 
 
 def test_settings_are_a_sequence_and_compare_by_value():

@@ -9,6 +9,7 @@ import anyio.lowlevel
 import attrs
 import httpx
 import pytest
+from doubles import FakeTime
 
 from sampling_async import BadRequestError
 from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory
@@ -370,7 +371,8 @@ async def test_a_bulk_invite_costs_by_its_ids_and_other_calls_as_one():
 async def test_the_outcomes_of_the_client_are_true_under_every_fault(fault: Fault):
     sim = simulator(fault.on("bulk_invite", every=2), inventory=None, surveys=10)
     told: list[Any] = []
-    async with sim.client(sleep=Naps()) as client:
+    time = FakeTime()
+    async with sim.client(clock=time.clock, sleep=time.sleep) as client:
         ids = [quota.quota_id for survey in (await client.get_quotas()).surveys for quota in survey.quotas]
         for member_code in sim.members:
             told += await client.bulk_invite(member_code, ids, chunk_size=7)

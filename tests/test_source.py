@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count, repeat
 
 import anyio
@@ -29,8 +30,8 @@ async def test_a_member_source_reports_taken_ids_until_they_are_handed_over():
     assert told(source) == not_sent(1, 2)
     source.handed_over()
     assert told(source) == []
-    assert dict((await source.draw()).chunk.places) == {2: 1, 3: 1}
-    assert dict(job.chunk.places) == {1: 1, 2: 1}
+    assert (await source.draw()).chunk.quota_ids == (2, 3)
+    assert job.chunk.quota_ids == (1, 2)
 
 
 async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
@@ -91,8 +92,8 @@ async def test_a_large_request_is_checked_and_counted_in_pieces(kind):
     jobs = 0
     while (job := await source.draw()) is not None:
         source.handed_over()
-        assert len(job.chunk.places) <= 100
-        asked |= job.chunk.places
+        assert len(job.chunk.quota_ids) <= 100
+        asked |= Counter(job.chunk.each_place())
         jobs += 1
     assert sum(asked.values()) == many
     assert list(asked) == sorted(asked)

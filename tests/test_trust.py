@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
 from sampling_async._wire import engine as _engine
 from sampling_async._wire.alerts import alert_in, text_of
-from sampling_async._wire.engine import _Connection
+from sampling_async._wire.connection import Connection, Traffic
 from sampling_async._wire.sockets import Wire
 from sampling_async._wire.trust import context_of_files
 
@@ -263,7 +263,7 @@ async def test_a_refused_client_certificate_is_reported(who, version, authority)
 def test_an_alert_proves_that_no_request_was_read_only_as_the_end_of_the_handshake(
     later, before, received, alert, proves
 ):
-    connection = _Connection(SimpleNamespace(asks_for_who_we_are_later=later))
+    connection = Connection(SimpleNamespace(asks_for_who_we_are_later=later), Traffic())
     connection.used_at, connection.received = before, received
     assert connection.was_refused(Alert(alert)) is proves
 

@@ -180,11 +180,18 @@ async def test_a_longer_retry_after_is_kept():
 
 
 @pytest.mark.parametrize(
-    "options", [{"every": 0}, {"every": "x"}, {"max_age": -1}, {"cache_max_age": 0}, {"every": inf - inf}]
+    ("options", "said"),
+    [
+        ({"every": 0}, "every must be seconds above 0, not 0"),
+        ({"every": "x"}, "every must be seconds above 0, not 'x'"),
+        ({"max_age": -1}, "max_age must be seconds above 0, not -1"),
+        ({"cache_max_age": 0}, "cache_max_age must be seconds above 0, not 0"),
+        ({"every": inf - inf}, "every must be seconds above 0, not nan"),
+    ],
 )
-async def test_numbers_are_checked(options):
+async def test_numbers_are_checked(options, said):
     async with Simulator(surveys=1, members=1).client() as client:
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(InvalidRequestError, match=f"^{said}$"):
             client.watch_quotas(**options)
 
 
@@ -549,7 +556,9 @@ async def test_ids_are_whole_numbers_of_any_kind(monkeypatch):
                 watch.close_survey(wrong)
         with pytest.raises(InvalidRequestError, match="wave_id must be a whole number"):
             watch.close_survey(1, "2")
-        with pytest.raises(InvalidRequestError, match="datetime with a time zone"):
+        with pytest.raises(
+            InvalidRequestError, match=r"^at is a datetime with a time zone, such as datetime\.now\(UTC\)$"
+        ):
             watch.close_quota(1, at="2026-11-22T10:00:00Z")
         assert ids_of(watch.quotas) == [2]
 

@@ -100,6 +100,7 @@ async def test_each_kind_of_change():
     for after, expected in steps:
         changes = list(differences((3, 1), before, after))
         assert [short(each) for each in changes] == expected
+        assert {(each.survey_id, each.wave_id) for each in changes} <= {(3, 1)}
         known: Survey | None = before
         for change in changes:
             known = told(known, change)

@@ -51,7 +51,7 @@ def test_mode_10_the_client_never_guesses_from_a_response_that_does_not_match(mu
             mutate(items, place, kind)
     random.shuffle(items)
     answer = read_bulk("m1", asked, json.dumps({"Invites": items}).encode())
-    assert list(answer.answers) == asked
+    assert list(answer.quota_ids) == asked
     for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
         if quota_id not in touched:
             assert outcome.status == ("rejected" if quota_id % 2 else "invited")

@@ -31,7 +31,7 @@ http {{
   fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi;
   scgi_temp_path {folder}/scgi;
-  underscores_in_headers on;
+  underscores_in_headers {underscores};
   {http}
   server {{
     listen 127.0.0.1:{port}{tls};
@@ -97,10 +97,12 @@ def needs(program: str) -> str:
 
 
 @contextmanager
-def nginx(backend: str, *, location: str = "", http: str = "") -> Iterator[str]:
-    """Run nginx in front of a service; gives its address."""
+def nginx(
+    backend: str, *, location: str = "", http: str = "", server: str = "", underscores: str = "on"
+) -> Iterator[str]:
+    """Run nginx in front of a service; gives its address. By its own default, `underscores` would be off."""
     with tempfile.TemporaryDirectory() as folder:
-        values = {"location": location, "http": http, "tls": "", "server": ""}
+        values = {"location": location, "http": http, "tls": "", "server": server, "underscores": underscores}
         with _nginx(folder, backend, values) as port:
             yield f"http://127.0.0.1:{port}"
 
@@ -113,9 +115,8 @@ def nginx_that_asks_who(backend: str, authority: trustme.CA, *, location: str = 
         issued.write_to_path(f"{folder}/server.pem")
         authority.cert_pem.write_to_path(f"{folder}/authority.pem")
         server = _TLS.format(folder=folder)
-        with _nginx(
-            folder, backend, {"location": location, "http": "", "tls": " ssl", "server": server}
-        ) as port:
+        values = {"location": location, "http": "", "tls": " ssl", "server": server, "underscores": "on"}
+        with _nginx(folder, backend, values) as port:
             yield f"https://localhost:{port}"
 
 

@@ -1,0 +1,159 @@
+"""Work that runs while a block is open: what it may do, how it fails, and what misuse says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from sampling_async._pacing.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+async def nothing() -> None:
+    await anyio.lowlevel.checkpoint()
+
+
+class Work(Background):
+    """Work that is a function, and gives no results."""
+
+    def __init__(self, does: Callable[[], Awaitable[object]] = nothing) -> None:
+        super().__init__()
+        self._does = does
+
+    @property
+    def _has_more(self) -> bool:
+        return False
+
+    async def _work(self) -> None:
+        await self._does()
+
+    async def over(self) -> None:
+        """Wait for the end of the work, and raise its failure."""
+        self._must_be_inside()
+        while not self._finished:
+            await self._progress.wait()
+        self._end()
+
+
+async def fails() -> None:
+    await anyio.lowlevel.checkpoint()
+    raise ValueError("broken")
+
+
+async def test_a_failure_is_raised_bare_and_once():
+    async with Work(fails) as work:
+        with pytest.raises(ValueError, match=r"^broken$"):
+            await work.over()
+        await work.over()
+    assert work.has_ended_the_loop is False
+
+
+async def test_the_first_failure_counts():
+    work = Work()
+    work._keep(ValueError("first"))
+    work._keep(KeyError("second"))
+    with pytest.raises(ValueError, match=r"^first$"):
+        work._end()
+
+
+async def test_it_can_be_entered_once():
+    async with Work() as work:
+        with pytest.raises(RuntimeError, match=r"^a stream can be entered only once; make a new one$"):
+            await work.__aenter__()
+
+
+async def test_outside_of_its_block_it_says_what_to_do():
+    work = Work()
+    with pytest.raises(RuntimeError, match=r"^enter the stream first: async with \.\.\. as stream$"):
+        await work.over()
+
+
+async def test_after_a_block_that_cut_the_work_off_there_is_no_more():
+    async with Work(anyio.sleep_forever) as work:
+        pass
+    with pytest.raises(
+        RuntimeError, match=r"^the `async with` block of the stream has ended, so it gives no more$"
+    ):
+        await work.over()
+
+
+async def test_after_a_block_whose_work_has_ended_the_end_is_told_again():
+    async with Work() as work:
+        await work.over()
+    assert work.left
+    await work.over()
+
+
+async def test_leaving_a_block_that_was_not_entered_does_nothing():
+    work = Work()
+    await work.__aexit__(None, None, None)
+    assert work.left
+
+
+async def test_work_is_cancelled_and_waited_for_when_its_block_is_left():
+    ended = []
+
+    async def slow() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+            ended.append(True)
+
+    async with Work(slow):
+        await anyio.wait_all_tasks_blocked()
+    assert ended == [True]
+
+
+@pytest.mark.asyncio
+async def test_a_cancellation_from_elsewhere_is_a_failure_that_says_so():
+    async def awaits_what_is_cancelled() -> None:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.cancel)
+        await future
+
+    async with Work(awaits_what_is_cancelled) as work:
+        with pytest.raises(
+            RuntimeError,
+            match=r"^something that the stream awaited was cancelled, but the stream's own task was not$",
+        ):
+            await work.over()
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_is_cancelled_ends_the_work_and_the_reader_hears_of_it():
+    async with Work(anyio.sleep_forever) as work:
+        await anyio.wait_all_tasks_blocked()
+        (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "sampling_async")
+        task.cancel()
+        with pytest.raises(RuntimeError, match=r"^the stream was ended by CancelledError$"):
+            await work.over()
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_leaving_in_another_task_warns_on_trio(anyio_backend):
+    work = Work()
+    said: list[str] = []
+
+    async def leaves() -> None:
+        with pytest.warns(RuntimeWarning) as warned:
+            await work.__aexit__(None, None, None)
+        said.extend(str(each.message) for each in warned)
+
+    await work.__aenter__()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leaves)
+    await work._runner._tasks.__aexit__(None, None, None)
+    (message,) = said
+    assert message == (
+        "a stream of sampling_async was entered in one task and left in another. An async generator that is "
+        "not read to its end does this (PEP 789). Read it where it is entered, or close the generator with "
+        "contextlib.aclosing"
+    )

@@ -1,0 +1,221 @@
+"""How every command behaves: --quiet, --json, colours, completion, and one table of exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from cli_kit import member, program, quota_ids, run
+
+from sampling_async import _cli
+from sampling_async._cli import _rendering
+from sampling_async._cli._commands import app
+from sampling_async._cli._panel_writing import write_panel
+from sampling_async._cli._tally import Tally
+from sampling_async.simulator import AGE_BANDS, Simulator
+from sampling_async.simulator._questions import question_ids
+
+_COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+
+
+def commands(group=None, before=""):
+    """Yield each command with its whole name."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", {each for option in command.params for each in option.opts}
+
+
+COMMANDS = dict(commands())
+
+
+# --- --json and --quiet -----------------------------------------------------------------------------------
+
+
+def test_every_command_that_prints_for_people_takes_json():
+    """The others print nothing on stdout; `tail` prints JSON lines only."""
+    silent = {"campaign report", "notifications replay", "notifications prune"}
+    silent |= {"profile set-key", "profile forget-key"}
+    without = {name for name, options in COMMANDS.items() if "--json" not in options}
+    assert without == silent | {"notifications tail"}
+
+
+def test_every_command_that_writes_notes_to_stderr_takes_quiet():
+    """The others write nothing to stderr but warnings and errors."""
+    asking = {"quotas", "settings", "invite", "recontact"}
+    about = {"campaign pause", "campaign resume", "campaign limit", "campaign status"}
+    about |= {"notifications show", "notifications dead", "notifications tail", "notifications settings"}
+    about |= {"notifications serve", "profile list", "profile show", "simulate", "top"}
+    assert {name for name, options in COMMANDS.items() if "--quiet" not in options} == asking | about
+
+
+def test_quiet_leaves_the_summary_out_and_keeps_the_outcomes_and_errors(sim):
+    ids = quota_ids(sim, 3)
+    loud, quiet = run("bulk-invite", member(sim), *ids), run("bulk-invite", member(sim), *ids, "-q")
+    assert "3 quota IDs in" in loud.stderr
+    assert quiet.stderr == ""
+    assert len(quiet.stdout.splitlines()) == 3
+    wrong = run("bulk-invite", member(sim), "oops", "--quiet")
+    assert "not a quota ID" in wrong.stderr
+    assert "3 quota IDs in" in run("bulk-invite", member(sim), *ids).stderr  # of one command only
+
+
+def test_quiet_fan_out_says_nothing_of_members_that_were_passed_over(sim, tmp_path):
+    code = member(sim)
+    file = tmp_path / "requests.jsonl"
+    asked = [{"MemberCode": each, "QuotaIDs": quota_ids(sim, 2)} for each in (code, "other")]
+    file.write_text("".join(json.dumps(each) + "\n" for each in asked))
+    assert "1 requests of other members were skipped" in run("bulk-invite", code, "--file", file).stderr
+    assert run("bulk-invite", code, "--file", file, "--quiet").stderr == ""
+    assert run("fan-out", file, "--quiet").stderr == ""
+
+
+@pytest.fixture
+def panel(tmp_path, sim):
+    file = tmp_path / "panel.jsonl"
+    write_panel(sim.members.values(), question_ids(), AGE_BANDS, file)
+    return file
+
+
+def test_quiet_keeps_the_warnings_of_a_match(panel, tmp_path):
+    rows = [json.loads(line) for line in panel.read_text().splitlines()]
+    kept = ("member_code", str(question_ids()[0]))  # no column for any other question
+    panel.write_text("".join(json.dumps({name: row[name] for name in kept}) + "\n" for row in rows))
+    loud, quiet = (
+        run("match", panel, "--output", tmp_path / "counts.jsonl", "--workers", 1, *more)
+        for more in ([], ["--quiet"])
+    )
+    assert loud.exit_code == quiet.exit_code == 0
+    assert "members matched" in loud.stderr
+    assert "members matched" not in quiet.stderr
+    assert "the panel has no column for" in quiet.stderr
+
+
+def test_a_quiet_campaign_writes_its_files_and_only_its_last_figures(panel, tmp_path, sim):
+    out = tmp_path / "night"
+    done = run("campaign", "run", panel, "--out", out, "--yes", "--quiet", "--workers", 1)
+    assert done.exit_code == 0, done.stderr
+    assert "Files:" not in done.stderr
+    assert "The plan" not in done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert (out / "report.html").exists()
+    assert run("campaign", "report", out, "--quiet").stderr == ""
+    assert "Files:" in run("campaign", "report", out).stderr
+
+
+def test_simulate_prints_its_address_as_json_on_request(monkeypatch):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
+    result = run("simulate", "--port", 0, "--json", "--members", 3)
+    told = json.loads(result.stdout)
+    assert told["BaseURL"].startswith("http://127.0.0.1:")
+    assert told["Members"] == 3
+    assert {"PanelGUID", "APIKey"} <= told.keys()
+
+
+# --- Colours ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["settings"], ["doctor"], ["quotas"], ["--help"], ["doctor", "--help"]])
+def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setattr("sampling_async._cli._doctor._IDLE_LIMIT", 0.01)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = run(*arguments).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = run(*arguments).stdout
+    assert "\x1b[" in coloured
+    assert not _COLOURS.search(plain)
+    assert arguments != ["doctor"] or _COLOURS.search(coloured)
+
+
+def test_a_summary_without_colours_has_none(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    _rendering.hush(False)
+    _rendering.print_summary(Tally())
+    shown = capsys.readouterr().err
+    assert "0 quota IDs" in shown
+    assert not _COLOURS.search(shown)
+
+
+# --- Completion -------------------------------------------------------------------------------------------
+
+
+def completed(**variables):
+    environment = {**os.environ, **variables}
+    with program(env=environment) as process:
+        out, err = process.communicate()
+    assert (process.returncode, err) in {(0, ""), (1, "")}
+    return out
+
+
+@pytest.mark.parametrize(
+    ("shell", "word"),
+    [("bash", "complete -o default"), ("zsh", "#compdef sampling-async"), ("fish", "complete")],
+)
+def test_the_script_of_a_shell_is_printed(shell, word):
+    script = completed(_SAMPLING_ASYNC_COMPLETE=f"source_{shell}")
+    assert word in script
+    assert f"complete_{shell}" in script
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_words_are_completed(shell):
+    begun = "sampling-async notifications pr"
+    found = completed(
+        _SAMPLING_ASYNC_COMPLETE=f"complete_{shell}",
+        COMP_WORDS=begun,
+        COMP_CWORD="2",
+        _TYPER_COMPLETE_ARGS=begun,
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )
+    assert "prune" in found
+    assert "replay" not in found
+
+
+def test_a_real_bash_completes_the_name_of_a_profile(tmp_path):
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    guid = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
+    table = f'base_url = "https://x.example"\npanel_guid = "{guid}"\napi_key_variable = "KEY"\n'
+    (tmp_path / "profiles.toml").write_text(f"[germany]\n{table}[us]\n{table}")
+    command = tmp_path / "sampling-async"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sampling_async "$@"\n')
+    command.chmod(0o755)
+    script = """
+eval "$(_SAMPLING_ASYNC_COMPLETE=source_bash sampling-async)"
+COMP_WORDS=(sampling-async quotas --profile ge); COMP_CWORD=3
+_sampling_async_completion sampling-async
+echo "${COMPREPLY[@]}"
+"""
+    environment = {
+        **os.environ,
+        "SAMPLING_PROFILES": str(tmp_path / "profiles.toml"),
+        "PYTHONPATH": str(Path(_cli.__file__).parents[2]),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "germany\n"
+
+
+# --- Exit codes -------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it():
+    assert _cli.__doc__
+    table = _cli.__doc__.partition("Exit codes:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^    (\d+):", table, re.MULTILINE) == ["0", "1", "2", "3", "4", "130", "143"]
+    for word in ("doctor", "profile forget-key", "notifications settings", "outcomes --overdue", "replay"):
+        assert word in " ".join(table.split())

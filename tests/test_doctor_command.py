@@ -1,0 +1,366 @@
+"""`sampling-async doctor` against services on real sockets, whole ones and broken ones."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from contextlib import ExitStack
+
+import broken_services
+import pytest
+import trustme
+import wire
+from cli_kit import KEY_NAMES, run
+from forward_proxy import ForwardProxy
+
+from sampling_async._cli import _doctor, _rendering
+from sampling_async._cli._doctor_rounds import CHECKS
+from sampling_async.notifications import SqliteStore
+from sampling_async.simulator import Fault, Simulator
+
+WRONG_KEY = broken_services.WRONG_KEY
+
+
+@pytest.fixture(autouse=True)
+def no_other_way(monkeypatch):
+    """Take variables of the machine away, and do not watch an idle connection for seconds."""
+    for name in (*KEY_NAMES, "SAMPLING_PROXY", "SAMPLING_CA_FILE", "SAMPLING_CLIENT_CERT", "SAMPLING_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_doctor, "_IDLE_LIMIT", 0.01)
+
+
+def examined(environment, monkeypatch, *options):
+    """Run the command; return its exit code, its document, and the checks by name."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = run("doctor", *options)
+    document = json.loads(result.stdout)
+    checks = {each["Check"]: each for each in document["Checks"]}
+    assert list(checks) == [name for name in CHECKS if name in checks]
+    assert set(checks) == set(CHECKS)
+    for secret in (environment["SAMPLING_API_KEY"], environment["SAMPLING_PANEL_GUID"]):
+        assert len(secret) != len(WRONG_KEY) or secret.lower() not in result.output.lower()
+    return result.exit_code, document, checks
+
+
+def failed(checks):
+    return [name for name, each in checks.items() if each["Verdict"] == "fail"]
+
+
+def test_a_service_in_order_is_in_order_and_no_invite_is_asked_for(monkeypatch):
+    simulator = Simulator(seed=3)
+    with simulator.serve() as base_url:
+        code, document, checks = examined(broken_services.environment(simulator, base_url), monkeypatch)
+    assert (code, document["Verdict"], failed(checks)) == (0, "ok", [])
+    assert checks["Width"]["Figures"]["Taken"] == 8
+    assert checks["Latency"]["Figures"]["Requests"] == 5
+    assert checks["Keep-alive"]["Verdict"] == "ok"
+    requests = simulator.ledger.requests()
+    assert {each.endpoint for each in requests} == {"get_settings"}
+    assert len(requests) == 1 + 5 + 1 + 1 + 2 + 4 + 8
+    assert not simulator.ledger.invites
+
+
+@pytest.mark.parametrize(
+    ("title", "fails", "warns"),
+    [
+        ("nginx drops the header", ["Key"], ["Key header"]),
+        ("the certificate has expired", ["TLS"], []),
+        ("a clock is wrong", ["Clock"], []),
+        ("the key is wrong", ["Key"], ["Key header"]),
+        ("the proxy is dead", ["Proxy"], []),
+    ],
+)
+def test_a_broken_service_fails_in_what_is_broken_and_in_nothing_else(title, fails, warns, monkeypatch):
+    with broken_services.BROKEN[title]() as environment:
+        code, document, checks = examined(environment, monkeypatch)
+    assert (code, document["Verdict"], failed(checks)) == (1, "fail", fails)
+    assert [name for name, each in checks.items() if each["Verdict"] == "warn"] == warns
+    assert checks[fails[0]]["Remedy"]
+    if title == "nginx drops the header":
+        assert checks["Key header"]["Figures"] == {"ProbablyDropped": True}
+    if title == "the key is wrong":
+        assert checks["Key header"]["Figures"] == {"ProbablyDropped": False}
+    if title == "the certificate has expired":
+        assert checks["TLS"]["Figures"]["Days"] == -4  # three days and some seconds
+    if title == "a clock is wrong":
+        assert 417 < checks["Clock"]["Figures"]["SecondsAhead"] < 421
+
+
+def test_a_key_that_is_refused_otherwise_than_none_is_wrong_for_certain(monkeypatch):
+    simulator = Simulator(seed=3)
+
+    def respond(request: bytes) -> bytes:
+        is_keyed = b"API_AUTH_KEY:" in request
+        return wire.answer(b'{"Message":"%b"}' % (b"unknown key" if is_keyed else b"no key"), "403 Forbidden")
+
+    with wire.serve(wire.serve_each(respond)) as base_url:
+        _, _, checks = examined(broken_services.environment(simulator, base_url), monkeypatch)
+    assert checks["Key header"]["Verdict"] == "ok"
+    assert failed(checks) == ["Key"]
+
+
+def test_an_unknown_panel_fails(monkeypatch):
+    with broken_services.in_order() as environment:
+        wrong = {**environment, "SAMPLING_PANEL_GUID": WRONG_KEY}
+        _, _, checks = examined(wrong, monkeypatch)
+    assert failed(checks) == ["Panel"]
+    assert "PANEL_DOES_NOT_EXIST" in checks["Panel"]["Found"]
+    assert checks["Key"]["Verdict"] == "ok"
+
+
+def test_refusals_for_load_stop_the_waves(monkeypatch):
+    simulator = Simulator(seed=3)
+    simulator.faults.add(Fault.status(429).on("get_settings", after=10))
+    with simulator.serve() as base_url:
+        code, document, checks = examined(broken_services.environment(simulator, base_url), monkeypatch)
+    assert (code, document["Verdict"], checks["Width"]["Verdict"]) == (0, "warn", "warn")
+    assert checks["Width"]["Figures"]["Taken"] == 2
+    assert len(simulator.ledger.requests()) == 1 + 5 + 1 + 1 + 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [
+        ("SAMPLING_BASE_URL", "http://service.example", "Address"),
+        ("SAMPLING_BASE_URL", "service.example", "Address"),
+        ("SAMPLING_PANEL_GUID", "panel", "Panel"),
+        ("SAMPLING_API_KEY", "sesame-open", "Key"),
+        ("SAMPLING_PROXY", "socks5://agent:sesame-open@proxy.example", "Proxy"),
+        ("SAMPLING_CA_FILE", "missing.pem", "TLS"),
+    ],
+)
+def test_what_the_client_would_refuse_is_found_before_anything_is_sent(name, value, check, monkeypatch):
+    simulator = Simulator(seed=3)
+    with simulator.serve() as base_url:
+        environment = {**broken_services.environment(simulator, base_url), name: value}
+        code, _, checks = examined(environment, monkeypatch)
+    assert (code, failed(checks)) == (1, [check])
+    assert "sesame" not in str(checks)
+    assert len(simulator.ledger.requests()) == 0
+
+
+def test_a_missing_key_is_found_after_the_way_was_checked(monkeypatch):
+    with broken_services.in_order() as environment:
+        _, _, checks = examined({**environment, "SAMPLING_API_KEY": ""}, monkeypatch)
+    assert failed(checks) == ["Key"]
+    assert checks["Clock"]["Verdict"] == "ok"
+
+
+def test_a_missing_address_is_a_usage_error():
+    result = run("doctor")
+    assert result.exit_code == 2
+    assert "SAMPLING_BASE_URL" in result.stderr
+
+
+# --- TLS and proxies --------------------------------------------------------------------------------------
+
+
+def served_by_tls(tmp_path, *, for_host="localhost"):
+    """Return the options of a server, and write the files of both sides."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(f"{tmp_path}/authority.pem")
+    authority.issue_cert(for_host).private_key_and_cert_chain_pem.write_to_path(f"{tmp_path}/server.pem")
+    authority.issue_cert("me@example.org").private_key_and_cert_chain_pem.write_to_path(f"{tmp_path}/mine.pem")
+    return {"ssl_certfile": f"{tmp_path}/server.pem", "ssl_keyfile": f"{tmp_path}/server.pem"}
+
+
+def test_tls_with_a_client_certificate_is_examined(tmp_path, monkeypatch):
+    files = served_by_tls(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=f"{tmp_path}/authority.pem")
+    context.load_cert_chain(files["ssl_certfile"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    with wire.serve(wire.serve_each(lambda _: wire.answer(SETTINGS)), context) as base_url:
+        more = {"SAMPLING_CA_FILE": f"{tmp_path}/authority.pem"}
+        environment = broken_services.environment(Simulator(seed=3), base_url, **more)
+        _, _, without = examined(environment, monkeypatch)
+        environment["SAMPLING_CLIENT_CERT"] = f"{tmp_path}/mine.pem"
+        code, _, checks = examined(environment, monkeypatch)
+    assert failed(without) == ["Service"]  # TLS 1.3 refuses after the handshake
+    assert "SAMPLING_CLIENT_CERT" in str(without["Service"])
+    assert (code, failed(checks)) == (0, [])
+    assert checks["TLS"]["Figures"]["Days"] > 300
+    assert checks["Client cert"]["Figures"]["Days"] > 300
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "words"),
+    [("localhost", False, "refused: "), ("other.example", True, "refused: Hostname mismatch")],
+)
+def test_a_certificate_that_is_not_trusted_fails(tmp_path, monkeypatch, host, trusted, words):
+    simulator = Simulator(seed=3)
+    with broken_services.served(simulator.app, **served_by_tls(tmp_path, for_host=host)) as port:
+        files = {"SAMPLING_CA_FILE": f"{tmp_path}/authority.pem"} if trusted else {}
+        environment = broken_services.environment(simulator, f"https://localhost:{port}", **files)
+        _, _, checks = examined(environment, monkeypatch)
+    assert failed(checks) == ["TLS"]
+    assert words in checks["TLS"]["Found"]
+    assert checks["TLS"]["Figures"]["Days"] > 300  # the dates are told although it is refused
+    assert len(simulator.ledger.requests()) == 0
+
+
+def test_a_port_that_speaks_no_tls_fails(monkeypatch):
+    with broken_services.in_order() as environment:
+        base_url = environment["SAMPLING_BASE_URL"].replace("http://127.0.0.1", "https://localhost")
+        _, _, checks = examined({**environment, "SAMPLING_BASE_URL": base_url}, monkeypatch)
+    assert failed(checks) == ["TLS"]
+    assert "_ssl.c" not in checks["TLS"]["Found"]
+
+
+def test_authorities_that_cannot_be_read_are_named(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "missing.pem")
+    with broken_services.in_order() as environment:
+        base_url = environment["SAMPLING_BASE_URL"].replace("http://127.0.0.1", "https://localhost")
+        _, _, checks = examined({**environment, "SAMPLING_BASE_URL": base_url}, monkeypatch)
+    assert failed(checks) == ["TLS"]
+    assert "SSL_CERT_FILE names missing.pem" in checks["TLS"]["Found"]
+
+
+def test_a_host_without_an_address_fails(monkeypatch):
+    environment = broken_services.environment(Simulator(seed=3), "https://sampling.invalid")
+    _, _, checks = examined(environment, monkeypatch)
+    assert failed(checks) == ["DNS"]
+
+
+def test_a_proxy_is_examined_by_a_tunnel(tmp_path, monkeypatch):
+    simulator = Simulator(seed=3)
+    with (
+        broken_services.served(simulator.app, **served_by_tls(tmp_path)) as port,
+        ForwardProxy(credentials="agent:sesame") as proxy,
+    ):
+        more = {"SAMPLING_CA_FILE": f"{tmp_path}/authority.pem", "SAMPLING_PROXY": proxy.url}
+        environment = broken_services.environment(simulator, f"https://localhost:{port}", **more)
+        code, _, checks = examined(environment, monkeypatch)
+        wrong = {**environment, "SAMPLING_PROXY": proxy.url.replace("sesame", "hunter2")}
+        _, _, refused = examined(wrong, monkeypatch)
+    assert (code, failed(checks)) == (0, [])
+    assert "opens a tunnel (CONNECT)" in checks["Proxy"]["Found"]
+    assert checks["DNS"]["Found"] == "the proxy looks the host up"
+    assert failed(refused) == ["Proxy"]
+    assert "the proxy answered 407: check the user and password" in refused["Proxy"]["Found"]
+    assert "hunter2" not in str(refused) + str(checks)
+
+
+def test_a_proxy_that_fetches_http_keeps_the_connections(monkeypatch):
+    with broken_services.in_order() as environment, ForwardProxy() as proxy:
+        _, _, checks = examined({**environment, "SAMPLING_PROXY": proxy.url}, monkeypatch)
+    assert "takes connections" in checks["Proxy"]["Found"]
+    assert checks["Keep-alive"]["Verdict"] == "skipped"
+
+
+def test_a_proxy_of_other_programs_is_named(monkeypatch):
+    with broken_services.in_order() as environment:
+        code, _, checks = examined({**environment, "HTTP_PROXY": "http://a:sesame@proxy"}, monkeypatch)
+    assert (code, checks["Proxy"]["Verdict"]) == (0, "warn")
+    assert "HTTP_PROXY is set" in checks["Proxy"]["Found"]
+
+
+# --- Connections ------------------------------------------------------------------------------------------
+
+SETTINGS = b'[{"Name":"Qualified URL","Description":"","Value":"https://partner.example/[pid]"}]'
+
+
+@pytest.mark.parametrize("header", ["Connection: close", "Connection: keep-alive"])
+def test_a_connection_that_is_closed_early_is_told(header, monkeypatch):
+    def converse(connection: wire.Connection) -> None:
+        while connection.read_request() is not None:
+            connection.send(wire.answer(SETTINGS, "200 OK", header))
+            if header.endswith("close"):
+                return
+
+    monkeypatch.setattr(_doctor, "_IDLE_LIMIT", 5.0)
+    ends = wire.serve(converse if header.endswith("close") else _answers_once)
+    with ends as base_url:
+        environment = broken_services.environment(Simulator(seed=3), base_url)
+        _, _, checks = examined(environment, monkeypatch)
+    assert checks["Keep-alive"]["Verdict"] == "warn"
+    assert "closes each connection after its response" in checks["Keep-alive"]["Found"]
+    assert checks["Clock"]["Verdict"] == "skipped"
+
+
+def _answers_once(connection: wire.Connection) -> None:
+    connection.read_request()
+    connection.send(wire.answer(SETTINGS))
+
+
+def test_a_service_that_is_silent_or_no_http_fails(monkeypatch):
+    with wire.serve(lambda connection: connection.send(b"220 mail ready\r\n")) as base_url:
+        _, _, checks = examined(broken_services.environment(Simulator(seed=3), base_url), monkeypatch)
+    assert failed(checks) == ["Service"]
+    with wire.serve(wire.Silent()) as base_url:
+        environment = broken_services.environment(Simulator(seed=3), base_url)
+        _, _, checks = examined(environment, monkeypatch, "--timeout", "0.01")
+    assert failed(checks) == ["Service"]
+    assert checks["Service"]["Found"]
+
+
+def test_settings_that_cannot_be_read_fail(monkeypatch):
+    with wire.serve(wire.serve_each(lambda _: wire.answer(b"<html>"))) as base_url:
+        _, _, checks = examined(broken_services.environment(Simulator(seed=3), base_url), monkeypatch)
+    assert failed(checks) == ["Panel"]
+
+
+# --- Our own receiver -------------------------------------------------------------------------------------
+
+
+def test_notification_urls_are_compared_with_the_store_and_reached_without_an_effect(tmp_path, monkeypatch):
+    from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
+
+    path = tmp_path / "notifications.db"
+    store = SqliteStore(path)
+    inbox, simulator = Inbox(store, secrets=kept_secrets(store)), Simulator(seed=3)
+
+    async def app(scope, receive, send):
+        if not inbox._is_open:
+            await inbox.__aenter__()
+        await inbox.app(scope, receive, send)
+
+    with ExitStack() as running, simulator.serve() as base_url:
+        port = running.enter_context(broken_services.served(app))
+        environment = broken_services.environment(simulator, base_url)
+        ours = ("--store", path, "--public-url", f"http://127.0.0.1:{port}", "--reach-receiver")
+        _, _, strange = examined(environment, monkeypatch, *ours)
+        urls = inbox.urls(f"http://127.0.0.1:{port}")
+        simulator.notification_urls = {str(kind): url for kind, url in urls.items()}
+        code, _, checks = examined(environment, monkeypatch, *ours)
+        facts = len(list(SqliteStore(path).facts()))
+        running.close()
+        _, _, gone = examined(environment, monkeypatch, *ours)
+    assert failed(strange) == ["Notifications"]
+    assert "not the URL of your store" in strange["Notifications"]["Found"]
+    assert (code, checks["Receiver"]["Verdict"]) == (0, "ok")
+    assert checks["Receiver"]["Found"] == "it answers at all 5 URLs and knows their secrets"
+    assert facts == 0
+    assert "no response" in gone["Receiver"]["Found"]
+
+
+def test_the_options_of_a_receiver_belong_together(tmp_path, monkeypatch):
+    for options in (["--reach-receiver"], ["--store", tmp_path / "no.db"], ["--public-url", "https://x"]):
+        result = run("doctor", *options)
+        assert result.exit_code == 2
+        assert "give --store and --public-url together" in result.stderr
+    missing = run("doctor", "--store", tmp_path / "no.db", "--public-url", "https://x")
+    assert "no such store" in missing.stderr
+
+
+# --- On a terminal ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_on_a_terminal_the_checks_fit_the_lines(columns, monkeypatch):
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with broken_services.wrong_key() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        result, quiet = run("doctor"), run("doctor", "--quiet")
+    assert result.exit_code == quiet.exit_code == 1
+    shown = result.stdout.splitlines()
+    assert max(map(len, shown)) <= columns
+    assert any(line.startswith("FAIL  Key") for line in shown)
+    assert "7 not made before that is mended." in " ".join(" ".join(shown).split())
+    assert not [line for line in quiet.stdout.splitlines() if line.startswith(("ok", "skip"))]
+    assert "FAIL" in quiet.stdout
+    assert environment["SAMPLING_API_KEY"] not in result.output

@@ -1,0 +1,380 @@
+"""Profiles: several panels in one file, never with a key, and never mixed with another panel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import keyring
+import keyring.backend
+import keyring.backends.fail
+import pytest
+import typer
+from cli_kit import KEY_NAMES, lines, run
+
+from sampling_async import InvalidRequestError, SamplingClient, _profiles
+from sampling_async._cli import _connection, _rendering
+from sampling_async._wire.address import Secret
+
+GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
+OTHER = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c12"
+KEY = "0b9a4d52-7c43-4a39-8f6e-2d1f5f1c9e77"
+US = f'[us]\nbase_url = "https://sampling.example"\npanel_guid = "{GUID}"\napi_key_variable = "KEY_US"\n'
+
+
+class Ring(keyring.backend.KeyringBackend):
+    """The library's interface over a dict."""
+
+    priority = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {}
+
+    def get_password(self, service, username):
+        return self.kept.get((service, username))
+
+    def set_password(self, service, username, password):
+        self.kept[service, username] = password
+
+    def delete_password(self, service, username):
+        del self.kept[service, username]
+
+
+@pytest.fixture
+def ring():
+    before = keyring.get_keyring()
+    keyring.set_keyring(Ring())
+    yield keyring.get_keyring()
+    keyring.set_keyring(before)
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """Return the file of profiles; nothing else is in the environment."""
+    for name in (*KEY_NAMES, "SAMPLING_PROXY", "SAMPLING_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "profiles.toml"
+    path.write_text(US)
+    monkeypatch.setenv("SAMPLING_PROFILES", str(path))
+    monkeypatch.setenv("KEY_US", KEY)
+    return path
+
+
+def refusal_of(work, *arguments, **options):
+    with pytest.raises(InvalidRequestError) as caught:
+        work(*arguments, **options)
+    return str(caught.value)
+
+
+# --- The file ---------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_a_table_with_the_names_of_the_clients_options(file, tmp_path):
+    file.write_text(
+        US + 'proxy = "http://proxy.example:3128"\nca_file = "ca.pem"\nclient_cert = "/etc/mine.pem"\n'
+        "max_concurrency = 16\nidle_seconds = 30\nallow_http = true\n"
+    )
+    profile = _profiles.read_profile("us")
+    assert (profile.base_url, profile.panel_guid) == ("https://sampling.example", GUID)
+    assert (profile.max_concurrency, profile.idle_seconds, profile.allow_http) == (16, 30, True)
+    assert profile.proxy == "http://proxy.example:3128"
+    assert profile.ca_file == str(tmp_path / "ca.pem")  # beside the file
+    assert profile.client_cert == "/etc/mine.pem"
+    assert profile.source_of_key == "variable KEY_US"
+
+
+@pytest.mark.parametrize("name", ["api_key", "API_AUTH_KEY", "key_password", "token", "client_secret"])
+def test_a_key_in_the_file_is_refused_with_path_rule_and_way_out_and_is_not_repeated(file, name):
+    file.write_text(f'{US}{name} = "{KEY}"\n')
+    text = refusal_of(_profiles.read_profile, "us")
+    assert text.startswith(f"{file}: [us]: {name} is refused")
+    assert "holds no key" in text
+    assert "api_key_variable" in text
+    assert "profile set-key" in text
+    assert KEY not in text
+
+
+def test_a_key_above_all_profiles_is_refused_too(file):
+    file.write_text(f'api_key = "{KEY}"\n{US}')
+    text = refusal_of(_profiles.read_profiles)
+    assert "api_key is refused: a profile file holds no key" in text
+    assert KEY not in text
+
+
+def test_a_password_of_a_proxy_is_refused_and_not_repeated(file):
+    file.write_text(US + 'proxy = "http://agent:hunter2@proxy.example:3128"\n')
+    text = refusal_of(_profiles.read_profile, "us")
+    assert "proxy is refused with a user and password" in text
+    assert "SAMPLING_PROXY" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (US + "base_urll = 1\n", "'base_urll' is unknown; did you mean base_url?"),
+        (US + "colour = 1\n", "'colour' is unknown; a profile takes base_url, panel_guid,"),
+        (US.replace("https", "http"), "base_url must be https"),
+        (US.replace(GUID, "panel"), "panel_guid must be a Guid"),
+        (US.replace('panel_guid = "', 'ca_file = "'), "panel_guid missing; a profile gives both"),
+        (US + "max_concurrency = 0\n", "max_concurrency must be a whole number from 1"),
+        (US + "max_concurrency = true\n", "max_concurrency must be a whole number from 1"),
+        (US + "idle_seconds = -1\n", "idle_seconds must be a number of seconds, at least 0"),
+        (US + 'idle_seconds = "4"\n', "idle_seconds must be a number of seconds"),
+        (US + "ca_file = 5\n", "ca_file must be text"),
+        (US + 'proxy = "socks5://proxy.example"\n', "socks5 proxies are not supported"),
+        (US + "keyring = true\n", "give one of api_key_variable and keyring = true"),
+        (US.replace("api_key_variable", "ca_file"), "give one of api_key_variable and keyring = true"),
+        ("colour = 1\n" + US, "colour is not in a profile; write it below a line like [us]"),
+        (US.replace("[us]", '["u s"]'), "a name of a profile has letters, digits and -._ only"),
+        (US + "x =\n", "not TOML (at line 5, column 4)"),
+        (US.encode() + b'"\xff"', "not UTF-8"),
+    ],
+)
+def test_a_broken_rule_is_named_with_the_file(file, content, words):
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    text = refusal_of(_profiles.read_profiles)
+    assert text.startswith(str(file))
+    assert words in text
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated(file):
+    file.write_text(US.replace("KEY_US", KEY))
+    text = refusal_of(_profiles.read_profiles)
+    assert "must be the name of an environment variable" in text
+    assert KEY not in text
+
+
+def test_text_that_is_no_toml_is_not_repeated(file):
+    file.write_text(f"[us]\napi_key = {KEY}\n")
+    text = refusal_of(_profiles.read_profiles)
+    assert "not TOML (at line 2" in text
+    assert KEY not in text
+
+
+def test_text_that_ends_too_early_is_told_without_a_line(file):
+    file.write_text(US + "[")
+    assert "not TOML" in refusal_of(_profiles.read_profiles)
+
+
+def test_a_missing_file_and_a_missing_profile_are_named(file):
+    assert f"{file}: there is no profile 'de'; it has: us" in refusal_of(_profiles.read_profile, "de")
+    file.write_text("")
+    assert "it has: none" in refusal_of(_profiles.read_profile, "de")
+    file.unlink()
+    text = refusal_of(_profiles.read_profile, "us")
+    assert text.startswith(f"{file}: No such file")
+    assert "SAMPLING_PROFILES" in text
+
+
+def test_the_file_lies_where_programs_of_the_platform_keep_their_settings(monkeypatch):
+    monkeypatch.delenv("SAMPLING_PROFILES")
+    assert _profiles.profiles_file() == Path(typer.get_app_dir("sampling-async")) / "profiles.toml"
+    home = Path("/home/me")
+    folder = _profiles._settings_folder
+    assert folder("linux", {}, home) == home / ".config"
+    assert folder("linux", {"XDG_CONFIG_HOME": "/etc/me"}, home) == Path("/etc/me")
+    assert folder("darwin", {}, home) == home / "Library" / "Application Support"
+    assert folder("win32", {"APPDATA": "C:/Me"}, home) == Path("C:/Me")
+    assert folder("win32", {}, home) == home
+
+
+# --- The client -------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_made_from_a_profile_named_in_code_or_in_the_environment(monkeypatch):
+    assert "sampling.example" in repr(SamplingClient.from_env(profile="us"))
+    monkeypatch.setenv("SAMPLING_PROFILE", "us")
+    assert "sampling.example" in repr(SamplingClient.from_env())
+    assert "SAMPLING_BASE_URL" in refusal_of(SamplingClient.from_env, profile="")  # no profile
+
+
+def test_the_profile_sets_what_no_argument_sets(file):
+    file.write_text(US + "max_concurrency = 3\nidle_seconds = 9\n")
+    assert SamplingClient.from_env(profile="us").snapshot().max_concurrency == 3
+    assert SamplingClient.from_env(profile="us", max_concurrency=5).snapshot().max_concurrency == 5
+
+
+@pytest.mark.parametrize(("name", "other"), [("base_url", "https://other.example"), ("panel_guid", OTHER)])
+def test_nothing_is_mixed_from_two_panels(monkeypatch, name, other):
+    """Invites cost money: they must not be asked for with the address of one panel and the Guid of another."""
+    assert f"{name} gives another {name} than profile 'us'" in refusal_of(
+        SamplingClient.from_env, profile="us", **{name: other}
+    )
+    variable = f"SAMPLING_{name.upper()}"
+    monkeypatch.setenv(variable, other)
+    text = refusal_of(SamplingClient.from_env, profile="us")
+    assert f"unset {variable}, or choose no profile (SAMPLING_PROFILE empty)" in text
+
+
+def test_the_same_panel_from_two_places_is_no_mixture(monkeypatch):
+    monkeypatch.setenv("SAMPLING_BASE_URL", "https://sampling.example/")
+    monkeypatch.setenv("SAMPLING_PANEL_GUID", GUID.upper())
+    assert SamplingClient.from_env(profile="us")
+
+
+def test_the_key_comes_from_where_the_profile_says_and_from_nowhere_else(monkeypatch):
+    monkeypatch.delenv("KEY_US")
+    monkeypatch.setenv("SAMPLING_API_KEY", OTHER)
+    text = refusal_of(SamplingClient.from_env, profile="us")
+    assert text == "the key of profile 'us' is missing; set the environment variable KEY_US"
+    assert SamplingClient.from_env(profile="us", api_key=KEY)
+
+
+def test_the_environments_proxy_counts_over_the_profiles(file, monkeypatch):
+    file.write_text(US + 'proxy = "socks5h"\n'.replace("socks5h", "http://proxy.example:3128"))
+    profile = _profiles.read_profile("us")
+    assert _profiles.proxy_setting(profile).reveal() == "http://proxy.example:3128"
+    monkeypatch.setenv("SAMPLING_PROXY", "http://agent:hunter2@nearer.example")
+    assert _profiles.proxy_setting(profile).reveal() == "http://agent:hunter2@nearer.example"
+    monkeypatch.delenv("SAMPLING_PROXY")
+    assert _profiles.proxy_setting(None) is None
+
+
+def test_a_profile_with_plain_http_says_so(file):
+    base_url = "http://service.example"
+    file.write_text(US.replace("https://sampling.example", base_url) + "allow_http = true\n")
+    assert SamplingClient.from_env(profile="us")
+    assert "base_url must be https" in refusal_of(SamplingClient.from_env, profile="us", allow_http=False)
+
+
+# --- The keyring ------------------------------------------------------------------------------------------
+
+RINGED = US.replace('api_key_variable = "KEY_US"', "keyring = true")
+
+
+def test_a_key_in_the_keyring_belongs_to_the_profile_and_its_host(file, ring):
+    file.write_text(RINGED)
+    profile = _profiles.read_profile("us")
+    assert profile.key() is None
+    assert "sampling-async profile set-key us" in refusal_of(SamplingClient.from_env, profile="us")
+    profile.set_key(Secret.of(KEY))
+    assert ring.kept == {("sampling_async", "us@sampling.example"): KEY}
+    assert SamplingClient.from_env(profile="us")
+    file.write_text(RINGED.replace("sampling.example", "elsewhere.example"))
+    assert _profiles.read_profile("us").key() is None
+    file.write_text(RINGED)
+    assert profile.forget_key()
+    assert not profile.forget_key()
+
+
+def test_what_is_no_key_is_not_stored_and_not_repeated(file, ring):
+    file.write_text(RINGED)
+    text = refusal_of(_profiles.read_profile("us").set_key, Secret.of("hunter2"))
+    assert "the key must be a Guid" in text
+    assert "hunter2" not in text
+    assert not ring.kept
+
+
+def test_a_system_without_a_keyring_is_told_what_to_do(file, ring):
+    file.write_text(RINGED)
+    keyring.set_keyring(keyring.backends.fail.Keyring())
+    text = refusal_of(SamplingClient.from_env, profile="us")
+    assert "cannot be used (NoKeyringError)" in text
+    assert "api_key_variable" in text
+
+
+def test_the_library_is_needed_for_the_keyring_only(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    assert SamplingClient.from_env(profile="us")
+    file.write_text(RINGED)
+    assert 'pip install "sampling-async[keyring]"' in refusal_of(SamplingClient.from_env, profile="us")
+
+
+# --- The command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served_profile(sim, file, monkeypatch):
+    """Return a simulator that only the profile knows."""
+    base_url = _connection.os.environ["SAMPLING_BASE_URL"]
+    for name in KEY_NAMES:
+        monkeypatch.delenv(name)
+    file.write_text(US.replace("https://sampling.example", base_url).replace(GUID, sim.panel_guid))
+    monkeypatch.setenv("KEY_US", sim.api_key)
+    return sim
+
+
+def test_every_command_that_connects_takes_a_profile(served_profile, monkeypatch):
+    assert run("settings", "--profile", "us").exit_code == 0
+    monkeypatch.setenv("SAMPLING_PROFILE", "us")
+    assert run("quotas").exit_code == 0
+    assert anyio.run(_settings_of_env)
+    none = run("quotas", "--profile", "")
+    assert none.exit_code == 2
+    assert "SAMPLING_API_KEY" in none.stderr
+
+
+async def _settings_of_env():
+    async with SamplingClient.from_env() as client:
+        return await client.get_settings()
+
+
+def test_an_option_for_another_panel_than_the_profiles_is_refused(served_profile):
+    before = len(served_profile.ledger.requests())
+    for option, other in (("--panel", OTHER), ("--base-url", "https://other.example")):
+        result = run("settings", "--profile", "us", option, other)
+        assert result.exit_code == 2
+        assert "requests would go to one panel with the key of another" in " ".join(result.stderr.split())
+    assert len(served_profile.ledger.requests()) == before
+
+
+def test_a_missing_key_of_a_profile_is_named_or_asked_for(served_profile, monkeypatch):
+    monkeypatch.delenv("KEY_US")
+    result = run("settings", "--profile", "us")
+    assert result.exit_code == 2
+    assert "set the environment variable KEY_US" in result.stderr
+    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda *_, **__: served_profile.api_key)
+    assert run("settings", "--profile", "us").exit_code == 0
+
+
+def test_profiles_are_listed_and_shown_without_keys(file, ring, monkeypatch):
+    file.write_text(US + RINGED.replace("[us]", "[de]"))
+    listed = run("profile", "list")
+    assert [(each["Profile"], each["Key"]) for each in lines(listed)] == [
+        ("us", "variable KEY_US: set"),
+        ("de", "keyring: not set"),
+    ]
+    assert KEY not in listed.output
+    (shown,) = lines(run("profile", "show", "de"))
+    assert shown["BaseURL"] == "https://sampling.example"
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("SAMPLING_PROFILE", "us")
+    monkeypatch.setenv("COLUMNS", "80")
+    table = run("profile", "list").stdout
+    assert "chosen" in table
+    assert "keyring: not set" in run("profile", "show", "de").stdout
+    keyring.set_keyring(keyring.backends.fail.Keyring())
+    assert "keyring: cannot be used" in run("profile", "show", "de").stdout
+
+
+def test_a_key_is_stored_from_a_prompt_or_a_pipe_and_removed(file, ring, monkeypatch):
+    file.write_text(RINGED)
+    stored = run("profile", "set-key", "us", stdin=f"{KEY}\n")
+    assert stored.exit_code == 0
+    assert KEY not in stored.output
+    assert _profiles.read_profile("us").key().reveal() == KEY
+    assert run("profile", "forget-key", "us").exit_code == 0
+    assert run("profile", "forget-key", "us").exit_code == 1
+    monkeypatch.setattr("sampling_async._cli._profile.somebody_is_there", lambda: True)
+    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda *_, **__: KEY)
+    assert run("profile", "set-key", "us").exit_code == 0
+    assert run("profile", "set-key", "us", KEY).exit_code == 2  # never an argument
+
+
+def test_a_key_is_stored_only_for_profiles_that_look_for_it_there(ring):
+    result = run("profile", "set-key", "us", stdin=f"{KEY}\n")
+    assert result.exit_code == 2
+    assert "write keyring = true there" in " ".join(result.stderr.split())
+    assert not ring.kept
+
+
+def test_a_shell_completes_names_of_profiles_and_is_quiet_about_errors(file):
+    assert _connection._names_of_profiles("u") == ["us"]
+    assert _connection._names_of_profiles("x") == []
+    file.unlink()
+    assert _connection._names_of_profiles("u") == []

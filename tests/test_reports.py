@@ -1,0 +1,172 @@
+"""The hooks of a client: what they are told, and that a failing one harms nobody."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+import anyio
+import doubles
+import httpx
+import pytest
+
+from sampling_async import AttemptReport, BadRequestError, CallReport, InviteRequest, RetryPolicy, SamplingError
+
+CANARY = "member-canary"
+
+
+class Watcher:
+    """Keeps all reports."""
+
+    def __init__(self) -> None:
+        self.attempts: list[AttemptReport] = []
+        self.calls: list[CallReport] = []
+
+    def hooks(self):
+        return {"on_attempt": self.attempts.append, "on_outcome": self.calls.append}
+
+
+async def test_each_attempt_and_each_call_is_reported():
+    seen, time = Watcher(), doubles.FakeTime()
+    service = doubles.Service(httpx.Response(500), httpx.ReadError("cut"), [])
+    policy = RetryPolicy(base=4.0, max_attempts=3)
+    async with doubles.client(service, time, retry=policy, **seen.hooks()) as client:
+        await client.get_settings()
+    assert [(each.number, each.status, each.error, each.delivery) for each in seen.attempts] == [
+        (1, 500, "ServerError", "unknown"),
+        (2, None, "TransportError", "unknown"),
+        (3, 200, None, "answered"),
+    ]
+    assert [each.began for each in seen.attempts] == [0.0, time.slept[0], sum(time.slept)]
+    (call,) = seen.calls
+    assert (call.endpoint, call.error, call.delivery, call.outcomes) == ("get_settings", None, "answered", {})
+    assert call.attempts == tuple(seen.attempts)
+    assert call.timing.total == time.now
+
+
+async def test_a_request_of_a_bulk_is_one_call_with_its_outcomes_counted():
+    seen = Watcher()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = doubles.bulk(request)
+        body["Invites"][0] = doubles.item(doubles.asked(request)[0], 16)
+        return httpx.Response(200, json=body)
+
+    async with doubles.client(answer, **seen.hooks()) as client:
+        await client.bulk_invite(CANARY, range(1, 151))
+    assert sorted((each.quota_ids, dict(each.outcomes)) for each in seen.calls) == [
+        (50, {("invited", 1): 25, ("rejected", 9): 24, ("rejected", 16): 1}),
+        (100, {("invited", 1): 50, ("rejected", 9): 49, ("rejected", 16): 1}),
+    ]
+    assert CANARY not in repr(seen.calls)
+    assert doubles.PANEL not in repr(seen.calls)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcomes", "delivery"),
+    [
+        (doubles.invite(5), {("invited", 1): 1}, "answered"),
+        (
+            httpx.Response(400, json={"Result": "MEMBER_BLOCKED", "ResultCode": 13}),
+            {("rejected", 13): 1},
+            "answered",
+        ),
+        (httpx.ReadError("cut"), {("unknown", None): 1}, "unknown"),
+        (httpx.ConnectError("refused"), {("not_sent", None): 1}, "not_sent"),
+    ],
+)
+async def test_the_outcome_of_one_invite_is_counted(answer, outcomes, delivery):
+    seen = Watcher()
+    policy = RetryPolicy(max_attempts=1)
+    async with doubles.client(doubles.Service(answer), retry=policy, **seen.hooks()) as client:
+        with suppress(SamplingError):
+            await client.generate_invite(CANARY, 5)
+    (call,) = seen.calls
+    assert (call.outcomes, call.delivery, call.quota_ids) == (outcomes, delivery, 1)
+
+
+async def test_requests_that_were_not_sent_are_counted_too():
+    seen = Watcher()
+    async with doubles.client(
+        doubles.Service(httpx.Response(403)), max_concurrency=1, **seen.hooks()
+    ) as client:
+        result = await client.bulk_invite(CANARY, range(1, 301))
+    assert len(result.not_sent) == 300
+    assert sum(sum(each.outcomes.values()) for each in seen.calls) == 300
+    assert [len(each.attempts) for each in seen.calls] == [1, 0, 0]
+    assert {each.error for each in seen.calls} == {"ForbiddenError"}
+
+
+async def test_outcomes_of_a_journal_are_not_counted_again(tmp_path):
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    for _ in range(2):
+        seen = Watcher()
+        async with doubles.client(answer, **seen.hooks()) as client:
+            requests = [InviteRequest(CANARY, range(1, 12))]
+            async with client.fan_out(requests, journal=tmp_path / "journal") as outcomes:
+                assert len([each async for each in outcomes]) == 11
+        counted = [dict(each.outcomes) for each in seen.calls]
+        if seen.attempts:
+            assert counted == [{("invited", 1): 5, ("rejected", 9): 6}]
+    assert counted == []
+
+
+async def test_a_cancelled_call_is_reported():
+    seen = Watcher()
+    cancelled = anyio.CancelScope()
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        cancelled.cancel()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with doubles.client(answer, **seen.hooks()) as client:
+        with cancelled:
+            await client.generate_invite(CANARY, 5)
+        async with client.fan_out([InviteRequest(CANARY, [1, 2])]):
+            await anyio.wait_all_tasks_blocked()
+    single, chunk = seen.calls
+    assert single.delivery == chunk.delivery == "unknown"
+    assert single.outcomes == {("unknown", None): 1}
+    assert chunk.outcomes == {("unknown", None): 2}
+
+
+async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog):
+    def fail(_: object) -> None:
+        raise ValueError("a bug of the host")
+
+    caplog.set_level(logging.INFO, "sampling_async")
+    async with doubles.client(doubles.Service([]), on_attempt=fail, on_outcome=fail) as client:
+        for _ in range(3):
+            assert len(await client.get_settings()) == 0
+    assert [(each.name, each.message.split()[0]) for each in caplog.records] == [
+        ("sampling_async.calls", "on_attempt"),
+        ("sampling_async.calls", "on_outcome"),
+    ]
+
+
+async def test_the_report_of_a_call_keeps_its_latest_attempts():
+    seen = Watcher()
+    answers = [httpx.Response(400, json={"Result": "X", "ResultCode": 2})] * 1
+    policy = RetryPolicy(max_attempts=60, base=0.001, budget=100)
+    service = doubles.Service(*[httpx.Response(500)] * 40, *answers)
+    async with doubles.client(service, retry=policy, **seen.hooks()) as client:
+        with pytest.raises(BadRequestError):
+            await client.get_settings()
+    (call,) = seen.calls
+    assert [each.number for each in call.attempts] == list(range(10, 42))
+    assert call.timing.attempts == 41
+
+
+async def test_the_shares_of_a_client_are_watched_too():
+    seen = Watcher()
+    from sampling_async import SamplingClient  # noqa: PLC0415
+
+    client = SamplingClient(
+        "https://service.example", panel_guid=doubles.PANEL, api_key=doubles.KEY, **seen.hooks()
+    )
+    async with client.share(of=2) as share:
+        assert share._caller.hooks is not None
+    await client.aclose()

@@ -1,0 +1,54 @@
+"""Percentiles in little memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling_async._pacing.sketch import Sketch
+
+
+def of(values: list[float]) -> Sketch:
+    sketch = Sketch()
+    for value in values:
+        sketch.add(value, 0.0)
+    return sketch
+
+
+def test_without_attempts_there_are_no_percentiles():
+    assert Sketch().percentiles(0.0) is None
+
+
+@given(st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=200))
+def test_a_percentile_is_within_five_percent(values):
+    found = of(values).percentiles(0.0)
+    assert found is not None
+    assert found.count == len(values)
+    assert found.longest == max(values)
+    ordered = sorted(values)
+    for share, told in ((0.5, found.p50), (0.9, found.p90), (0.99, found.p99)):
+        rank = next(at for at in range(1, len(values) + 1) if at >= share * len(values))
+        assert told == pytest.approx(ordered[rank - 1], rel=0.05)
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1e-9, 1e6])
+def test_extremes_are_in_the_outer_buckets(extreme):
+    found = of([extreme]).percentiles(0.0)
+    assert found is not None
+    assert found.longest == extreme
+    assert found.p99 <= found.longest
+
+
+def test_only_the_last_minutes_count():
+    sketch = Sketch()
+    sketch.add(1.0, 0.0)
+    sketch.add(2.0, 299.0)
+    sketch.add(4.0, 301.0)  # a new generation
+    told = sketch.percentiles(302.0)
+    assert told is not None
+    assert (told.count, told.longest) == (3, 4.0)
+    told = sketch.percentiles(601.5)  # the first one is dropped
+    assert told is not None
+    assert (told.count, told.longest) == (1, 4.0)
+    assert sketch.percentiles(5000.0) is None

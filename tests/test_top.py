@@ -1,0 +1,178 @@
+"""`top`: the view of a running client, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import doubles
+import pytest
+from attrs import asdict
+from cli_kit import run
+from rich.console import Console
+
+from sampling_async._cli import _top as top
+
+
+def shown(state, before=None, seconds=1.0, width=80) -> str:
+    out = StringIO()
+    Console(file=out, width=width, no_color=True).print(top.view(state, before, seconds))
+    return out.getvalue()
+
+
+async def state_of(**changes):
+    async with doubles.client(doubles.Service([])) as client:
+        await client.get_settings()
+        return {"pid": 17, "version": "1", "host": "x.example", **asdict(client.snapshot()), **changes}
+
+
+@pytest.fixture
+def state():
+    return anyio.run(state_of)
+
+
+@pytest.fixture
+def path():
+    # The path of a Unix socket may have about 100 characters; those of pytest are longer on some systems.
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / "s"
+
+
+@contextmanager
+def serving(path: Path, *lines: bytes):
+    """Answer each connection with the next line, then stop."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def work() -> None:
+        for line in lines:
+            stream, _ = listener.accept()
+            with stream:
+                stream.sendall(line)
+        listener.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join(5)
+
+
+def test_the_view_of_a_quiet_client(state):
+    text = shown(state)
+    assert "x.example  process 17" in text
+    assert "0 of 8, limit 8" in text
+    assert "not limited" in text
+    assert "get_settings" in text
+    assert "open," not in text  # a transport of its own has no connections that are known
+
+
+def test_the_view_of_a_client_in_trouble(state):
+    wires = {
+        "open": 3,
+        "idle": 1,
+        "opened": 2000,
+        "reused": 7,
+        "bytes_sent": 5_000,
+        "bytes_received": 2_500_000,
+    }
+    before = {**state, "connections": {**wires, "bytes_sent": 0, "bytes_received": 0}}
+    trouble = {
+        "breaker": "open",
+        "away_for": 31.4,
+        "held_for": 2.5,
+        "requests_per_second": 12.34,
+        "attempts": 101,
+        "failures": 40,
+        "seconds_per_request": 0.02,
+        "seconds_per_id": 0.0005,
+        "latency": {},
+        "connections": wires,
+    }
+    text = shown({**state, **trouble}, before, 2.0)
+    for part in (
+        "OPEN for 31 s",
+        "2.5 s",
+        "12.3 bulk invites a second",
+        "101, 50.0/s",
+        "40, 20.0/s",
+        "20.0 ms + 0.50 ms a quota ID",
+        "3 open, 1 idle",
+        "2,000 opened, 7 times used again",
+        "2.50 kB/s sent, 1,250 kB/s received",
+        "no request was answered",
+    ):
+        assert part in text
+
+
+def test_it_fits_eighty_columns(state):
+    assert max(map(len, shown(state).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.00042, "0.42 ms"), (0.0412, "41.2 ms"), (1.2, "1.20 s"), (1234.0, "1,234 s")]
+)
+def test_durations_have_units(seconds, text):
+    assert top.duration(seconds) == text
+
+
+def test_one_look_in_a_pipe_is_a_line(path, state):
+    with serving(path, json.dumps(state).encode() + b"\n"):
+        done = run("top", str(path), "--once")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["host"] == "x.example"
+
+
+def test_it_ends_when_the_process_goes_away(path, state):
+    line = json.dumps(state).encode() + b"\n"
+    with serving(path, line, line):
+        done = run("top", str(path), "--every", "0.1")
+    assert done.exit_code == 1
+    assert len(done.stdout.splitlines()) == 2
+    assert "no longer answers" in done.stderr
+
+
+@pytest.mark.parametrize("line", [b"", b"no json\n", b"[]\n", b'{"another": 1}\n'])
+def test_what_is_no_snapshot_is_refused(path, line):
+    with serving(path, line):
+        done = run("top", str(path), "--once")
+    assert done.exit_code == 2
+    assert "no process shows its snapshots there" in done.stderr
+
+
+def test_without_a_socket_the_message_says_what_to_do(tmp_path):
+    done = run("top", str(tmp_path / "nothing"))
+    assert done.exit_code == 2
+    assert "serve_snapshots" in done.stderr
+
+
+async def test_a_client_shows_its_snapshots_to_each_connection(path):
+    async with doubles.client(doubles.Service([])) as client:
+        async with client.serve_snapshots(path):
+            for calls in range(3):
+                state = await anyio.to_thread.run_sync(top.looked, path)
+                assert (state["attempts"], state["host"]) == (calls, "service.example")
+                await client.get_settings()
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert not path.exists()
+
+
+async def test_a_socket_that_cannot_be_made_is_an_error(tmp_path):
+    async with doubles.client(doubles.Service([])) as client:
+        with pytest.raises(OSError):  # noqa: PT011  the system's own
+            async with client.serve_snapshots(tmp_path / "no folder" / "s"):
+                pass
+
+
+async def test_a_reader_that_reads_nothing_harms_nobody(path):
+    async with doubles.client(doubles.Service([])) as client:
+        async with client.serve_snapshots(path):
+            with socket.socket(socket.AF_UNIX) as idle:
+                idle.connect(str(path))
+                assert (await anyio.to_thread.run_sync(top.looked, path))["attempts"] == 0
