@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -11,12 +14,29 @@ nox.options.reuse_existing_virtualenvs = True
 CORE = [
     *(
         f"sampling_async/_{room}/*"
-        for room in ("bulk", "calls", "contract", "journal", "json", "pacing", "protocol", "watch", "wire")
+        for room in (
+            "bulk",
+            "calls",
+            "contract",
+            "journal",
+            "json",
+            "pacing",
+            "protocol",
+            "telemetry",
+            "watch",
+            "wire",
+        )
     ),
     "sampling_async/_client.py",
+    "sampling_async/_profiles.py",
     "sampling_async/_snapshot.py",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+# Two a core, because a third of the time tests wait: for programs that they start, and for real sockets.
+WORKERS = str(min(2 * (os.cpu_count() or 1), 16))
+# Compile each module once, also where the host forbids it: the tests start a hundred programs. Workers of xdist
+# know nothing of `-W`, but heed the variable.
+TESTS_ENV = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONWARNINGS": "error"}
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -36,18 +56,25 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types with mypy (strict) and pyright: the package, a typing test, and the examples of the pages."""
     install(session, "types")
-    session.run("mypy")
-    session.run("pyright")
     examples = f"{session.create_tmp()}/examples"
     session.run("python", "tests/docs_kit.py", examples)
-    session.run("mypy", examples)
+
+    def mypy() -> None:
+        session.run("mypy")
+        session.run("mypy", examples)
+
+    with ThreadPoolExecutor() as side_by_side:  # each uses one core
+        checks = [side_by_side.submit(check) for check in (mypy, lambda: session.run("pyright"))]
+    for check in checks:
+        check.result()
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests; arguments after `--` go to pytest."""
+    """Run the tests in parallel; arguments after `--` go to pytest, `-- -n 0` runs them in one process."""
     install(session, "tests")
-    session.run("python", "-W", "error", "-m", "pytest", *session.posargs)
+    command = ("python", "-W", "error", "-m", "pytest", "-n", WORKERS, "--dist", "worksteal")
+    session.run(*command, *session.posargs, env=TESTS_ENV)
 
 
 @nox.session
@@ -85,6 +112,16 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report", f"--include={','.join(CORE)}", "--fail-under=100")
     session.run("coverage", "report")
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Change the core in small ways and see whether a test fails; after `--`: rooms, and `--sample 150`."""
+    install(session, "mutants")
+    session.run(
+        *("python", "benchmarks/mutants", "--work", session.create_tmp(), *session.posargs),
+        env={"PYTHONDONTWRITEBYTECODE": None},  # each doubtful mutant has a process of its own
+    )
 
 
 @nox.session

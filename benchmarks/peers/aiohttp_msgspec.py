@@ -129,6 +129,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 bulk_answers = msgspec.json.Decoder(BulkAnswer)
+invites = msgspec.json.Decoder(Invite)
 quotas = msgspec.json.Decoder(Quotas)
 
 
@@ -174,6 +175,16 @@ class AiohttpClient:
         if missing:
             raise ValueError(f"{len(missing)} quota IDs were not answered")
         return items
+
+    async def invite(self, member_code: str, quota_id: int) -> str:
+        """Make one Generate Invite and return its link."""
+        url = URL(f"{self._path}/{quote(member_code, safe='')}/Invite/{quota_id}", encoded=True)
+        async with self._semaphore, self._session.get(url) as response:
+            response.raise_for_status()
+            found = invites.decode(await response.read())
+        if found.quota_id != quota_id:
+            raise ValueError("another quota was answered")
+        return found.url
 
     async def quotas(self) -> Any:
         """Make one Get Quotas."""

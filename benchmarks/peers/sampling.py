@@ -41,6 +41,10 @@ class SamplingAsync:
         result = await self.client.bulk_invite(member_code, quota_ids)
         return sum(outcome.invite is not None for outcome in result)
 
+    async def invite(self, member_code: str, quota_id: int) -> str:
+        """Make one Generate Invite and return its link."""
+        return (await self.client.generate_invite(member_code, quota_id)).url
+
     async def quotas(self) -> Any:
         """Make one Get Quotas."""
         return await self.client.get_quotas()
@@ -48,3 +52,16 @@ class SamplingAsync:
     def decode_quotas(self, body: bytes) -> Any:
         """Get and decode an inventory."""
         return from_json(Quotas, body)
+
+
+class SamplingAsyncCounted(SamplingAsync):
+    """The same, for a user who takes the invites and counts the rest."""
+
+    name = "sampling_async, invites and counts"
+
+    async def bulk(self, member_code: str, quota_ids: Sequence[int]) -> int:
+        """Request invites for all quota IDs and return the number of invites."""
+        result = await self.client.bulk_invite(member_code, quota_ids)
+        if sum(result.counts.values()) != len(quota_ids):
+            raise ValueError("a quota ID was not counted")
+        return len(result.invites)

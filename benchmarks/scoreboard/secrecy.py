@@ -141,7 +141,19 @@ def rows(run: Run) -> list[Row]:
             note="an argument of the caller; plain tracebacks do not show locals",
         ),
         *(row for agent in AGENTS for row in _watched(agent)),
+        _own_telemetry(),
     ]
+
+
+def _own_telemetry() -> Row:
+    """Let our client make spans and metrics, and search them."""
+    name = "hits in what telemetry=True makes for OpenTelemetry"
+    try:
+        us = _transmitted("opentelemetry", "telemetry")
+    except subprocess.CalledProcessError as exc:
+        return missing(name, "0", f"the canary ended with {exc.returncode}: {exc.stderr.strip()[-200:]}")
+    note = f"key, member code, panel, URL; {us['texts']} texts, templates of addresses left out"
+    return exactly(name, 0, sum(us["hits"].values()), note=note)
 
 
 def _watched(agent: str) -> list[Row]:

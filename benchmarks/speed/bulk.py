@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from scoreboard.board import at_least, at_most
 
 from speed.canned_server import canned_service
-from speed.contenders import AIOHTTP, ENGINES, HTTPX, OURS, PEERS, UVLOOP, contender
+from speed.contenders import AIOHTTP, COUNTED, ENGINES, HTTPX, OURS, PEERS, UVLOOP, contender
 from speed.measuring import Measured, Spread, Table, interleaved, microseconds, ratio
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ def measure(run: Run) -> Measured:
     requests = run.of(100, 300)
     engines = [OURS, *ENGINES, *([UVLOOP] if find_spec("uvloop") else [])]
     with canned_service() as address:
-        of_clients = samples_of(PEERS, address, requests, run.of(3, 11))
+        of_clients = samples_of((*PEERS, COUNTED), address, requests, run.of(3, 11))
         of_engines = samples_of(engines, address, requests, run.of(1, 7))
     cpu = {name: [sample.cpu for sample in taken] for name, taken in of_clients.items()}
     return Measured(
         goals=[
             at_most(
-                f"CPU a bulk request, {WIDTH} wide: {AIOHTTP} is 1", 1.0, ratio(cpu[OURS], cpu[AIOHTTP]).median
+                f"CPU a bulk request, {WIDTH} wide: {AIOHTTP} is 1", 1.15, ratio(cpu[OURS], cpu[AIOHTTP]).median
+            ),
+            at_most(
+                "the same for who takes result.invites and result.counts",
+                1.0,
+                ratio(cpu[COUNTED], cpu[AIOHTTP]).median,
             ),
             at_least(f"the same: times less than {HTTPX} + gather", 8, ratio(cpu[HTTPX], cpu[OURS]).median),
         ],

@@ -33,6 +33,9 @@ PEERS: Final = {
 }
 """The module of each client. A process imports only the one that it measures."""
 
+COUNTED: Final = "sampling_async, invites and counts"
+_VARIANTS: Final = {**PEERS, COUNTED: "sampling:SamplingAsyncCounted"}
+
 ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
 UVLOOP: Final = "its own, under uvloop"
 _CHUNK: Final = 100
@@ -55,6 +58,10 @@ class Peer(Protocol):
         """Request invites for all quota IDs and return the number of invites."""
         ...
 
+    async def invite(self, member_code: str, quota_id: int) -> str:
+        """Make one Generate Invite and return its link."""
+        ...
+
     def decode_quotas(self, body: bytes) -> Any:
         """Get and decode an inventory."""
         ...
@@ -62,7 +69,7 @@ class Peer(Protocol):
 
 def peer(name: str) -> type[Peer]:
     """Return the class of a client."""
-    module, found = PEERS[name].split(":")
+    module, found = _VARIANTS[name].split(":")
     made: type[Peer] = getattr(importlib.import_module(f"peers.{module}"), found)
     return made
 
@@ -77,7 +84,7 @@ class Contender:
 
     def __init__(self, name: str, address: Address) -> None:
         self._name = name
-        self._make: Any = peer(name if name in PEERS else OURS)
+        self._make: Any = peer(name if name in _VARIANTS else OURS)
         self._access = address[:3]
         self._member_code = address.member_code
         self._runner = asyncio.Runner(loop_factory=_uvloop if name == UVLOOP else None)
@@ -100,9 +107,24 @@ class Contender:
         return watch.sample()
 
     def _opened(self, width: int) -> Peer:
-        over = {} if self._name in PEERS else {"transport": _engine(self._name, width + 2)}
+        over = {} if self._name in _VARIANTS else {"transport": _engine(self._name, width + 2)}
         opened: Peer = self._make(*self._access, width, **over)
         return opened
+
+    def single(self, requests: int) -> Sample:
+        """Time calls of one quota ID, one after the other."""
+        return self._runner.run(self._single(requests))
+
+    async def _single(self, requests: int) -> Sample:
+        if 1 not in self._open:
+            self._open[1] = await self._opened(1).__aenter__()
+        ask = self._open[1].invite
+        for quota_id in range(1, 21):
+            await ask(self._member_code, quota_id)
+        watch = Watch()
+        for quota_id in range(1, requests + 1):
+            await ask(self._member_code, quota_id)
+        return watch.sample()
 
     def close(self) -> None:
         """Close all clients."""

@@ -23,8 +23,8 @@ from speed.measuring import ratio  # noqa: E402
 TRIES: Final = 3
 ROUNDS: Final = 5
 REQUESTS: Final = 100
-MOST_OF_AIOHTTP: Final = 3.2
-LEAST_OF_HTTPX: Final = 2.7
+MOST_OF_AIOHTTP: Final = 2.6
+LEAST_OF_HTTPX: Final = 3.5
 
 
 def main() -> int:

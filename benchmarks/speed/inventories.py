@@ -41,6 +41,14 @@ def inventory(megabytes: float) -> bytes:
     )
 
 
+def refreshed(body: bytes) -> bytes:
+    """Return the inventory of a minute later: one survey in a hundred has changed."""
+    made = msgspec.json.decode(body)
+    for survey in made["Surveys"][::100]:
+        survey["EstimatedCompletesRemaining"] += 1
+    return msgspec.json.encode(made)
+
+
 def _repeated(surveys: list[dict[str, Any]]) -> Iterator[bytes]:
     while True:
         for survey in surveys:

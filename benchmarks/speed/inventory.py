@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from scoreboard.board import at_least, at_most
 
+from sampling_async import Survey
+from sampling_async._json.inventory import Inventory
 from speed.canned_server import Address
 from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, contender
-from speed.inventories import SIZES, inventory
+from speed.inventories import SIZES, inventory, refreshed
 from speed.measuring import Measured, Spread, Table, interleaved, ratio
+from speed.remote import fresh
 
 if TYPE_CHECKING:
     from scoreboard.board import Run
 
     from speed.measuring import Sample
+
+_PART: Final = 2**16
 
 
 def measure(run: Run) -> Measured:
@@ -38,7 +45,42 @@ def measure(run: Run) -> Measured:
             speed = round(megabytes / spread.median * 1000)
             table.rows.append((name, str(spread), str(ratio(cpu[name], cpu[OURS])), speed))
         measured.tables.append(table)
+        refreshes = fresh(partial(_refreshes, megabytes, rounds))
+        measured.goals.append(
+            at_most(
+                f"CPU of a refresh of {megabytes} MB in which 1 % of surveys changed: a full read is 1",
+                0.15,
+                ratio(refreshes["refresh"], refreshes["full"]).median,
+            )
+        )
     return measured
+
+
+def _refreshes(megabytes: int, rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of reading an inventory in full, and as a client that knows the one before."""
+    body = inventory(megabytes)
+    later, known = refreshed(body), WeakValueDictionary[bytes, Survey]()
+    before = _read(body, known)
+    takers = {
+        "full": lambda: _cpu(later, WeakValueDictionary()),
+        # A copy, so that no round knows more than the inventory before.
+        "refresh": lambda: _cpu(later, WeakValueDictionary(known)),
+    }
+    taken = interleaved(takers, rounds)
+    assert len(_read(later, known)) == len(before)
+    return taken
+
+
+def _cpu(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> float:
+    started = time.process_time()
+    _surveys = _read(body, known)
+    return time.process_time() - started
+
+
+def _read(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> list[Survey]:
+    reader = Inventory(known)
+    surveys = [survey for at in range(0, len(body), _PART) for survey in reader.feed(body[at : at + _PART])]
+    return [*surveys, *reader.end()]
 
 
 def _samples(megabytes: int, rounds: int) -> dict[str, list[Sample]]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SECTIONS: Final = {
     "bulk": "Bulk: the cost of a request, compared with other clients and engines",
     "layers": "Layers: where the CPU of a bulk request goes",
+    "single": "Single: one call of one quota ID after the other",
+    "watching": "Watching: what hooks and OpenTelemetry cost",
     "width": "Width: from one request at a time to hundreds",
     "queued": "Queued: from ten waiting chunks to a hundred thousand",
     "latency": "Latency: the duration of a request by its number of quota IDs",

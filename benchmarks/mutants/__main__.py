@@ -1,0 +1,239 @@
+"""Mutation tests of the core: change the code in small ways, one at a time, and see whether a test fails.
+
+    python benchmarks/mutants _json _pacing --sample 150 --seed 1
+
+mutmut makes the mutants, and runs for each the tests that call its function, the quickest first, until one
+fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
+cache, does not run in most of these tests, or in none. What survives is therefore run again, in a fresh process
+and with all tests of its room (`rooms.toml`). What survives that as well is listed in `equal.toml`, with the
+reason why nobody could see it, or is printed as a survivor.
+
+The table on the page is updated for the rooms that were run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[1]
+PAGE: Final = ROOT / "benchmarks" / "results" / "mutants.md"
+SECONDS: Final = 120
+"""If the tests of a room take longer than this for a mutant, they hang, which counts as killed."""
+
+SURVIVED: Final = {0, 5, 33}
+"""mutmut's codes of mutants for which all tests passed, or for which it knows no test."""
+
+OPTIONS: Final = (
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "faulthandler_timeout=60",
+    "-o",
+    "faulthandler_exit_on_timeout=true",
+)
+"""A single test takes less than ten seconds, even on a busy machine. One that hangs ends the process."""
+
+SETTINGS: Final = """
+[tool.mutmut]
+source_paths = ["sampling_async"]
+only_mutate = [{files}]
+also_copy = ["tests", "benchmarks", "docs", "README.md", "CHANGELOG.md", "LICENSE", "noxfile.py"]
+pytest_add_cli_args = [{options}]
+pytest_add_cli_args_test_selection = [{tests}]
+process_isolation = "forkserver"  # threads and event loops of the tests must not live where mutants are forked
+use_git_change_detection = false
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mutant that survived: its name, and the lines that it takes away and adds."""
+
+    name: str
+    old: str
+    new: str
+
+    @property
+    def where(self) -> str:
+        """The module and function, as in `_json.fast._read_surveys`."""
+        module, _, function = self.name.partition("__mutmut_")[0].rpartition(".")
+        parts = function.removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+        return f"{module.removeprefix('sampling_async.')}.{parts}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the mutants of a room."""
+
+    room: str
+    made: int
+    tried: int
+    equal: int
+    survivors: tuple[Mutant, ...]
+
+    @property
+    def row(self) -> str:
+        """The row of the table."""
+        survived = len(self.survivors)
+        killed = self.tried - self.equal - survived
+        share = f"{killed / (killed + survived):.1%}" if killed + survived else ""
+        numbers = (self.made, self.tried, killed, self.equal, survived)
+        cells = (f"`{self.room}`", *(f"{each:,}" for each in numbers), share, _commit())
+        return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run the rooms that are named, or all."""
+    rooms: dict[str, Any] = tomllib.loads((HERE / "rooms.toml").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(rooms)}; default: all")
+    parser.add_argument("--sample", type=int, help="how many mutants of each room are tried; default: all")
+    parser.add_argument("--seed", type=int, default=1, help="which ones")
+    parser.add_argument("--work", type=Path, help="a folder for the copies; default: a temporary one")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        for room in given.rooms or rooms:
+            place = _copy((given.work or Path(temporary)) / room)
+            verdict = _room(place, room, rooms[room], given.sample, given.seed)
+            for mutant in verdict.survivors:
+                print(f"\n{mutant.where} ({mutant.name})\n-{mutant.old}\n+{mutant.new}")
+            print(verdict.row, flush=True)
+            _note(verdict)
+
+
+def _copy(place: Path) -> Path:
+    """Copy what git knows, as it is now."""
+    shutil.rmtree(place, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    return place
+
+
+def _room(place: Path, room: str, tests: dict[str, list[str]], sample: int | None, seed: int) -> Verdict:
+    source = place / "sampling_async" / room
+    files = f"sampling_async/{room}/*" if source.is_dir() else f"sampling_async/{room}.py"
+    paths = [f"tests/{test}.py" for test in tests["tests"]]
+    options = [*OPTIONS, *(f"--deselect=tests/{test}" for test in tests.get("without", []))]
+    settings = SETTINGS.format(files=_quoted([files]), tests=_quoted(paths), options=_quoted(options))
+    with (place / "pyproject.toml").open("a", encoding="utf-8") as project:
+        project.write(settings)
+    _mutmut(place, "run", "--max-children", "1", "none", check=False)  # makes them, and finds what tests call
+    made = _codes(place)
+    if not made:  # the file has no functions
+        return Verdict(room, 0, 0, 0, ())
+    tried = sorted(made)
+    if sample is not None and sample < len(tried):
+        tried = sorted(random.Random(seed).sample(tried, sample))
+    _mutmut(place, "run", "--max-children", "1", *tried)
+    codes = _codes(place)
+    doubtful = [name for name in tried if codes[name] in SURVIVED]
+    alive = [
+        _shown(place, name)
+        for name in doubtful
+        if not _fails_afresh(place / "mutants", name, [*options, *paths])
+    ]
+    equal = {(each["where"], each["old"], each["new"]) for each in _equal()}
+    survivors = tuple(mutant for mutant in alive if (mutant.where, mutant.old, mutant.new) not in equal)
+    return Verdict(room, len(made), len(tried), len(alive) - len(survivors), survivors)
+
+
+def _quoted(texts: Iterable[str]) -> str:
+    return ", ".join(f'"{text}"' for text in texts)
+
+
+def _mutmut(place: Path, *arguments: str, check: bool = True) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "mutmut", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if check and done.returncode:
+        raise RuntimeError(f"mutmut ended with exit code {done.returncode}: {done.stdout[-3000:]}")
+    return done.stdout
+
+
+def _codes(place: Path) -> dict[str, int | None]:
+    """Return mutmut's exit code for each mutant; None for those it has not tried."""
+    files = list((place / "mutants").rglob("*.meta"))
+    if not files:
+        raise RuntimeError("mutmut made no mutants")
+    codes: dict[str, int | None] = {}
+    for path in files:
+        codes |= json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+    return codes
+
+
+def _fails_afresh(mutants: Path, name: str, arguments: list[str]) -> bool:
+    """Run all tests of the room in a new process, in which the mutant is there from the first import."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *arguments]
+    environment = {**os.environ, "MUTANT_UNDER_TEST": name}
+    try:
+        done = subprocess.run(
+            command, cwd=mutants, env=environment, capture_output=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
+
+
+def _shown(place: Path, name: str) -> Mutant:
+    """Return a mutant with the lines it changes."""
+    lines = _mutmut(place, "show", name).splitlines()
+    changed = {
+        sign: " ".join(line[1:].strip() for line in lines if re.match(rf"\{sign}(?!\{sign}\{sign} )", line))
+        for sign in "-+"
+    }
+    return Mutant(name, changed["-"], changed["+"])
+
+
+def _equal() -> list[dict[str, str]]:
+    listed: list[dict[str, str]] = tomllib.loads((HERE / "equal.toml").read_text(encoding="utf-8")).get(
+        "mutant", []
+    )
+    return listed
+
+
+def _commit() -> str:
+    shown = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return shown.stdout.strip()
+
+
+def _note(verdict: Verdict) -> None:
+    """Put the row into the table of the page, in the place of an older one."""
+    rows = PAGE.read_text(encoding="utf-8").splitlines()
+    mine = [at for at, row in enumerate(rows) if row.startswith(f"| `{verdict.room}` |")]
+    if len(mine) != 1:
+        raise LookupError(f"{PAGE.name} has {len(mine)} rows of {verdict.room}, not one")
+    rows[mine[0]] = verdict.row
+    PAGE.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
