@@ -74,5 +74,5 @@ def _without_code(page: str) -> str:
 
 if __name__ == "__main__":
     links = broken(Path(sys.argv[1]).resolve())
-    print(*links, f"{len(links)} broken links", sep="\n")  # noqa: T201
+    print(*links, f"{len(links)} broken links", sep="\n")
     sys.exit(bool(links))

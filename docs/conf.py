@@ -31,13 +31,14 @@ nitpick_ignore_regex = [
     # Other projects, whose pages are not asked for: the documentation is built without a network.
     ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os)\b.*"),
     ("py:class", r"(pathlib|random|ssl|typing|uuid)\b.*"),
-    ("py:class", r"(AbstractContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
+    ("py:class", r"(Abstract(Async)?ContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
+    ("py:class", r"(MeterProvider|TracerProvider)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
     (
         "py:class",
         r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
-    ("py:class", r"(SubQuotaRule|TruncatedPostal)"),
+    ("py:class", r"(AnyIterable|Record|SubQuotaRule|TruncatedPostal)"),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|Outcome|Record)"),
     ("py:class", "'.*'"),  # values of a Literal
 ]

@@ -279,4 +279,4 @@ def setup(app: Sphinx) -> dict[str, bool]:
 if __name__ == "__main__":  # to look at one: python docs/_extensions/generated.py commands
     import sys
 
-    print(*GENERATED[sys.argv[1]](), sep="\n")  # noqa: T201
+    print(*GENERATED[sys.argv[1]](), sep="\n")

@@ -10,9 +10,9 @@ LEFT, RIGHT = 16, 249
 TOOLS = ("campaign", "matching", "notifications", "simulator", "_cli")
 ROOMS = (
     # room, what it does, x, y, width
-    ("_client  _snapshot", "the promise to the user", LEFT, 128, WIDE),
+    ("_client  _profiles  _snapshot", "the promise to the user", LEFT, 128, WIDE),
     ("_bulk", "chunks in, outcomes out", LEFT, 212, HALF),
-    ("_watch", "the newest inventory", RIGHT, 212, HALF),
+    ("_watch  _telemetry", "the inventory; spans, metrics", RIGHT, 212, HALF),
     ("_journal", "sent and answered, on disk", LEFT, 296, HALF),
     ("_calls", "one call: attempts, retries", RIGHT, 296, HALF),
     ("_protocol", "five requests, outcomes", LEFT, 380, HALF),
@@ -42,9 +42,9 @@ def picture() -> str:
         draw.text(x + width / 2, y + 46, does, size=14)
     for x in (LEFT + HALF / 2, RIGHT + HALF / 2):
         for y in (128, 212, 296, 380, 464):
-            # A watch makes no calls itself, the client hands them in. It needs _json and _pacing only.
-            if (x, y) != (RIGHT + HALF / 2, 212):
-                draw.arrow(x, y + TALL + 2, x, y + 81)
+            # A watch makes no calls itself, the client hands them in; it needs _json and _pacing only. But
+            # telemetry knows the reports of _calls.
+            draw.arrow(x, y + TALL + 2, x, y + 81)
     draw.arrow(LEFT + HALF - 20, 212 + TALL + 2, RIGHT + 20, 212 + 81)
     draw.arrow(RIGHT + 20, 296 + TALL + 2, LEFT + HALF - 20, 296 + 81)  # a call asks one of the five requests
     draw.text(MIDDLE, 628, "an arrow means: imports", size=13, colour="soft")
