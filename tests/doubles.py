@@ -54,6 +54,13 @@ class MemoryPeak:
         tracemalloc.stop()
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what sets no event of the loop, such as a thread; a hung test fails."""
+    with anyio.fail_after(30):
+        while not is_so():  # noqa: ASYNC110  nobody tells
+            await anyio.sleep(0.001)
+
+
 class Service:
     """A service in memory that gives the responses it was made with, in order; the last one is repeated."""
 

@@ -185,12 +185,6 @@ class Closing:
         self.ended += 1
 
 
-async def until(is_so) -> None:
-    with anyio.fail_after(5):
-        while not is_so():  # noqa: ASYNC110  a server's thread sets no event of the loop
-            await anyio.sleep(0.001)
-
-
 async def burst(client: SamplingClient, calls: int) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(calls):
@@ -211,9 +205,9 @@ async def test_a_timer_closes_connections_that_are_idle_for_long():
         async with client_of(url, idle_seconds=0.02) as client:
             for calls in (1, 3):
                 await burst(client, calls)
-                await until(lambda: script.ended == len(script.connections))
+                await doubles.until(lambda: script.ended == len(script.connections))
                 assert repr(engine_of(client)) == "<Engine: 0 idle>"
-                await until(lambda: engine_of(client)._timer is None)
+                await doubles.until(lambda: engine_of(client)._timer is None)
 
 
 @pytest.mark.asyncio
@@ -307,7 +301,7 @@ async def test_a_connection_that_the_server_closes_is_closed_at_once():
             await client.get_settings()
             (unused,) = engine_of(client)._idle
             script.connections[0].sock.shutdown(socket.SHUT_RDWR)
-            await until(lambda: repr(engine_of(client)) == "<Engine: 0 idle>")
+            await doubles.until(lambda: repr(engine_of(client)) == "<Engine: 0 idle>")
             assert unused._wire._sock.fileno() == -1
             await client.get_settings()
 

@@ -6,9 +6,9 @@ import threading
 from datetime import UTC, datetime
 from unittest.mock import Mock
 
-import anyio
 import pytest
 from attrs import evolve
+from doubles import until
 from matching_kit import OTHER, B, quota, sub_quota, survey
 from notifications_kit import CLOSED, SECRET, post
 from watch_kit import FakeService, HandClock, ids_of, inventory, watch_of
@@ -23,13 +23,6 @@ FITS = {OTHER: 1}
 
 def open_in(live: LiveIndex) -> list[int]:
     return sorted(live.index.quota_ids)
-
-
-async def until(is_so) -> None:
-    """Wait for threads."""
-    with anyio.fail_after(5):
-        while not is_so():  # noqa: ASYNC110  nobody tells
-            await anyio.sleep(0.001)
 
 
 async def test_the_index_is_that_of_the_newest_inventory():

@@ -9,6 +9,7 @@ from functools import partial
 
 import anyio
 import pytest
+from doubles import until
 from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post, status
 
 from sampling_async import InvalidRequestError
@@ -39,12 +40,6 @@ def new_inbox(tmp_path, policy=QUICK, **options) -> Inbox:
 def with_fallback(inbox: Inbox) -> Inbox:
     inbox.on(UnknownNotification)(lambda _fact: None)
     return inbox
-
-
-async def until(condition) -> None:
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  what is waited for has no event
-            await anyio.sleep(0.002)
 
 
 async def states(inbox: Inbox) -> list[State]:

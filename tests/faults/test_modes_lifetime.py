@@ -177,15 +177,22 @@ async def test_mode_14_the_time_of_the_consumer_does_not_count_against_the_next_
 @pytest.mark.parametrize("answered", [0, 1, 3])
 async def test_mode_29_outcomes_after_a_deadline_are_complete_and_true(answered):
     slow = [*PROCESSED, silence()]
+
+    async def deadline(caller: anyio.CancelScope) -> None:
+        await server.has_received(answered + 2)
+        await doubles.until(lambda: len(seen) == 10 * answered)
+        caller.cancel()
+
     with FaultServer(*[RIGHT] * answered, then=slow) as server:
         async with client_of(server.url, max_concurrency=2) as client:
             seen = []
             outcomes = client.stream_bulk_invite("m1", range(1, 101), chunk_size=10)
-            with anyio.move_on_after(0.08) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(deadline, tasks.cancel_scope)
                 async with outcomes:
                     async for outcome in outcomes:
                         seen.append(outcome)
-            assert scope.cancelled_caught
+            assert tasks.cancel_scope.cancel_called
             assert_idle(client)
     assert len(seen) == 10 * answered
     left = outcomes.left_over
