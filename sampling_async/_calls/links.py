@@ -41,16 +41,19 @@ class Links:
         Raises:
             DecodeError: A link belongs to another member. Nothing in this response can be trusted.
         """
-        latest, fine = self._latest, {None, member_code}
+        latest, known = self._latest, len(self._latest)
         # This runs for every response, so it is a few steps in C over all links, without a Python loop. The
         # keys are hashes, which need the same memory for a link of any length.
         keys = [*map(hash, filter(None, links))]
-        owners = {*map(latest.get, keys), *(map(self._before.get, keys) if self._before else ())}
-        if not owners <= fine:
+        owners = [*map(latest.setdefault, keys, repeat(member_code))]
+        if self._before:
+            owners += filter(None, map(self._before.get, keys))
+        if owners.count(member_code) != len(owners):
+            while len(latest) > known:  # forget the links that were added just now
+                latest.popitem()
             raise DecodeError(
                 path, "expected an invite of this member, found a link that another member was given"
             )
-        latest.update(zip(keys, repeat(member_code)))
         # Two generations: a full one becomes the older one, and the older one before it is dropped as a whole.
         if len(latest) > self._most:
             self._before, self._latest = latest, {}
