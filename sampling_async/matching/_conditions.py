@@ -119,7 +119,7 @@ def condition_of(
         if ids:
             note(f"question {question_id} is about postal codes but has AnswerIDs, whose meaning is not known")
             ids = frozenset()
-    elif kind == "ids":
+    elif values and kind == "ids":
         ids |= _ids(values, note)
     elif values:
         note(f"question {question_id} has AnswerValues, but its kind is not registered")

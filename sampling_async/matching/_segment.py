@@ -156,8 +156,10 @@ class Segment:
         self.all = (1 << len(order)) - 1
         self._policy = program.policy
         self._questions: dict[int, Question] = {}
-        put_off_a_pause()
-        having: list[list[int]] = [[] for _ in program.layers]
+        having: list[list[int]] = []
+        for _ in program.layers:
+            put_off_a_pause()
+            having.append([])
         for bit, place in enumerate(order):
             for layer in program.targets[place].layers:
                 having[layer].append(bit)
