@@ -397,7 +397,7 @@ async def test_a_bulk_past_its_deadline_has_an_outcome_for_every_id():
         return httpx.Response(200, json=doubles.bulk(request))
 
     async with doubles.client(slow, max_concurrency=2, clock=anyio.current_time) as client:
-        result = await client.bulk_invite("m", range(1, 51), chunk_size=5, deadline=0.1)
+        result = await client.bulk_invite("m", range(1, 51), chunk_size=5, deadline=0.25)
     kinds = [outcome.status for outcome in result]
     assert len(kinds) == 50
     assert kinds[:5] == ["rejected", "invited", "rejected", "invited", "rejected"]
@@ -425,7 +425,7 @@ async def test_a_stream_stops_reading_endless_input_at_its_deadline():
     async with doubles.client(doubles.Service(doubles.bulk), clock=anyio.current_time) as client:
         for endless in (count(1), never()):
             with anyio.fail_after(5):
-                async with client.stream_bulk_invite("m", endless, chunk_size=1, deadline=0.05) as stream:
+                async with client.stream_bulk_invite("m", endless, chunk_size=1, deadline=0.2) as stream:
                     kinds = {outcome.status async for outcome in stream}
             assert {"rejected"} <= kinds
 
@@ -457,7 +457,7 @@ async def test_reading_a_response_counts_against_the_deadline(monkeypatch):
     monkeypatch.setattr("sampling_async._protocol.requests.from_json", lambda *_: slowly(b""))
     async with doubles.client(doubles.Service([]), clock=anyio.current_time, retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError, match="while the response was decoded") as caught:
-            await client.get_settings(deadline=0.05)
+            await client.get_settings(deadline=0.25)
         released.set()
     assert caught.value.delivery == "unknown"
 

@@ -34,12 +34,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import parse_qs, quote, unquote
 
-import anyio
 import doubles
 import inventories
 import trustme
 import wire
 from attrs import Factory, define, evolve, field, frozen
+from doubles import until
 
 Framing: TypeAlias = Literal["length", "chunked", "close", "gzip"]
 FRAMINGS: tuple[Framing, ...] = ("length", "chunked", "close", "gzip")
@@ -466,14 +466,11 @@ class FaultServer:
 
     async def has_received(self, requests: int) -> None:
         """Wait until this many requests were read."""
-        while len(self.ledger.received) < requests:  # noqa: ASYNC110  a thread reads them
-            await anyio.sleep(0.001)
+        await until(lambda: len(self.ledger.received) >= requests)
 
     async def has_done(self, faults: int) -> None:
         """Wait until this many faults were played to their end, such as the close after a response."""
-        with anyio.fail_after(10):
-            while self.done < faults:  # noqa: ASYNC110  likewise
-                await anyio.sleep(0.001)
+        await until(lambda: self.done >= faults)
 
     def _converse(self, connection: wire.Connection) -> None:
         with self._lock:

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import anyio
 import pytest
+from doubles import until
 from fault_server import ENDPOINTS, RIGHT, WORDS, FaultServer, fault_of, refused
 from kit import QUICK, assert_idle, call, client_of
 
@@ -19,6 +19,7 @@ from sampling_async import (
     SamplingClient,
     SamplingError,
     ServerError,
+    Timeouts,
     TransportError,
     TransportTimeoutError,
     UnexpectedStatusError,
@@ -42,18 +43,21 @@ async def test_a_fault_has_the_result_in_the_table(row):
     spoiled = fault_of(fault["instructions"])
     with FaultServer(*[spoiled] * (fault["times"] or 0), then=RIGHT if fault["times"] else spoiled) as server:
         url = refused() if fault.get("address") == "refused" else server.url
-        async with client_of(url, timeouts=QUICK) as client:
+        timeouts = QUICK if ["silence"] in fault["instructions"] else Timeouts()
+        async with client_of(url, timeouts=timeouts) as client:
             if fault.get("warm_up"):
                 await call(client, row["call"], member_code="warm")
-                with anyio.move_on_after(0.05):  # some faults are played to their end with the next request
+                if ["till_next"] not in fault["instructions"]:
                     await server.has_done(1)
                 server.ledger.received.clear()
                 server.ledger.processed.clear()
             seen = await _seen(client, row["call"], server)
             assert_idle(client)
-    expected = dict(row["expect"])
-    requests = expected.pop("requests")
-    least, most = requests if isinstance(requests, list) else (requests, requests)
+        expected = dict(row["expect"])
+        requests = expected.pop("requests")
+        least, most = requests if isinstance(requests, list) else (requests, requests)
+        await server.has_received(least)
+        await until(lambda: len(server.ledger.processed) >= expected["processed"])
     assert seen | {"processed": len(server.ledger.processed)} == expected
     assert least <= len(server.ledger.received) <= most
 
