@@ -15,9 +15,10 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import frozen
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import Observation
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from sampling_async._contract.timing import STAGES
 from sampling_async._protocol.requests import TEMPLATES
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, MeterProvider
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import TracerProvider
 
     from sampling_async._calls.reports import AttemptReport, CallReport, Ended
     from sampling_async._contract.errors import Endpoint
@@ -179,7 +180,7 @@ class ClientTelemetry:
             seconds: The duration of the call.
             outcomes: The quota IDs by status and result code.
             report: Makes the report of the call. It is called only if the spans are recorded.
-            fan_out: The span of the fan-out that it belongs to, or None.
+            fan_out: What `fan_out_began` returned, if it belongs to a fan-out.
         """
         for (status, code), number in outcomes.items():
             key = endpoint, status, code
@@ -190,7 +191,7 @@ class ClientTelemetry:
             _NAMES[endpoint],
             kind=SpanKind.CLIENT,
             attributes=self._of_call[endpoint],
-            links=[Link(fan_out.get_span_context())] if isinstance(fan_out, trace.Span) else None,
+            links=fan_out.links if isinstance(fan_out, _FanOut) else None,
             start_time=began,
         )
         if span.is_recording():
@@ -245,23 +246,32 @@ class ClientTelemetry:
         self._attributes[key] = made
         return made
 
-    def fan_out_began(self) -> Span:
+    def fan_out_began(self) -> _FanOut:
         """Begin the span of a fan-out. It is not made current: your code runs while it is open."""
-        return self._tracer.start_span("sampling_async.fan_out", attributes=self.server)
+        span = self._tracer.start_span("sampling_async.fan_out", attributes=self.server)
+        return _FanOut(span, [Link(span.get_span_context())])
 
     @staticmethod
-    def fan_out_ended(span: object, taken: int, answered: int) -> None:
+    def fan_out_ended(fan_out: object, taken: int, answered: int) -> None:
         """End the span of a fan-out.
 
         Args:
-            span: The span.
+            fan_out: What `fan_out_began` returned.
             taken: The quota IDs that were taken from the input.
             answered: Those of them whose outcome the user has received.
         """
-        if isinstance(span, trace.Span):
-            span.set_attribute("sampling.quota_ids", taken)
-            span.set_attribute("sampling.quota_ids_received", answered)
-            span.end()
+        if isinstance(fan_out, _FanOut):
+            fan_out.span.set_attribute("sampling.quota_ids", taken)
+            fan_out.span.set_attribute("sampling.quota_ids_received", answered)
+            fan_out.span.end()
+
+
+@frozen
+class _FanOut:
+    """The span of a fan-out, and the link to it that all its requests share."""
+
+    span: Span
+    links: list[Link]
 
 
 def _set_timing(span: Span, timing: Timing) -> None:
