@@ -212,4 +212,4 @@ async def test_cancelling_a_backoff_ends_the_call():
         with anyio.move_on_after(0.01) as scope:
             await client.get_settings()
         assert scope.cancelled_caught
-        assert client._session._scopes == set()
+        assert len(client._session._blocks) == 0

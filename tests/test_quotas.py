@@ -113,7 +113,7 @@ both = pytest.mark.parametrize("how", ["get_quotas", "iter_surveys"])
 
 def assert_idle(client: SamplingClient, where: object = "") -> None:
     """Check that no permit is held, nothing waits and no attempt is under way."""
-    held = client._gate.running, client._gate.waiting, len(client._session._scopes)
+    held = client._gate.running, client._gate.waiting, len(client._session._blocks)
     assert held == (0, 0, 0), (held, where)
 
 

@@ -503,7 +503,7 @@ async def _sweep(cancelled_after, url: str, *, warm: bool) -> None:
         finished = await cancelled_after(ticks, client)
         result = await client.bulk_invite("m", [1, 2])
         assert len(result.rejected) == 2, (ticks, result[0].error)
-        assert (client._gate.running, client._gate.waiting, client._session._scopes) == (0, 0, set())
+        assert (client._gate.running, client._gate.waiting, len(client._session._blocks)) == (0, 0, 0)
         ticks += 1
     assert ticks > 5
     await client.aclose()

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _SHARED_BYTES: Final = 2**22  # of the texts of conditions that `Shared` remembers
 _Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
+_PositiveInts: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)], ...]
 _Float: TypeAlias = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 
 _Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
@@ -117,6 +118,14 @@ def _read_surveys(
     for at, survey in zip(unknown, drafts, strict=True):
         surveys[at] = known[digests[at]] = survey
     return cast("list[Survey]", surveys)
+
+
+def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Return values that are all ints from 1 to 2**63 - 1; None if one is not."""
+    try:
+        return msgspec.convert(values, _PositiveInts)
+    except msgspec.ValidationError:
+        return None
 
 
 def warm_up() -> None:

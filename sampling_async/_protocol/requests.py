@@ -9,10 +9,9 @@ import operator
 import re
 from collections.abc import Iterable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar
 from urllib.parse import quote
 
-import msgspec
 from attrs import field, frozen
 
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
@@ -20,6 +19,7 @@ from sampling_async._contract.exchange import Call
 from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._json.codec import from_json, plain_json
+from sampling_async._json.fast import positive_ints
 from sampling_async._json.rules import INT64_MAX
 from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invite
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 _SAMPLES: Final = "/IPExternalSamplingService/ExternalSample"
 _SETTINGS: Final = "/IntegratedPanelService/api/Settings"
-_QuotaIDs: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)], ...]
 
 
 # --- Arguments ---------------------------------------------------------------------------------------------
@@ -80,11 +79,8 @@ def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
             "quota_ids must be an iterable of quota IDs; only stream_bulk_invite takes an async iterable"
         )
     given: tuple[Any, ...] = tuple(values)
-    try:
-        # Nearly always all IDs are valid ints. This checks them in one loop in C.
-        return msgspec.convert(given, _QuotaIDs)
-    except msgspec.ValidationError:
-        return tuple(quota_id_of(value) for value in given)
+    # Nearly always all IDs are valid ints, which are checked in one loop in C.
+    return positive_ints(given) or tuple(quota_id_of(value) for value in given)
 
 
 @frozen

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -27,8 +26,9 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import OK, Call, Reply, Track
+from sampling_async._pacing.blocks import Block, Blocks
 from sampling_async._pacing.cancellation import is_stray
-from sampling_async._pacing.loops import LoopClock, running_loop
+from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import Body, BodyLimits, Request
 from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
@@ -37,7 +37,6 @@ from sampling_async._wire.failures import translated, was_never_sent, way_of
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
@@ -101,9 +100,7 @@ class Session:
         self._http = Client(self._carrier)
         # Cached: httpx needs more time for one set of headers than for the rest of a request.
         self._headers_for = lru_cache(maxsize=256)(self._made_headers)
-        self._scopes: set[anyio.CancelScope] = set()
-        self.now = LoopClock()  # anyio's deadlines are times of the event loop's own clock
-        self._idle: anyio.Event | None = None
+        self._blocks = Blocks()
         self._headers = httpx.Headers(
             {
                 "Host": base_url.netloc.decode(),
@@ -244,22 +241,9 @@ class Session:
         """Close the idle connections."""
         self._carrier.close_idle()
 
-    def until_closed(self, seconds: float = inf) -> _UntilClosed:
-        """Cancel a block after a number of seconds, or when the session is closed."""
-        return _UntilClosed(self, seconds)
-
-    def begin_block(self, scope: anyio.CancelScope) -> None:
-        """Note that a block has begun, which `aclose` must end."""
-        if self.closed:
-            scope.cancel()
-        self._scopes.add(scope)
-
-    def end_block(self, scope: anyio.CancelScope) -> None:
-        """Note that a block has ended."""
-        self._scopes.discard(scope)
-        # `aclose` waits until the last block has ended.
-        if self._idle is not None and not self._scopes:
-            self._idle.set()
+    def until_closed(self, seconds: float = inf) -> Block:
+        """Return a block that is cancelled after a number of seconds, or when the session is closed."""
+        return self._blocks.within(seconds)
 
     def check_usable(self) -> None:
         """Refuse the use of a closed session, or from another event loop than before.
@@ -286,18 +270,15 @@ class Session:
 
         If this is cancelled, the idle connections of our engine are closed already. Another call does the rest.
         """
-        # Both statements come before any `await`, so that a cancellation cannot prevent them.
+        # These come before any `await`, so that a cancellation cannot prevent them.
         self.closed = True
+        self._blocks.shut()
         self._carrier.close()
         at_home = self.is_at_home
         with anyio.CancelScope(shield=True):
-            if self._scopes and at_home:
-                self._idle = self._idle or anyio.Event()
-                for scope in tuple(self._scopes):
-                    scope.cancel()
+            if at_home:
                 # With a limit: an attempt that closes its own client would wait here for its own end.
-                with anyio.move_on_after(_CLOSING_SECONDS):
-                    await self._idle.wait()
+                await self._blocks.end(_CLOSING_SECONDS)
             # A foreign transport is not closed from another event loop: its connections ended with its own one.
             if at_home or self.engine is not None:
                 with anyio.move_on_after(_CLOSING_SECONDS):
@@ -307,37 +288,6 @@ class Session:
         if self._loop is not None and not self.closed:
             text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
-
-
-class _UntilClosed:
-    """A block that is cancelled after a number of seconds, or when the session is closed.
-
-    It is a class because each attempt enters one, and a generator costs four times as much.
-    """
-
-    __slots__ = ("_scope", "_session")
-
-    def __init__(self, session: Session, seconds: float) -> None:
-        self._session = session
-        self._scope = anyio.CancelScope(deadline=inf if seconds == inf else session.now() + seconds)
-
-    def __enter__(self) -> anyio.CancelScope:
-        scope = self._scope.__enter__()
-        try:
-            self._session.begin_block(scope)
-        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
-            self._scope.__exit__(*sys.exc_info())
-            raise
-        return scope
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        try:
-            self._session.end_block(self._scope)
-        finally:
-            suppresses = self._scope.__exit__(exc_type, exc, traceback)
-        return suppresses
 
 
 async def _read_whole(body: Body) -> Reply:

@@ -1,0 +1,134 @@
+"""Blocks of code that end at a deadline, or all together when their owner is closed. Depends on anyio.
+
+A cancel scope with a deadline sets and cancels a timer of its own, which costs as much as the scope. Nearly all
+blocks end long before their deadline. So on asyncio one timer serves all blocks: it is set for the earliest
+deadline, and is not touched when that block ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from sampling_async._pacing.loops import LoopClock, asyncio_loop
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import TracebackType
+
+_TICK: Final = 0.001  # seconds; a timer may fire this much too early
+
+
+class Blocks:
+    """The open blocks of one owner, in one event loop."""
+
+    __slots__ = ("__weakref__", "_deadlines", "_is_shut", "_none_left", "_now", "_on_asyncio", "_timer")
+
+    def __init__(self) -> None:
+        self._deadlines: dict[anyio.CancelScope, float] = {}  # of the open blocks
+        self._now = LoopClock()  # deadlines are times of the event loop's own clock
+        self._on_asyncio: bool | None = None  # None until the first block
+        self._timer: asyncio.TimerHandle | None = None  # it fires no later than the earliest deadline
+        self._is_shut = False
+        self._none_left: anyio.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def within(self, seconds: float) -> Block:
+        """Return a block that is cancelled after a number of seconds, or when its owner is closed."""
+        if self._on_asyncio is None:
+            self._on_asyncio = asyncio_loop() is not None
+        until = inf if seconds == inf else self._now() + seconds
+        if seconds > 0 and self._on_asyncio:
+            return Block(self, anyio.CancelScope(), until)
+        return Block(self, anyio.CancelScope(deadline=until), inf)
+
+    def enter(self, scope: anyio.CancelScope, until: float) -> None:
+        """Note that a block has begun. After `shut` it is cancelled at once."""
+        if self._is_shut:
+            scope.cancel()
+        self._deadlines[scope] = until
+        if until < (inf if self._timer is None else self._timer.when()):
+            self._set_timer(until)
+
+    def leave(self, scope: anyio.CancelScope) -> None:
+        """Note that a block has ended."""
+        self._deadlines.pop(scope, None)
+        if self._none_left is not None and not self._deadlines:
+            self._none_left.set()
+
+    def _set_timer(self, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio_loop()
+        assert loop is not None
+        self._timer = loop.call_at(until, _ring, weakref.ref(self))
+
+    def ring(self) -> None:
+        """Cancel the blocks whose time has passed, and set the timer for the next one."""
+        self._timer = None
+        now, earliest = self._now(), inf
+        for scope, until in tuple(self._deadlines.items()):
+            if until - now <= _TICK:
+                scope.cancel()
+                self._deadlines[scope] = inf
+            else:
+                earliest = min(earliest, until)
+        if earliest < inf:
+            self._set_timer(earliest)
+
+    def shut(self) -> None:
+        """Cancel each block that begins from now on."""
+        self._is_shut = True
+
+    async def end(self, seconds: float) -> None:
+        """Cancel the open blocks, and wait some seconds at most until all of them have been left."""
+        if self._deadlines:
+            self._none_left = self._none_left or anyio.Event()
+            for scope in tuple(self._deadlines):
+                scope.cancel()
+            with anyio.move_on_after(seconds):
+                await self._none_left.wait()
+
+
+def _ring(blocks: weakref.ref[Blocks]) -> None:
+    ours = blocks()
+    if ours is not None:
+        ours.ring()
+
+
+class Block:
+    """A block of `Blocks`: `with blocks.within(5) as scope`.
+
+    It is a class because each attempt enters one, and a generator costs four times as much.
+    """
+
+    __slots__ = ("_blocks", "_scope", "_until")
+
+    def __init__(self, blocks: Blocks, scope: anyio.CancelScope, until: float) -> None:
+        self._blocks = blocks
+        self._scope = scope
+        self._until = until
+
+    def __enter__(self) -> anyio.CancelScope:
+        scope = self._scope.__enter__()
+        try:
+            self._blocks.enter(scope, self._until)
+        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self._scope.__exit__(*sys.exc_info())
+            raise
+        return scope
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            self._blocks.leave(self._scope)
+        finally:
+            suppresses = self._scope.__exit__(exc_type, exc, traceback)
+        return suppresses
