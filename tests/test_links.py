@@ -23,6 +23,7 @@ def test_a_link_belongs_to_the_first_member_that_got_it():
             links.hand("m2", ["c", "b"], "$.Invites")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
     links.hand("m1", ["b"], "$.Invites")
+    links.hand("m3", ["c"], "$.Invites")  # it was in a response that nobody got
 
 
 def test_an_empty_link_belongs_to_nobody():

@@ -36,7 +36,7 @@ def measure(run: Run) -> Measured:
         cpu = {name: [sample.cpu for sample in taken] for name, taken in samples.items()}
         structs, pydantic = ratio(cpu[OURS], cpu[AIOHTTP]), ratio(cpu[HTTPX], cpu[OURS])
         measured.goals += [
-            at_most(f"CPU to read {megabytes} MB of inventory: msgspec Structs are 1", 1.5, structs.median),
+            at_most(f"CPU to read {megabytes} MB of inventory: msgspec Structs are 1", 1.0, structs.median),
             at_least("the same: times faster than pydantic", 3, pydantic.median),
         ]
         table = Table(f"An inventory of {megabytes} MB", ("client", "CPU ms", "times ours", "MB a second"))

@@ -32,7 +32,7 @@ EDGES: Final = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1000, 2000, 5000)
 GET: Final = "get_quotas()"
 ITER: Final = "iter_surveys()"
 READERS: Final = (GET, ITER, AIOHTTP, HTTPX)
-LONGEST: Final = 30.0
+LONGEST: Final = 10.0
 NOTE: Final = (
     "A task that sleeps for a millisecond, again and again, notes by how much each sleep was overdrawn. "
     "A gap counts for no more than the CPU time that the process, all its threads, took in it: in the "

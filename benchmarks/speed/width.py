@@ -49,7 +49,7 @@ def measure(run: Run) -> Measured:
     }
     goal = f"CPU a request, {widths[0]} to {widths[-1]} wide: highest / lowest"
     return Measured(
-        goals=[at_most(goal, 1.2, flat[OURS], note=f"{AIOHTTP}: {flat[AIOHTTP]:.2f}")],
+        goals=[at_most(goal, 1.1, flat[OURS], note=f"{AIOHTTP}: {flat[AIOHTTP]:.2f}")],
         tables=[
             _table("CPU us a request", widths, pairs, lambda pair: pair.cpu),
             _table(f"The same, by that at {REFERENCE} wide", widths, pairs, lambda pair: pair.relative),
