@@ -87,7 +87,7 @@ def status(folder: str = "out") -> dict:
     return found
 
 
-def until(is_so, seconds: float = 20.0) -> None:
+def until(is_so, seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < ends, "it did not come to that"
@@ -505,7 +505,7 @@ def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
 @pytest.fixture
 def slow_service(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    simulator = Simulator(seed=4, surveys=20, members=60, latency=Latency(a=0.15))
+    simulator = Simulator(seed=4, surveys=20, members=60, latency=Latency(a=0.3))
     files_of(simulator)
     with simulator.serve() as base_url:
         point_at(monkeypatch, simulator, base_url)
@@ -514,7 +514,7 @@ def slow_service(tmp_path, monkeypatch):
 
 def told(*arguments) -> dict:
     with program("campaign", *arguments) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return json.loads(out)
 
@@ -535,14 +535,15 @@ def test_a_run_is_paused_resumed_ended_by_a_signal_and_gone_on_with_by_other_pro
         time.sleep(1.0)  # a run looks at its limits each half second, and what was asked is answered
         quiet = count()
         time.sleep(0.5)
-        assert count() == quiet < 60
+        assert count() == quiet
+        assert status()["Pending"] > 0
         assert campaign("run", "--out", "out", code=4).stderr.endswith(
             "in use by another run of the campaign\n"
         )
         told("resume", "out")
         until(lambda: count() > quiet + 2)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == ENDINGS[signal.SIGTERM]
