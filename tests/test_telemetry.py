@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from collections import Counter
 import doubles
 import httpx
 import pytest
+from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -152,6 +154,23 @@ async def test_several_clients_share_counters_and_have_gauges_of_their_own(colle
             found = collected.metrics()
     assert [each.value for each in found["sampling.outcomes"]] == [2]
     assert sorted(each.value for each in found["sampling.limit"]) == [3, 8]
+
+
+async def test_counters_outlive_their_clients_and_are_shared_by_all_telemetry_of_a_provider(collected):
+    for code in "ab":
+        async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
+            await client.bulk_invite(code, [1])
+        del client
+        gc.collect()
+    assert [each.value for each in collected.metrics()["sampling.outcomes"]] == [2]
+
+
+def test_telemetry_of_the_global_provider_is_made_once():
+    given = Telemetry(meter_provider=metrics.get_meter_provider())
+    assert Telemetry()._metrics is given._metrics
+    other = MeterProvider()
+    assert Telemetry(meter_provider=other)._metrics is Telemetry(meter_provider=other)._metrics
+    assert Telemetry(meter_provider=other)._metrics is not given._metrics
 
 
 async def test_nothing_private_is_in_any_span_or_metric(collected):

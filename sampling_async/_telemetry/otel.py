@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 from opentelemetry import metrics, trace
-from opentelemetry.metrics import Observation
+from opentelemetry.metrics import MeterProvider, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from sampling_async._contract.timing import STAGES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from opentelemetry.context import Context
-    from opentelemetry.metrics import CallbackOptions, MeterProvider
+    from opentelemetry.metrics import CallbackOptions
     from opentelemetry.trace import TracerProvider
 
     from sampling_async._calls.reports import AttemptReport, CallReport, Ended
@@ -61,30 +61,7 @@ class Telemetry:
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
     ) -> None:
         self._tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider, _SCHEMA)
-        meter = metrics.get_meter(_SCOPE, __version__, meter_provider, _SCHEMA)
-        self._duration = meter.create_histogram(
-            "http.client.request.duration",
-            unit="s",
-            description="Duration of HTTP client requests.",
-            explicit_bucket_boundaries_advisory=_BOUNDARIES,
-        )
-        # Counted by hand, and read when they are collected: to add to a counter of the SDK takes 3 % of the
-        # time of a bulk request.
-        self._counts: dict[tuple[str, str, int | None], int] = {}
-        meter.create_observable_counter(
-            "sampling.outcomes",
-            [_reader(weakref.ref(self), Telemetry.counted)],
-            unit="{quota_id}",
-            description="Quota IDs by outcome and result code.",
-        )
-        self._watched: weakref.WeakSet[ClientTelemetry] = weakref.WeakSet()
-        for name, unit, what in (
-            ("limit", "{request}", "Bulk requests that may run at once now."),
-            ("waiting", "{request}", "Requests that wait for a permit."),
-            ("retry_tokens", "{token}", "Tokens left in the retry budget."),
-        ):
-            callback = _reader(weakref.ref(self), partial(Telemetry.observed, name=name))
-            meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
+        self._metrics = _metrics_of(meter_provider)
 
     def of_client(self, address: str, port: int, state: Callable[[], Mapping[str, float]]) -> ClientTelemetry:
         """Return the telemetry of one client.
@@ -94,37 +71,73 @@ class Telemetry:
             port: Its port.
             state: Returns the values of the gauges, by name.
         """
-        bound = ClientTelemetry(
-            self._tracer, self._duration, self._counts, address=address, port=port, state=state
-        )
-        self._watched.add(bound)
+        bound = ClientTelemetry(self._tracer, self._metrics, address=address, port=port, state=state)
+        self._metrics.watched.add(bound)
         return bound
 
-    def counted(self) -> list[Observation]:
-        """Return the quota IDs of all clients by endpoint, status and result code."""
-        observed: list[Observation] = []
-        for (endpoint, status, code), number in tuple(self._counts.items()):
+
+class _Metrics:
+    """The metrics of all clients of one meter provider.
+
+    There is one for each provider, for as long as it lives: the SDK takes an observable instrument once, and
+    drops the callbacks of a second one with the same name.
+
+    Attributes:
+        duration: The histogram of requests.
+        counts: Quota IDs by endpoint, status and result code. They are counted by hand, and read when they are
+            collected: to add to a counter of the SDK takes 3 % of the time of a bulk request.
+        watched: The clients that are alive.
+    """
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter(_SCOPE, __version__, provider, _SCHEMA)
+        self.duration = meter.create_histogram(
+            "http.client.request.duration",
+            unit="s",
+            description="Duration of HTTP client requests.",
+            explicit_bucket_boundaries_advisory=_BOUNDARIES,
+        )
+        self.counts: dict[tuple[str, str, int | None], int] = {}
+        self.watched: weakref.WeakSet[ClientTelemetry] = weakref.WeakSet()
+        meter.create_observable_counter(
+            "sampling.outcomes",
+            [self._counted],
+            unit="{quota_id}",
+            description="Quota IDs by outcome and result code.",
+        )
+        for name, unit, what in (
+            ("limit", "{request}", "Bulk requests that may run at once now."),
+            ("waiting", "{request}", "Requests that wait for a permit."),
+            ("retry_tokens", "{token}", "Tokens left in the retry budget."),
+        ):
+            callback = partial(self._observed, name)
+            meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
+
+    def _counted(self, _: CallbackOptions) -> Iterable[Observation]:
+        for (endpoint, status, code), number in tuple(self.counts.items()):
             attributes: dict[str, Any] = {"sampling.endpoint": endpoint, "sampling.status": status}
             if code is not None:
                 attributes["sampling.result_code"] = code
-            observed.append(Observation(number, attributes))
-        return observed
+            yield Observation(number, attributes)
 
-    def observed(self, name: str) -> list[Observation]:
-        """Return the value of a gauge for each client that is alive."""
-        return [Observation(each.state()[name], each.identity) for each in tuple(self._watched)]
+    def _observed(self, name: str, _: CallbackOptions) -> Iterable[Observation]:
+        for each in tuple(self.watched):
+            yield Observation(each.state()[name], each.identity)
 
 
-def _reader(
-    owner: weakref.ref[Telemetry], read: Callable[[Telemetry], list[Observation]]
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    """Return a callback for the SDK, which keeps it for ever. It does not keep the telemetry alive."""
+_of_global: list[_Metrics] = []
+_of_others: weakref.WeakKeyDictionary[MeterProvider, _Metrics] = weakref.WeakKeyDictionary()
 
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
-        telemetry = owner()
-        return () if telemetry is None else read(telemetry)
 
-    return observe
+def _metrics_of(provider: MeterProvider | None) -> _Metrics:
+    if provider is None or provider is metrics.get_meter_provider():
+        # Before the application sets its global provider, there is another one in its place, which hands over.
+        if not _of_global:
+            _of_global.append(_Metrics(provider))
+        return _of_global[0]
+    if provider not in _of_others:
+        _of_others[provider] = _Metrics(provider)
+    return _of_others[provider]
 
 
 class ClientTelemetry:
@@ -139,8 +152,7 @@ class ClientTelemetry:
     def __init__(
         self,
         tracer: trace.Tracer,
-        duration: metrics.Histogram,
-        counts: dict[tuple[str, str, int | None], int],
+        shared: _Metrics,
         *,
         address: str,
         port: int,
@@ -151,8 +163,8 @@ class ClientTelemetry:
         self.identity = {**self.server, "sampling.client": next(_serial)}
         self.state = state
         self._tracer = tracer
-        self._duration = duration
-        self._counts = counts
+        self._duration = shared.duration
+        self._counts = shared.counts
         # The attributes of a request, by endpoint, status and error: there are few, and they are made once.
         self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
         self._of_call = {
