@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 
@@ -10,7 +11,16 @@ import doubles
 import httpx
 import pytest
 
-from sampling_async import AttemptReport, BadRequestError, CallReport, InviteRequest, RetryPolicy, SamplingError
+from sampling_async import (
+    AttemptReport,
+    BadRequestError,
+    CallReport,
+    InvalidRequestError,
+    InviteRequest,
+    RetryPolicy,
+    SamplingError,
+)
+from sampling_async._pacing.loops import asyncio_loop
 
 CANARY = "member-canary"
 
@@ -170,3 +180,94 @@ async def test_the_shares_of_a_client_are_watched_too():
     async with client.share(of=2) as share:
         assert share._caller.hooks is not None
     await client.aclose()
+
+
+async def test_an_attempt_that_was_cut_off_is_reported_and_the_call_keeps_its_time():
+    seen, time = Watcher(), doubles.FakeTime()
+    cancelled = anyio.CancelScope()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if not seen.attempts:
+            time.now += 1
+            return httpx.Response(503, headers={"Retry-After": "2"})
+        time.now += 5
+        cancelled.cancel()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with doubles.client(answer, time, **seen.hooks()) as client:
+        with cancelled:
+            await client.get_quotas()
+    assert [(each.number, each.error, each.delivery) for each in seen.attempts] == [
+        (1, "ServerError", seen.attempts[0].delivery),
+        (2, type_of_cancellation(), "unknown"),
+    ]
+    (call,) = seen.calls
+    assert (call.timing.attempts, len(call.attempts)) == (2, 2)
+    assert call.timing.total == pytest.approx(time.now)
+    assert [each.began for each in call.attempts] == [0, pytest.approx(time.now - 5)]
+
+
+def type_of_cancellation() -> str:
+    return anyio.get_cancelled_exc_class().__name__
+
+
+async def test_a_response_that_cannot_be_read_is_a_failed_attempt():
+    seen = Watcher()
+    service = doubles.Service(httpx.Response(200, text="<html>"), [])
+    async with doubles.client(service, **seen.hooks()) as client:
+        await client.get_settings()
+    assert [(each.status, each.error) for each in seen.attempts] == [(200, "DecodeError"), (200, None)]
+
+
+async def test_a_closed_client_begins_no_attempt():
+    seen = Watcher()
+    client = doubles.client(doubles.Service([]), **seen.hooks())
+    await client.aclose()
+    result = await client.bulk_invite(CANARY, [1, 2])
+    assert {outcome.status for outcome in result} == {"not_sent"}
+    assert seen.attempts == []
+    assert client.snapshot().failures == 0
+
+
+async def test_the_parts_of_a_chunk_are_told_with_their_own_sizes():
+    seen = Watcher()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if 3 in doubles.asked(request):
+            return httpx.Response(400, json={"Result": "NO_QUOTA_ID", "ResultCode": 10})
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(answer, **seen.hooks()) as client:
+        result = await client.bulk_invite(CANARY, range(1, 9))
+    (call,) = seen.calls
+    assert [each.quota_ids for each in call.attempts] == [each.quota_ids for each in seen.attempts]
+    assert [each.quota_ids for each in seen.attempts] == [8, 4, 4, 2, 2, 1, 1]
+    assert call.timing.attempts == result.timing.attempts == 7
+
+
+async def test_waiting_for_an_outage_to_be_noticed_is_a_hold():
+    service = doubles.Service(httpx.ReadError("cut"), doubles.bulk)
+    time = doubles.FakeTime()
+
+    async def probed(_: object) -> None:
+        time.now += 2.5
+
+    async with doubles.client(service, time) as client:
+        client._caller.outage.probe_if_stuck = probed
+        result = await client.bulk_invite(CANARY, [1])
+    assert result.timing.hold == pytest.approx(2.5)
+    assert result.timing.decode < 0.1
+
+
+async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
+    async def later(_: object) -> None: ...
+
+    def cancels(_: object) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(InvalidRequestError, match="on_attempt must be a plain function"):
+        doubles.client(doubles.Service([]), on_attempt=later)
+    async with doubles.client(doubles.Service([]), on_attempt=cancels) as client:
+        if asyncio_loop() is not None:
+            await client.get_settings()

@@ -18,6 +18,7 @@ from cli_kit import run
 from rich.console import Console
 
 from sampling_async._cli import _top as top
+from sampling_async._telemetry import board
 
 
 def shown(state, before=None, seconds=1.0, width=80) -> str:
@@ -176,3 +177,49 @@ async def test_a_reader_that_reads_nothing_harms_nobody(path):
             with socket.socket(socket.AF_UNIX) as idle:
                 idle.connect(str(path))
                 assert (await anyio.to_thread.run_sync(top.looked, path))["attempts"] == 0
+
+
+async def test_only_the_socket_that_it_made_is_removed(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    async with doubles.client(doubles.Service([])) as client:
+        async with client.serve_snapshots("s"):
+            monkeypatch.chdir("/")
+        assert not path.exists()
+        async with client.serve_snapshots(path):
+            async with client.serve_snapshots(path):
+                newer = path.stat().st_ino
+                path.rename(path.with_suffix(".newer"))
+                path.write_text("of the host")
+            assert path.read_text() == "of the host"
+            path.unlink()
+            path.with_suffix(".newer").rename(path)
+        assert path.stat().st_ino == newer
+
+
+async def test_a_process_without_descriptors_goes_on_and_accepts_again_later(path, monkeypatch, caplog):
+    monkeypatch.setattr(board, "_PAUSE", 0.0)
+    async with doubles.client(doubles.Service([])) as client:
+        server = client.serve_snapshots(path)
+        async with server:
+            accept, failing = server._listener.accept, [OSError(24, "too many open files")] * 3
+
+            async def sometimes():
+                if failing:
+                    raise failing.pop()
+                return await accept()
+
+            monkeypatch.setattr(server._listener, "accept", sometimes)
+            for _ in range(2):  # the first one ends the wait that had begun
+                assert (await anyio.to_thread.run_sync(top.looked, path))["attempts"] == 0
+            assert not failing
+    assert caplog.text.count("cannot accept connections") == 1
+
+
+async def test_a_snapshot_that_fails_ends_no_block(path, monkeypatch, caplog):
+    async with doubles.client(doubles.Service([])) as client:
+        server = client.serve_snapshots(path)
+        monkeypatch.setattr(server, "_read", lambda: 1 / 0)
+        async with server:
+            with pytest.raises(ValueError):  # noqa: PT011  nothing was said
+                await anyio.to_thread.run_sync(top.looked, path)
+    assert "a snapshot could not be shown" in caplog.text

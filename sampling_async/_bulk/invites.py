@@ -159,6 +159,7 @@ class Inviter:
                 len(job.chunk.quota_ids),
                 timeline,
                 job.ended,
+                began=job.attempts,
                 error=error,
                 delivery="answered" if error is None else error.delivery,
                 outcomes=outcomes,

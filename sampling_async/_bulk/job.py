@@ -56,7 +56,18 @@ class Job:
         taken: How many of its outcomes the user has received.
     """
 
-    __slots__ = ("_is_told", "_known", "_part", "_track", "answered", "chunk", "ended", "taken", "timeline")
+    __slots__ = (
+        "_attempts",
+        "_is_told",
+        "_known",
+        "_part",
+        "_track",
+        "answered",
+        "chunk",
+        "ended",
+        "taken",
+        "timeline",
+    )
 
     def __init__(self, chunk: Chunk, answered: Answered | None = None) -> None:
         self.chunk = chunk
@@ -68,6 +79,7 @@ class Job:
         self._is_told = False
         self.timeline: Timeline | None = None
         self.ended: list[Ended] = []
+        self._attempts = 0  # of the parts before the latest one
 
     def __repr__(self) -> str:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
@@ -75,6 +87,7 @@ class Job:
 
     def begin(self, part: Chunk) -> Track:
         """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
+        self._attempts += self._track.attempts
         track = Track(ambiguous=part.asked_before, is_told=self._is_told, ended=self.ended)
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
@@ -82,8 +95,8 @@ class Job:
 
     @property
     def attempts(self) -> int:
-        """The number of attempts of the latest part."""
-        return self._track.attempts
+        """The number of attempts of all parts."""
+        return self._attempts + self._track.attempts
 
     def note(self, answered: Answered) -> None:
         """Note the outcomes of a part of the chunk."""

@@ -30,7 +30,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import OK, TOO_MANY, Track
-from sampling_async._contract.timing import BACKOFF, CONNECT, DECODE, PERMIT, explain
+from sampling_async._contract.timing import BACKOFF, CONNECT, DECODE, HOLD, PERMIT, explain
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 
@@ -124,8 +124,9 @@ class Caller:
             if check is not None:
                 check(answer)
         except BaseException as exc:
+            timing = permit.timeline.timing(track.attempts)  # also ends the stage that was cut off
             if isinstance(exc, SamplingError):
-                exc.timing = permit.timeline.timing(track.attempts)
+                exc.timing = timing
             self._report(call, permit, track, exc)
             raise
         explain(answer, permit.timeline.timing(track.attempts))
@@ -148,6 +149,7 @@ class Caller:
             call.quota_ids,
             permit.timeline,
             track.ended,
+            began=track.attempts,
             error=error,
             delivery=delivery,
             outcomes=outcomes,
@@ -181,6 +183,7 @@ class Caller:
             self._note(answer, call, track, started)
             # A fan-out waits during an outage. Before it repeats anything, it finds out whether one has begun.
             if permit.lane.patience:
+                permit.timeline.enter(HOLD)
                 with self._session.until_closed(permit.remaining):
                     await self.outage.probe_if_stuck(lambda: not permit.kind.has_room)
             if self._goes_back(answer, permit, answered_at):
@@ -324,20 +327,30 @@ class Caller:
             with self._session.until_closed():
                 if not await permit.acquire():
                     return self._not_let_in(permit)
+        number = track.attempts
         try:
             answer = await self._attempt(call, permit, track, read)
         finally:
             permit.release()
+        result: T | SamplingError
         if isinstance(answer, SamplingError):
-            return answer
-        if answer.result is not None:
-            return cast("T", answer.result)
-        if len(answer.body) < _THREADED_BYTES:
-            return self._decoded(call, answer)
+            result = answer
+        else:
+            result = await self._result_of(call, permit, answer)
+        # Told now, because a response that cannot be read is a failed attempt. A closed client begins none.
+        if self.hooks is not None and track.attempts > number:
+            self.hooks.attempt_told(call.endpoint, track, result if isinstance(result, SamplingError) else None)
+        return result
+
+    async def _result_of(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
+        if reply.result is not None:
+            return cast("T", reply.result)
+        if len(reply.body) < _THREADED_BYTES:
+            return self._decoded(call, reply)
         with anyio.move_on_after(permit.remaining):
             self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
             async with self._threads:
-                return await in_thread(self._decoded, call, answer)
+                return await in_thread(self._decoded, call, reply)
         return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
 
     def _not_let_in(self, permit: Permit) -> SamplingError:
@@ -368,13 +381,22 @@ class Caller:
     async def _attempt(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> Reply | SamplingError:
-        began = permit.timeline.enter(CONNECT)
+        began, number = permit.timeline.enter(CONNECT), track.attempts
         answer: Reply | SamplingError
         before = () if self.hooks is None else tuple(permit.timeline.seconds)
         try:
             answer = await self._session.attempt(call, track, permit.remaining, read)
         except SamplingError as exc:
             answer, ended = exc, type(exc).__name__
+            if track.attempts == number:  # the client is closed, so nothing was begun
+                return answer
+        except BaseException as exc:
+            # The call was cancelled, or a signal handler raised.
+            permit.timeline.enter(DECODE)
+            if self.hooks is not None and track.attempts > number:
+                self.hooks.attempt_ended(call, track, None, before)
+                self.hooks.attempt_told(call.endpoint, track, exc)
+            raise
         else:
             ended = str(answer.status)
             if answer.status != OK:

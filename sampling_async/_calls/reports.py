@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from anyio import get_cancelled_exc_class
 from attrs import define, frozen
 
-from sampling_async._contract.errors import Delivery, Endpoint, SamplingError, ServiceError
+from sampling_async._contract.errors import (
+    Delivery,
+    Endpoint,
+    InvalidRequestError,
+    SamplingError,
+    ServiceError,
+)
 from sampling_async._contract.timing import STAGES, Timeline, Timing
 
 if TYPE_CHECKING:
@@ -82,28 +90,32 @@ class Ended:
 
     Attributes:
         number: 1 for the first attempt of a request.
+        quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
-        error: The failure, or None.
         before: The seconds in each stage of the call when the attempt began.
         after: The same when it ended.
+        error: The name of the failure, or None.
+        delivery: See `AttemptReport`.
     """
 
     number: int
+    quota_ids: int
     status: int | None
-    error: SamplingError | None
     before: Sequence[float]
     after: Sequence[float]
+    error: str | None = None
+    delivery: Delivery = "answered"
 
-    def report(self, endpoint: Endpoint, quota_ids: int) -> AttemptReport:
+    def report(self, endpoint: Endpoint) -> AttemptReport:
         """Return the report."""
         spent = (then - now for now, then in zip(self.before, self.after, strict=True))
         return AttemptReport(
             endpoint=endpoint,
             number=self.number,
-            quota_ids=quota_ids,
+            quota_ids=self.quota_ids,
             status=self.status,
-            error=None if self.error is None else type(self.error).__name__,
-            delivery="answered" if self.error is None else self.error.delivery,
+            error=self.error,
+            delivery=self.delivery,
             began=sum(self.before),
             timing=Timing(**dict(zip(STAGES, spent, strict=True)), attempts=1),
         )
@@ -139,6 +151,9 @@ class Hooks:
         on_attempt: Called after each attempt, if given.
         on_outcome: Called after each call, if given.
         spans: Makes spans and metrics, if given.
+
+    Raises:
+        InvalidRequestError: A hook is a coroutine function.
     """
 
     def __init__(
@@ -147,6 +162,11 @@ class Hooks:
         on_outcome: Callable[[CallReport], object] | None,
         spans: Spans | None,
     ) -> None:
+        for name, hook in (("on_attempt", on_attempt), ("on_outcome", on_outcome)):
+            if iscoroutinefunction(hook):
+                raise InvalidRequestError(
+                    f"{name} must be a plain function: a coroutine would never be awaited"
+                )
         self._on_attempt = on_attempt
         self._on_outcome = on_outcome
         self._spans = spans
@@ -155,34 +175,41 @@ class Hooks:
     def _tell(self, name: str, hook: Callable[..., object], *given: object) -> object:
         try:
             return hook(*given)
-        except Exception:
+        except (Exception, get_cancelled_exc_class()):
+            # A plain function cannot be cancelled: such an error comes from something it looked at.
             if name not in self._failed:
                 self._failed.add(name)
                 logger.exception("%s failed; this is logged once, and the call goes on", name)
         return None
 
     def attempt_ended(
-        self, call: Call[Any], track: Track, answer: Reply | SamplingError, before: Sequence[float]
+        self, call: Call[Any], track: Track, answer: Reply | SamplingError | None, before: Sequence[float]
     ) -> None:
-        """Report an attempt.
+        """Note an attempt that has ended, for `attempt_told`.
 
         Args:
             call: The call.
             track: What is known about it.
-            answer: The result of the attempt.
+            answer: The result of the attempt; None if it was cut off.
             before: The seconds in each stage when the attempt began.
         """
         assert track.timeline is not None
-        error = answer if isinstance(answer, SamplingError) else None
-        ended = Ended(track.attempts, _status_of(answer), error, before, tuple(track.timeline.seconds))
-        track.ended.append(ended)
+        after = tuple(track.timeline.seconds)
+        track.ended.append(Ended(track.attempts, call.quota_ids, _status_of(answer), before, after))
         if len(track.ended) > _MOST_ATTEMPTS:
             del track.ended[0]
+
+    def attempt_told(self, endpoint: Endpoint, track: Track, error: BaseException | None) -> None:
+        """Report the attempt that was noted last, with its failure, if it failed or was cut off."""
+        ended: Ended = track.ended[-1]
+        if error is not None:
+            ended.error = type(error).__name__
+            ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
         if self._spans is not None:
-            seconds = sum(ended.after) - sum(before)
-            self._tell("telemetry", self._spans.attempt_ended, call.endpoint, ended, seconds)
+            seconds = sum(ended.after) - sum(ended.before)
+            self._tell("telemetry", self._spans.attempt_ended, endpoint, ended, seconds)
         if self._on_attempt is not None:
-            self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint, call.quota_ids))
+            self._tell("on_attempt", self._on_attempt, ended.report(endpoint))
 
     def call_ended(
         self,
@@ -191,12 +218,25 @@ class Hooks:
         timeline: Timeline,
         attempts: Sequence[Ended],
         *,
+        began: int,
         error: BaseException | None,
         delivery: Delivery,
         outcomes: Mapping[tuple[str, int | None], int],
         fan_out: object = None,
     ) -> None:
-        """Report a call."""
+        """Report a call.
+
+        Args:
+            endpoint: The endpoint.
+            quota_ids: The number of quota IDs.
+            timeline: Its stages.
+            attempts: Its latest attempts that have ended.
+            began: The number of attempts that were begun.
+            error: Its failure, or None.
+            delivery: Whether it may have had its effect.
+            outcomes: The quota IDs by status and result code.
+            fan_out: What `fan_out_began` returned, if it belongs to a fan-out.
+        """
 
         def report() -> CallReport:
             return CallReport(
@@ -205,8 +245,8 @@ class Hooks:
                 error=None if error is None else type(error).__name__,
                 delivery=delivery,
                 outcomes=outcomes,
-                attempts=tuple(each.report(endpoint, quota_ids) for each in attempts),
-                timing=timeline.timing(attempts[-1].number if attempts else 0),
+                attempts=tuple(each.report(endpoint) for each in attempts),
+                timing=timeline.timing(began),
             )
 
         if self._spans is not None:
@@ -225,7 +265,7 @@ class Hooks:
             self._tell("telemetry", self._spans.fan_out_ended, span, taken, answered)
 
 
-def _status_of(answer: Reply | SamplingError) -> int | None:
+def _status_of(answer: Reply | SamplingError | None) -> int | None:
     if isinstance(answer, ServiceError):
         return answer.status
-    return None if isinstance(answer, SamplingError) else answer.status
+    return None if answer is None or isinstance(answer, SamplingError) else answer.status

@@ -174,8 +174,7 @@ class ClientTelemetry:
 
     def attempt_ended(self, endpoint: Endpoint, attempt: Ended, seconds: float) -> None:
         """Record the duration of an attempt."""
-        error = None if attempt.error is None else type(attempt.error).__name__
-        self._duration.record(seconds, self._of_attempt(endpoint, attempt.status, error))
+        self._duration.record(seconds, self._of_attempt(endpoint, attempt.status, attempt.error))
 
     def call_ended(
         self,
