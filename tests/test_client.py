@@ -252,10 +252,18 @@ async def test_codes_of_a_page_that_does_not_advance_are_not_lost():
     assert "the page ends with the same code as an earlier page" in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"max_results": 0}, {"max_results": True}, {"after": ""}, {"after": ".."}])
-async def test_paging_arguments_are_checked(options):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_results": 0}, "^max_results must"),
+        ({"max_results": True}, "^max_results must"),
+        ({"after": ""}, "member code"),
+        ({"after": ".."}, "member code"),
+    ],
+)
+async def test_paging_arguments_are_checked(options, named):
     async with doubles.client(doubles.Service(doubles.page())) as client:
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(InvalidRequestError, match=named):
             await anext(client.recontact_members(5, **options))
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from sampling_async import AttemptReport, BadRequestError, CallReport, InviteRequest, RetryPolicy, SamplingError
+from sampling_async._calls import reports
 
 CANARY = "member-canary"
 
@@ -24,6 +25,35 @@ class Watcher:
 
     def hooks(self):
         return {"on_attempt": self.attempts.append, "on_outcome": self.calls.append}
+
+
+class Spans:
+    """Telemetry that keeps what it is told, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.told: list[tuple] = []
+        self._error = error
+
+    def of_client(self, *_):
+        return self
+
+    def attempt_ended(self, endpoint, attempt, seconds):
+        self._keep("attempt", endpoint, attempt.number, seconds)
+
+    def call_ended(self, endpoint, seconds, outcomes, report, fan_out):
+        self._keep("call", endpoint, seconds, outcomes, report().timing.total, fan_out)
+
+    def fan_out_began(self):
+        self._keep("began")
+        return "span"
+
+    def fan_out_ended(self, span, taken, answered):
+        self._keep("ended", span, taken, answered)
+
+    def _keep(self, *facts):
+        if self._error is not None:
+            raise self._error
+        self.told.append(facts)
 
 
 async def test_each_attempt_and_each_call_is_reported():
@@ -133,15 +163,40 @@ async def test_a_cancelled_call_is_reported():
     assert chunk.outcomes == {("unknown", None): 2}
 
 
-async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog):
+async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans())
+    time = doubles.FakeTime()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(answer, time) as client:
+        await client.get_settings()
+        await client.bulk_invite(CANARY, [1, 2])
+    outcomes = {("invited", 1): 1, ("rejected", 9): 1}
+    assert spans.told == [
+        ("attempt", "get_settings", 1, 2.0),
+        ("call", "get_settings", 2.0, {}, 2.0, None),
+        ("began",),
+        ("attempt", "bulk_invite", 1, 2.0),
+        ("call", "bulk_invite", 2.0, outcomes, 2.0, "span"),
+        ("ended", "span", 2, 2),
+    ]
+
+
+async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypatch):
     def fail(_: object) -> None:
         raise ValueError("a bug of the host")
 
+    monkeypatch.setattr(reports, "instrumented", Spans(ValueError("a bug of the host")))
     caplog.set_level(logging.INFO, "sampling_async")
     async with doubles.client(doubles.Service([]), on_attempt=fail, on_outcome=fail) as client:
+        await client.bulk_invite(CANARY, [])
         for _ in range(3):
             assert len(await client.get_settings()) == 0
     assert [(each.name, each.message.split()[0]) for each in caplog.records] == [
+        ("sampling_async.calls", "telemetry"),
         ("sampling_async.calls", "on_attempt"),
         ("sampling_async.calls", "on_outcome"),
     ]
