@@ -669,15 +669,19 @@ async def test_replayed_outcomes_do_not_wait_for_a_hold(tmp_path):
 
 
 async def test_a_bulk_with_goal_first_uses_all_slots_of_bulks():
-    """Other endpoints have their own limits; their permits do not count for bulks."""
+    """Other endpoints have their own limits: neither their permits nor their queues count for bulks."""
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=64) as client:
-        busy = [client._interactive("get_settings", None) for _ in range(8)]
+        *busy, late = [client._interactive("get_settings", None) for _ in range(9)]
         for permit in busy:
             await permit.acquire()
-        await client.bulk_invite("m", range(1, 101), goal="first")
-        for permit in busy:
-            permit.release()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late.acquire)
+            await wait_all_tasks_blocked()
+            await client.bulk_invite("m", range(1, 101), goal="first")
+            for permit in busy:
+                permit.release()
+        late.release()
     assert len(service.requests) == 8
 
 
