@@ -173,6 +173,7 @@ async def test_ambiguous_retries_are_opt_in_and_marked():
     # A rejection proves nothing: the lost invite may be its reason.
     assert [outcome.status for outcome in result] == ["invited", "unknown"]
     assert (result[1].result_code, result[1].error.delivery) == (9, "unknown")
+    assert str(result[1].error).startswith("bulk_invite: rejected when this was sent again")
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
 
 
