@@ -159,6 +159,14 @@ async def test_json_labelled_as_text_is_accepted(client):
         assert (await client.generate_invite("m", 5)).quota_id == 5
 
 
+@pytest.mark.parametrize(("options", "wire"), [({}, "true"), ({"include_routables": False}, "false")])
+async def test_a_watch_asks_for_routables_unless_told_otherwise(options, wire):
+    service = doubles.Service(inventories.quotas())
+    async with doubles.client(service) as client, client.watch_quotas(**options) as watch:
+        await watch.ready()
+    assert service.requests[0].url.params["includeRoutables"] == wire
+
+
 async def test_limits_reach_the_transport():
     service = doubles.Service([])
     async with doubles.client(service, timeouts=Timeouts(connect=1, write=2, read=3)) as client:

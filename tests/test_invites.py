@@ -599,7 +599,9 @@ async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_
 async def test_a_snapshot_shows_current_and_waiting_work():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=2) as client:
-        assert client.snapshot().seconds_per_id is None
+        shot = client.snapshot()
+        assert (shot.seconds_per_request, shot.seconds_per_id) == (None, None)
+        assert (shot.breaker, shot.requests_per_second) == ("closed", None)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "m", 4)
             await settled()
@@ -610,7 +612,7 @@ async def test_a_snapshot_shows_current_and_waiting_work():
             assert (shot.retry_tokens, shot.held_for) == (10, 0)
             while client.snapshot().running:
                 await slots.answer_all()
-        assert client.snapshot().seconds_per_id == 0
+        assert (client.snapshot().seconds_per_request, client.snapshot().seconds_per_id) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import doubles
 import httpx
 import pytest
 
-from sampling_async import AttemptReport, BadRequestError, CallReport, InviteRequest, RetryPolicy, SamplingError
+from sampling_async import (
+    AttemptReport,
+    BadRequestError,
+    CallReport,
+    InviteRequest,
+    RetryPolicy,
+    SamplingClient,
+    SamplingError,
+)
 from sampling_async._calls import reports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 CANARY = "member-canary"
 
@@ -32,9 +45,11 @@ class Spans:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.told: list[tuple] = []
+        self.gauges: Callable[[], Mapping[str, float]] | None = None
         self._error = error
 
-    def of_client(self, *_):
+    def of_client(self, host, port, gauges):
+        self.address, self.gauges = (host, port), gauges
         return self
 
     def attempt_ended(self, endpoint, attempt, seconds):
@@ -185,6 +200,24 @@ async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("https://service.example/x", ("service.example", 443)),
+        ("http://localhost", ("localhost", 80)),
+        ("https://service.example:8443", ("service.example", 8443)),
+    ],
+)
+def test_telemetry_knows_the_address_and_reads_gauges_that_keep_no_client_alive(monkeypatch, url, address):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans())
+    client = SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY)
+    assert spans.address == address
+    assert spans.gauges() == {"limit": 8, "waiting": 0, "retry_tokens": 10}
+    del client
+    gc.collect()
+    assert spans.gauges() == {"limit": 0, "waiting": 0, "retry_tokens": 0}
+
+
 async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypatch):
     def fail(_: object) -> None:
         raise ValueError("a bug of the host")
@@ -217,8 +250,6 @@ async def test_the_report_of_a_call_keeps_its_latest_attempts():
 
 async def test_the_shares_of_a_client_are_watched_too():
     seen = Watcher()
-    from sampling_async import SamplingClient  # noqa: PLC0415
-
     client = SamplingClient(
         "https://service.example", panel_guid=doubles.PANEL, api_key=doubles.KEY, **seen.hooks()
     )
