@@ -189,7 +189,7 @@ async def test_an_id_that_may_have_been_invited_once_stays_unknown(later):
 async def test_a_missing_item_after_a_retry_counts_all_attempts():
     service = doubles.Service(httpx.Response(429), {"Invites": []})
     result = await bulk(service, [2])
-    assert (result[0].status, result[0].error.attempts) == ("unknown", 2)
+    assert (result[0].status, result[0].error.attempts, result.timing.attempts) == ("unknown", 2, 2)
 
 
 async def test_a_retry_after_beyond_the_maximum_stops_new_chunks():
