@@ -20,6 +20,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async import (
     InvalidRequestError,
     PagingError,
+    RetryPolicy,
     SamplingClient,
     ServerError,
     Timeouts,
@@ -64,13 +65,15 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
         SamplingClient.from_env()
 
 
-def test_a_key_argument_is_not_shown_if_variables_are_missing(monkeypatch):
+def test_a_key_or_a_proxy_is_not_shown_if_variables_are_missing(monkeypatch):
     monkeypatch.delenv("SAMPLING_BASE_URL", raising=False)
+    proxy = "http://agent:hunter2@proxy.example"
     with pytest.raises(InvalidRequestError, match="SAMPLING_BASE_URL") as caught:
-        SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL)
+        SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL, proxy=proxy)
     trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
     assert doubles.KEY not in "".join(ours)
+    assert "hunter2" not in "".join(ours)
     made = SamplingClient.from_env(
         base_url="https://x.example", api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL
     )
@@ -230,6 +233,16 @@ async def test_iteration_can_be_left_without_closing():
         gc.collect()
         await anyio.lowlevel.checkpoint()
         assert client._gate.running == 0
+
+
+async def test_pages_wait_for_the_end_of_a_hold_of_their_endpoint():
+    time = doubles.FakeTime()
+    service = doubles.Service(httpx.Response(503, headers={"Retry-After": "30"}), doubles.page("a"))
+    async with doubles.client(service, time, retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(ServerError):
+            [code async for code in client.recontact_members(5)]
+        assert [code async for code in client.recontact_members(5)] == ["a"]
+    assert time.now >= 30
 
 
 async def test_only_the_failed_page_is_read_again():

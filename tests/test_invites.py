@@ -148,6 +148,7 @@ async def test_an_outage_stops_the_splitting_of_chunks():
     async with doubles.client(service, retry=RetryPolicy(unprocessed=DIRECT)) as client:
         for _ in range(3):
             assert len((await client.bulk_invite("m", range(1, 101))).not_sent) == 100
+        assert client.snapshot().breaker == "open"
     assert len([request for request in service.requests if request.method == "POST"]) == 5
 
 

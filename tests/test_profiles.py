@@ -195,8 +195,19 @@ def test_the_profile_sets_what_no_argument_sets(file):
     file.write_text(US + "max_concurrency = 3\nidle_seconds = 9\n")
     assert SamplingClient.from_env(profile="us").snapshot().max_concurrency == 3
     assert SamplingClient.from_env(profile="us", max_concurrency=5).snapshot().max_concurrency == 5
-    file.write_text(US + 'ca_file = "missing.pem"\n')
-    assert "missing.pem, which cannot be used" in refusal_of(SamplingClient.from_env, profile="us")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('ca_file = "missing.pem"', "missing.pem, which cannot be used"),
+        ('client_cert = "missing.pem"', "missing.pem, which cannot be used"),
+        ('proxy = "https://proxy.example"', "https proxies are not supported"),
+    ],
+)
+def test_the_profile_sets_the_way_to_the_service(file, line, said):
+    file.write_text(f"{US}{line}\n")
+    assert said in refusal_of(SamplingClient.from_env, profile="us")
 
 
 @pytest.mark.parametrize(("name", "other"), [("base_url", "https://other.example"), ("panel_guid", OTHER)])
