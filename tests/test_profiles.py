@@ -202,11 +202,11 @@ def test_the_profile_sets_what_no_argument_sets(file):
     [
         ('ca_file = "missing.pem"', "missing.pem, which cannot be used"),
         ('client_cert = "missing.pem"', "missing.pem, which cannot be used"),
-        ('proxy = "https://proxy.example"', "https proxies are not supported"),
+        ('proxy = "http://proxy.example"', "base_url must be https with this proxy"),
     ],
 )
 def test_the_profile_sets_the_way_to_the_service(file, line, said):
-    file.write_text(f"{US}{line}\n")
+    file.write_text(US.replace("https://sampling.example", "http://localhost") + f"{line}\n")
     assert said in refusal_of(SamplingClient.from_env, profile="us")
 
 
