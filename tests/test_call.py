@@ -221,8 +221,11 @@ async def test_the_log_names_endpoints(caplog):
     caplog.set_level(logging.DEBUG, "sampling_async")
     async with doubles.client(doubles.Service(httpx.ReadError("cut"), doubles.invite(5))) as client:
         await client.generate_invite("member-canary", 5)
-    lines = [record.getMessage() for record in caplog.records if record.name == "sampling_async.calls"]
-    assert lines == [
+    records = [record for record in caplog.records if record.name == "sampling_async.calls"]
+    first = records[0]
+    assert (first.endpoint, first.ended, first.seconds) == ("generate_invite", "TransportError", 0.0)
+    assert (first.attempt, first.quota_ids) == (1, 1)
+    assert [record.getMessage() for record in records] == [
         "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs",
         "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs",
     ]
