@@ -741,11 +741,10 @@ class SamplingClient:
     def _reader(
         self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
     ) -> PageReader:
-        # An invalid deadline is refused now, not when the first page is read. Each page gets a new deadline.
-        self._until(deadline)
         lane = Lane("recontact_members")
 
         def permit() -> Permit:
+            # Each page gets a new deadline.
             return Permit(self._gate, lane, self._until(deadline))
 
         return PageReader(

@@ -45,8 +45,13 @@ def test_https_is_for_all_and_http_for_loopback(url):
     assert base_url_of(url, allow_http=False).host
 
 
+def test_an_address_ends_without_a_slash():
+    """A journal belongs to an address, however it was written."""
+    assert str(base_url_of("https://service.example/x/", allow_http=False)) == "https://service.example/x"
+
+
 def test_http_to_other_hosts_must_be_allowed():
-    with pytest.raises(InvalidRequestError, match="must be https"):
+    with pytest.raises(InvalidRequestError, match=r"must be https, .*; give allow_http=True to accept that$"):
         base_url_of("http://service.example", allow_http=False)
     assert base_url_of("http://10.0.0.1", allow_http=True)
 
@@ -61,6 +66,8 @@ def test_http_to_other_hosts_must_be_allowed():
         "https://user:hunter2@service.example",
         "https://service.example/?a=hunter2",
         "https://service.example/#hunter2",
+        "https://service.example/?",
+        "https://service.example/#",
         "https://service.example/hunter2/../x",
         "https://service.example:hunter2",
         "https://xn--zzzz--",

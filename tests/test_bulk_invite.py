@@ -173,6 +173,7 @@ async def test_ambiguous_retries_are_opt_in_and_marked():
     # A rejection proves nothing: the lost invite may be its reason.
     assert [outcome.status for outcome in result] == ["invited", "unknown"]
     assert (result[1].result_code, result[1].error.delivery) == (9, "unknown")
+    assert str(result[1].error).startswith("bulk_invite: rejected when this was sent again")
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
 
 
@@ -188,7 +189,7 @@ async def test_an_id_that_may_have_been_invited_once_stays_unknown(later):
 async def test_a_missing_item_after_a_retry_counts_all_attempts():
     service = doubles.Service(httpx.Response(429), {"Invites": []})
     result = await bulk(service, [2])
-    assert (result[0].status, result[0].error.attempts) == ("unknown", 2)
+    assert (result[0].status, result[0].error.attempts, result.timing.attempts) == ("unknown", 2, 2)
 
 
 async def test_a_retry_after_beyond_the_maximum_stops_new_chunks():

@@ -20,6 +20,7 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 from sampling_async._contract.exchange import Reply
+from sampling_async._json.fast import WireInvite, WireItem
 from sampling_async._protocol import bulk_reply
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
 from sampling_async._protocol.outcomes import Rejection
@@ -274,6 +275,8 @@ def test_an_invite_with_another_name_than_the_contract_gives_keeps_it():
     assert [outcome.result for outcome in answer.outcomes()] == ["OK", "SUCCESS", "<hidden> is IN"]
     assert {outcome.status for outcome in answer.outcomes()} == {"invited"}
     assert answer.tally() == ({("invited", 1): 3}, None)
+    # Users keep millions of results, so no outcome is made of what the wire says.
+    assert [type(each) for each in answer.answers] == [WireItem, WireInvite, WireItem]
 
 
 def test_equal_rejections_are_one_object_and_are_told_apart_by_code_and_name():

@@ -31,6 +31,7 @@ async def test_a_read_is_repeated_until_it_succeeds():
     service = doubles.Service(status(500), httpx.ReadTimeout("late"), [])
     async with doubles.client(service, time) as client:
         assert list(await client.get_settings()) == []
+        assert (client.snapshot().attempts, client.snapshot().failures) == (3, 2)
     assert len(service.requests) == 3
     assert time.slept == [0.25, 0.5]
 
@@ -115,13 +116,13 @@ async def test_retry_after_holds_the_whole_client():
 
 async def test_other_calls_wait_for_the_end_of_a_hold():
     time = doubles.FakeTime()
-    service = doubles.Service(status(429, Retry_After="30"), [])
+    service = doubles.Service(status(429, Retry_After="30"), doubles.invite(5))
     async with doubles.client(service, time, retry=RetryPolicy(max_attempts=1)) as client:
         with pytest.raises(UnexpectedStatusError) as caught:
             await client.get_settings()
         assert (caught.value.retry_after, time.now) == (30.0, 0)
         assert client.snapshot().held_for == 30
-        await client.get_settings()
+        await client.generate_invite("m", 5)
     assert time.now == 31  # and not at the moment when all other calls continue
 
 
@@ -133,6 +134,29 @@ async def test_a_retry_after_beyond_the_maximum_is_left_to_the_caller():
             await client.get_settings()
         assert (caught.value.retry_after, caught.value.attempts, time.slept) == (61.0, 1, [])
         await client.get_settings()
+
+
+async def test_a_chunk_that_could_not_be_sent_waits_longer_each_time():
+    time, service = doubles.FakeTime(), doubles.Service(*[httpx.ConnectError("refused")] * 3, doubles.bulk)
+    async with doubles.client(service, time) as client:
+        assert (await client.bulk_invite("m", [2])).invited
+    assert [seconds for seconds in time.slept if seconds] == [0.25, 0.5, 1.0]
+
+
+async def test_a_chunk_that_was_refused_for_load_waits_for_the_pace_only():
+    time, service = doubles.FakeTime(), doubles.Service(*[status(429)] * 3, doubles.bulk)
+    async with doubles.client(service, time) as client:
+        assert (await client.bulk_invite("m", [2])).invited
+    assert time.now < 2.0  # the backoff would take 1 + 2 + 4 s
+
+
+async def test_a_refusal_does_not_repeat_what_is_private():
+    body = {"Result": "member-canary is blocked", "ResultCode": 13, "Key": doubles.KEY}
+    async with doubles.client(doubles.Service(httpx.Response(400, json=body))) as client:
+        with pytest.raises(BadRequestError) as caught:
+            await client.generate_invite("member-canary", 5)
+    assert caught.value.result == "<hidden> is blocked"
+    assert doubles.KEY not in caught.value.body_excerpt
 
 
 async def test_retries_do_not_add_a_multiple_of_the_load():
@@ -197,8 +221,11 @@ async def test_the_log_names_endpoints(caplog):
     caplog.set_level(logging.DEBUG, "sampling_async")
     async with doubles.client(doubles.Service(httpx.ReadError("cut"), doubles.invite(5))) as client:
         await client.generate_invite("member-canary", 5)
-    lines = [record.getMessage() for record in caplog.records if record.name == "sampling_async.calls"]
-    assert lines == [
+    records = [record for record in caplog.records if record.name == "sampling_async.calls"]
+    first = records[0]
+    assert (first.endpoint, first.ended, first.seconds) == ("generate_invite", "TransportError", 0.0)
+    assert (first.attempt, first.quota_ids) == (1, 1)
+    assert [record.getMessage() for record in records] == [
         "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs",
         "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs",
     ]

@@ -20,6 +20,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async import (
     InvalidRequestError,
     PagingError,
+    RetryPolicy,
     SamplingClient,
     ServerError,
     Timeouts,
@@ -64,13 +65,15 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
         SamplingClient.from_env()
 
 
-def test_a_key_argument_is_not_shown_if_variables_are_missing(monkeypatch):
+def test_a_key_or_a_proxy_is_not_shown_if_variables_are_missing(monkeypatch):
     monkeypatch.delenv("SAMPLING_BASE_URL", raising=False)
+    proxy = "http://agent:hunter2@proxy.example"
     with pytest.raises(InvalidRequestError, match="SAMPLING_BASE_URL") as caught:
-        SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL)
+        SamplingClient.from_env(api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL, proxy=proxy)
     trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     ours = [str(frame.locals) for frame in trace.stack if "sampling_async" in frame.filename]
     assert doubles.KEY not in "".join(ours)
+    assert "hunter2" not in "".join(ours)
     made = SamplingClient.from_env(
         base_url="https://x.example", api_key=UUID(doubles.KEY), panel_guid=doubles.PANEL
     )
@@ -159,6 +162,14 @@ async def test_json_labelled_as_text_is_accepted(client):
         assert (await client.generate_invite("m", 5)).quota_id == 5
 
 
+@pytest.mark.parametrize(("options", "wire"), [({}, "true"), ({"include_routables": False}, "false")])
+async def test_a_watch_asks_for_routables_unless_told_otherwise(options, wire):
+    service = doubles.Service(inventories.quotas())
+    async with doubles.client(service) as client, client.watch_quotas(**options) as watch:
+        await watch.ready()
+    assert service.requests[0].url.params["includeRoutables"] == wire
+
+
 async def test_limits_reach_the_transport():
     service = doubles.Service([])
     async with doubles.client(service, timeouts=Timeouts(connect=1, write=2, read=3)) as client:
@@ -224,6 +235,16 @@ async def test_iteration_can_be_left_without_closing():
         assert client._gate.running == 0
 
 
+async def test_pages_wait_for_the_end_of_a_hold_of_their_endpoint():
+    time = doubles.FakeTime()
+    service = doubles.Service(httpx.Response(503, headers={"Retry-After": "30"}), doubles.page("a"))
+    async with doubles.client(service, time, retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(ServerError):
+            [code async for code in client.recontact_members(5)]
+        assert [code async for code in client.recontact_members(5)] == ["a"]
+    assert time.now >= 30
+
+
 async def test_only_the_failed_page_is_read_again():
     pages = [doubles.page("a", "b", more=True), httpx.Response(500), doubles.page("c")]
     service = doubles.Service(*pages)
@@ -252,10 +273,18 @@ async def test_codes_of_a_page_that_does_not_advance_are_not_lost():
     assert "the page ends with the same code as an earlier page" in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"max_results": 0}, {"max_results": True}, {"after": ""}, {"after": ".."}])
-async def test_paging_arguments_are_checked(options):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_results": 0}, "^max_results must"),
+        ({"max_results": True}, "^max_results must"),
+        ({"after": ""}, "member code"),
+        ({"after": ".."}, "member code"),
+    ],
+)
+async def test_paging_arguments_are_checked(options, named):
     async with doubles.client(doubles.Service(doubles.page())) as client:
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(InvalidRequestError, match=named):
             await anext(client.recontact_members(5, **options))
 
 

@@ -324,6 +324,14 @@ def test_braces_in_texts_keep_the_work_linear(name, size, monkeypatch):
     assert work.tokens < 2 * len(body) + 10 * len(body) / size
 
 
+def test_surveys_that_arrive_together_are_read_together(monkeypatch):
+    calls, read_many = [], _inventory.read_many
+    monkeypatch.setattr(_inventory, "read_many", lambda *given: calls.append(1) or read_many(*given))
+    rows = [inventories.survey(SurveyID=number) for number in range(120)]
+    assert len(read([json.dumps(inventories.quotas(*rows)).encode()]).surveys) == 120
+    assert len(calls) == 1
+
+
 def test_surveys_for_the_careful_decoder_are_not_tried_together_repeatedly(monkeypatch):
     rows = [inventories.survey(SurveyID=number) for number in range(120)]
     rows[-5]["SurveyId"] = rows[-5].pop("SurveyID")

@@ -148,6 +148,7 @@ async def test_an_outage_stops_the_splitting_of_chunks():
     async with doubles.client(service, retry=RetryPolicy(unprocessed=DIRECT)) as client:
         for _ in range(3):
             assert len((await client.bulk_invite("m", range(1, 101))).not_sent) == 100
+        assert client.snapshot().breaker == "open"
     assert len([request for request in service.requests if request.method == "POST"]) == 5
 
 
@@ -599,7 +600,9 @@ async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_
 async def test_a_snapshot_shows_current_and_waiting_work():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=2) as client:
-        assert client.snapshot().seconds_per_id is None
+        shot = client.snapshot()
+        assert (shot.seconds_per_request, shot.seconds_per_id) == (None, None)
+        assert (shot.breaker, shot.requests_per_second) == ("closed", None)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(consume, client, "m", 4)
             await settled()
@@ -610,7 +613,7 @@ async def test_a_snapshot_shows_current_and_waiting_work():
             assert (shot.retry_tokens, shot.held_for) == (10, 0)
             while client.snapshot().running:
                 await slots.answer_all()
-        assert client.snapshot().seconds_per_id == 0
+        assert (client.snapshot().seconds_per_request, client.snapshot().seconds_per_id) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -669,15 +672,19 @@ async def test_replayed_outcomes_do_not_wait_for_a_hold(tmp_path):
 
 
 async def test_a_bulk_with_goal_first_uses_all_slots_of_bulks():
-    """Other endpoints have their own limits; their permits do not count for bulks."""
+    """Other endpoints have their own limits: neither their permits nor their queues count for bulks."""
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=64) as client:
-        busy = [client._interactive("get_settings", None) for _ in range(8)]
+        *busy, late = [client._interactive("get_settings", None) for _ in range(9)]
         for permit in busy:
             await permit.acquire()
-        await client.bulk_invite("m", range(1, 101), goal="first")
-        for permit in busy:
-            permit.release()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late.acquire)
+            await wait_all_tasks_blocked()
+            await client.bulk_invite("m", range(1, 101), goal="first")
+            for permit in busy:
+                permit.release()
+        late.release()
     assert len(service.requests) == 8
 
 

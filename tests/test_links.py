@@ -59,7 +59,8 @@ async def test_links_of_another_member_are_not_returned_over_any_transport():
     assert [len(result.invited) for result in (first, second, third)] == [2, 0, 2]
     assert [outcome.status for outcome in second] == ["unknown"] * 3
     assert "another" in str(second[0].error)
-    assert (second[0].error.attempts, second[0].error.endpoint) == (1, "bulk_invite")
+    error = second[0].error
+    assert (error.attempts, error.endpoint, error.path) == (1, "bulk_invite", "$.Invites")
 
 
 async def test_a_single_invite_with_a_link_of_another_member_is_an_error():

@@ -522,6 +522,14 @@ async def test_without_patience_a_probe_is_sent_if_it_is_due():
     assert len(probes.limits) == 1
 
 
+async def test_a_probe_that_is_due_is_sent_without_a_pause():
+    probes = Probes()
+    probes.fail(3)
+    probes.time.now = 0.25
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.slept == []
+
+
 async def test_a_probe_of_a_stuck_client_that_fails_counts_with_its_retry_after():
     probes = Probes(20.0)
     probes.fail(2)
@@ -558,6 +566,24 @@ async def test_the_log_says_when_a_service_goes_why_and_when_it_is_back(caplog):
         "Settings is sent"
     )
     assert back == "the service responds again, after 0.8 s"
+
+
+async def test_closing_ends_the_pause_before_a_probe_and_the_waits_for_it():
+    outage = Outage(
+        OutagePolicy(failures=1),
+        lambda _: pytest.fail("a probe of a closed client"),
+        under_way=8,
+        clock=lambda: 0.0,
+        sleep=lambda _: anyio.sleep_forever(),
+        random=lambda: 1.0,
+    )
+    outage.failed("gone", 0.0)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(outage.over, 600.0, 0.0)
+            await wait_all_tasks_blocked()
+            outage.close(wakes=True)
 
 
 async def test_a_closed_outage_does_not_begin_again():

@@ -197,6 +197,19 @@ def test_the_profile_sets_what_no_argument_sets(file):
     assert SamplingClient.from_env(profile="us", max_concurrency=5).snapshot().max_concurrency == 5
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('ca_file = "missing.pem"', "missing.pem, which cannot be used"),
+        ('client_cert = "missing.pem"', "missing.pem, which cannot be used"),
+        ('proxy = "http://proxy.example"', "base_url must be https with this proxy"),
+    ],
+)
+def test_the_profile_sets_the_way_to_the_service(file, line, said):
+    file.write_text(US.replace("https://sampling.example", "http://localhost") + f"{line}\n")
+    assert said in refusal_of(SamplingClient.from_env, profile="us")
+
+
 @pytest.mark.parametrize(("name", "other"), [("base_url", "https://other.example"), ("panel_guid", OTHER)])
 def test_nothing_is_mixed_from_two_panels(monkeypatch, name, other):
     """Invites cost money: they must not be asked for with the address of one panel and the Guid of another."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import doubles
@@ -18,9 +20,14 @@ from sampling_async import (
     InvalidRequestError,
     InviteRequest,
     RetryPolicy,
+    SamplingClient,
     SamplingError,
 )
+from sampling_async._calls import reports
 from sampling_async._pacing.loops import asyncio_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 CANARY = "member-canary"
 
@@ -34,6 +41,37 @@ class Watcher:
 
     def hooks(self):
         return {"on_attempt": self.attempts.append, "on_outcome": self.calls.append}
+
+
+class Spans:
+    """Telemetry that keeps what it is told, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.told: list[tuple] = []
+        self.gauges: Callable[[], Mapping[str, float]] | None = None
+        self._error = error
+
+    def of_client(self, host, port, gauges):
+        self.address, self.gauges = (host, port), gauges
+        return self
+
+    def attempt_ended(self, endpoint, attempt, seconds):
+        self._keep("attempt", endpoint, attempt.number, seconds)
+
+    def call_ended(self, endpoint, seconds, outcomes, report, fan_out):
+        self._keep("call", endpoint, seconds, outcomes, report().timing.total, fan_out)
+
+    def fan_out_began(self):
+        self._keep("began")
+        return "span"
+
+    def fan_out_ended(self, span, taken, answered):
+        self._keep("ended", span, taken, answered)
+
+    def _keep(self, *facts):
+        if self._error is not None:
+            raise self._error
+        self.told.append(facts)
 
 
 async def test_each_attempt_and_each_call_is_reported():
@@ -143,15 +181,58 @@ async def test_a_cancelled_call_is_reported():
     assert chunk.outcomes == {("unknown", None): 2}
 
 
-async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog):
+async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans())
+    time = doubles.FakeTime()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(answer, time) as client:
+        await client.get_settings()
+        await client.bulk_invite(CANARY, [1, 2])
+    outcomes = {("invited", 1): 1, ("rejected", 9): 1}
+    assert spans.told == [
+        ("attempt", "get_settings", 1, 2.0),
+        ("call", "get_settings", 2.0, {}, 2.0, None),
+        ("began",),
+        ("attempt", "bulk_invite", 1, 2.0),
+        ("call", "bulk_invite", 2.0, outcomes, 2.0, "span"),
+        ("ended", "span", 2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("https://service.example/x", ("service.example", 443)),
+        ("http://localhost", ("localhost", 80)),
+        ("https://service.example:8443", ("service.example", 8443)),
+    ],
+)
+def test_telemetry_knows_the_address_and_reads_gauges_that_keep_no_client_alive(monkeypatch, url, address):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans())
+    client = SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY)
+    assert spans.address == address
+    assert spans.gauges() == {"limit": 8, "waiting": 0, "retry_tokens": 10}
+    del client
+    gc.collect()
+    assert spans.gauges() == {"limit": 0, "waiting": 0, "retry_tokens": 0}
+
+
+async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypatch):
     def fail(_: object) -> None:
         raise ValueError("a bug of the host")
 
+    monkeypatch.setattr(reports, "instrumented", Spans(ValueError("a bug of the host")))
     caplog.set_level(logging.INFO, "sampling_async")
     async with doubles.client(doubles.Service([]), on_attempt=fail, on_outcome=fail) as client:
+        await client.bulk_invite(CANARY, [])
         for _ in range(3):
             assert len(await client.get_settings()) == 0
     assert [(each.name, each.message.split()[0]) for each in caplog.records] == [
+        ("sampling_async.calls", "telemetry"),
         ("sampling_async.calls", "on_attempt"),
         ("sampling_async.calls", "on_outcome"),
     ]
@@ -172,8 +253,6 @@ async def test_the_report_of_a_call_keeps_its_latest_attempts():
 
 async def test_the_shares_of_a_client_are_watched_too():
     seen = Watcher()
-    from sampling_async import SamplingClient  # noqa: PLC0415
-
     client = SamplingClient(
         "https://service.example", panel_guid=doubles.PANEL, api_key=doubles.KEY, **seen.hooks()
     )

@@ -156,6 +156,7 @@ def test_given_timeouts_apply_to_every_endpoint():
     assert Timeouts(read=2).wall_limit("get_quotas") == 17
     assert Timeouts(wall=3).wall_limit("bulk_invite", 100) == 3
     assert Timeouts(wall=3).read_limit("get_quotas") == 30
+    assert (Timeouts().read_limit("bulk_invite"), Timeouts().wall_limit("bulk_invite")) == (15, 30)
 
 
 @pytest.mark.parametrize(

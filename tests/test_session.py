@@ -702,6 +702,20 @@ def test_a_client_belongs_to_one_event_loop():
     anyio.run(client.aclose)
 
 
+async def test_a_transport_is_closed_with_its_client():
+    class Counted(httpx.MockTransport):
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    transport = Counted(doubles.Service([]))
+    async with doubles.client(doubles.Service([]), transport=transport) as client:
+        await client.get_settings()
+        assert transport.closed == 0
+    assert transport.closed == 1
+
+
 def test_a_transport_of_another_event_loop_is_left_alone():
     class Bound(httpx.MockTransport):
         async def aclose(self) -> None:

@@ -9,9 +9,37 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
 from sampling_async._bulk.source import MemberSource, PanelSource, checked_request
 from sampling_async._pacing.stepwise import ENTRIES
+
+LOST = SamplingError("lost", delivery="unknown")
+REJECTED = InviteOutcome("m", 1, "rejected", None, 9, "QUOTA_NOT_LIVE")
+DOUBTFUL = InviteOutcome("m", 2, "unknown", error=LOST)
+
+
+class Kept:
+    """A journal in memory with some outcomes of the member `m`. Chunks wait for each other if it is `busy`."""
+
+    def __init__(self, *known: InviteOutcome, busy: bool = False, error: Exception | None = None) -> None:
+        self._known = {outcome.quota_id: outcome for outcome in known}
+        self._busy, self._error = busy, error
+        self.in_flight: list[tuple[int, ...]] = []
+
+    async def settled(self, member_code, quota_ids):
+        if self._busy:
+            await anyio.sleep_forever()
+
+    async def recall(self, member_code, quota_ids):
+        if self._error is not None:
+            raise self._error
+        return {quota_id: self._known[quota_id] for quota_id in quota_ids if quota_id in self._known}
+
+    def asks_again(self, outcome):
+        return outcome.status == "unknown"
+
+    def take_up(self, chunk):
+        self.in_flight.append(chunk.quota_ids)
 
 
 def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
@@ -47,6 +75,51 @@ async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
     assert told(source) == not_sent(4)
     source.handed_over()
     assert await source.draw() is None
+
+
+async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_are_in_flight():
+    journal = Kept(REJECTED, DOUBTFUL)
+    source = PanelSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
+    known, again, fresh = [await source.draw() for _ in range(3)]
+    assert list(known.answered.outcomes()) == [REJECTED]
+    assert known.answered.answer.member_code == "m"
+    assert (again.chunk.quota_ids, again.chunk.asked_before) == ((2,), True)
+    assert (fresh.chunk.quota_ids, fresh.chunk.asked_before) == ((3,), False)
+    assert journal.in_flight == [(2,), (3,)]
+    assert await source.draw() is None
+
+
+async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_up_are_unknown():
+    journal = Kept(REJECTED, DOUBTFUL, busy=True)
+    source = PanelSource([InviteRequest("m", range(1, 1501))], size=10, journal=journal)
+    with anyio.move_on_after(0):
+        await source.draw()
+    found = [(1, "rejected"), (2, "unknown"), *not_sent(*range(3, 1001))]
+    assert told(source) == [*found, *((quota_id, "unknown") for quota_id in range(1001, 1501))]
+
+
+async def test_ids_are_unknown_if_the_journal_cannot_be_read():
+    source = PanelSource([InviteRequest("m", [1, 2])], size=10, journal=Kept(error=JournalError("gone")))
+    with pytest.raises(JournalError):
+        await source.draw()
+    assert told(source) == [(1, "unknown"), (2, "unknown")]
+
+
+async def test_ids_of_a_request_that_is_being_counted_are_not_sent():
+    source = PanelSource([InviteRequest("m", range(1, ENTRIES * 2))], size=100)
+    with anyio.move_on_after(0):
+        await source.draw()
+    assert told(source) == not_sent(*range(1, ENTRIES * 2))
+
+
+async def test_a_deadline_before_the_first_item_is_the_end_of_the_input():
+    async def never():
+        await anyio.sleep_forever()
+        yield 1
+
+    source = MemberSource("m", never(), size=2, remaining=lambda: 1e-9)
+    assert await source.draw() is None
+    await source.aclose()
 
 
 async def test_an_invalid_id_is_not_reported_and_earlier_ids_are():

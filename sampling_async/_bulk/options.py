@@ -53,12 +53,10 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
 def _spreading(gate: Gate, largest: int) -> Callable[[int], int]:
     bulk = gate.kind(BULK)
 
-    # Example: the limit is 8, 3 bulk requests run and nobody waits. So 5 permits are free, and 100 quota IDs
-    # are cut for 5 parallel requests.
+    # Example: the limit is 8, and 3 bulk requests run. So 5 permits are free, and 100 quota IDs are cut for 5
+    # parallel requests. If others wait for a permit that a bulk could have, none is free.
     def size_of(quota_ids: int) -> int:
-        room = min(bulk.adaptive.limit - len(bulk.held), gate.maximum - gate.running)
-        # Where others wait, a permit that becomes free is theirs first.
-        free = 0 if gate.waiting else room
+        free = min(bulk.adaptive.limit - len(bulk.held), gate.maximum - gate.running)
         return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=largest)
 
     return size_of
