@@ -149,6 +149,28 @@ def test_a_missing_key_is_found_after_the_way_was_checked(monkeypatch):
     assert checks["Clock"]["Verdict"] == "ok"
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("path", ["/IPExternalSamplingService/ExternalSample/{}/m000001/Invites", "/x/{}"])
+def test_no_form_of_the_output_shows_what_the_address_holds_or_the_service_echoes(
+    is_terminal, path, monkeypatch
+):
+    if is_terminal:
+        monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "200")
+    simulator = Simulator(seed=3)
+    key, guid = simulator.api_key, simulator.panel_guid
+    echo = f"Server: nginx {key.upper()}"
+    names = json.dumps([{"Name": f"{each} URL", "Description": "", "Value": "x"} for each in (key, guid)])
+    with wire.serve(wire.serve_each(lambda _: wire.answer(names.encode(), "200 OK", echo))) as base_url:
+        for address in (base_url, base_url + path.format(guid)):
+            for name, value in broken_services.environment(simulator, address).items():
+                monkeypatch.setenv(name, value)
+            text = run("doctor").output.lower()
+            assert address != base_url or "<hidden>" in text
+            for private in (key[:18], key.replace("-", ""), guid[:18], "m000001"):
+                assert private.lower() not in text
+
+
 def test_a_missing_address_is_a_usage_error():
     result = run("doctor")
     assert result.exit_code == 2

@@ -15,7 +15,7 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
-from sampling_async._cli._doctor_findings import Finding
+from sampling_async._cli._doctor_findings import Finding, hiding, without_guids
 from sampling_async._cli._doctor_probes import READ_SECONDS, Target
 from sampling_async._cli._doctor_rounds import CHECKS, Rounds, Wishes, skipped_beside, worst
 from sampling_async._cli._tally import DONE, INCOMPLETE
@@ -152,6 +152,7 @@ def examined(
         InvalidRequestError: The address or the panel is missing, or not that of the profile.
     """
     base_url, panel_guid = service.whereto()
+    hidden = hiding(key, Secret(panel_guid))
     try:
         target = _target(service, profile, base_url, panel_guid)
         _made("Key", lambda: key and guid_of(key, "the key"))
@@ -159,9 +160,10 @@ def examined(
         findings = [exc.finding, *skipped_beside([exc.finding], exc.finding.check)]
         findings.sort(key=lambda each: CHECKS.index(each.check))
         for each in findings:
-            tell(each)
-        return findings
-    return anyio.run(Rounds(target, key, wishes, tell).run)
+            tell(hidden(each))
+    else:
+        findings = anyio.run(Rounds(target, key, wishes, lambda each: tell(hidden(each))).run)
+    return [hidden(each) for each in findings]
 
 
 class _NotMade(Exception):  # noqa: N818  caught in this module
@@ -245,7 +247,7 @@ def document(findings: Sequence[Finding], profile: str | None) -> dict[str, Any]
     """Return the findings for JSON."""
     return {
         "Verdict": worst(findings),
-        "Profile": profile or None,
+        "Profile": without_guids(profile or "") or None,
         "Version": __version__,
         "Checks": [
             {
