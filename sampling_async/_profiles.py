@@ -321,6 +321,8 @@ def _value(where: str, key: str, value: Any) -> Any:
     is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
     if not (type(value) is kind or is_number) or (key == "max_concurrency" and int(value) < 1):
         raise InvalidRequestError(f"{where}: {key} must be {rule}")
+    if kind is str and "\0" in value:
+        raise InvalidRequestError(f"{where}: {key} has a NUL (\\u0000) in it; write it without")
     return value
 
 

@@ -143,7 +143,16 @@ def test_a_slow_response_is_no_wrong_clock():
     assert way.clock(date(4), None, NOW.timestamp(), NOW.timestamp() + 9).verdict == "ok"
 
 
-@pytest.mark.parametrize(("said", "age"), [(None, None), ("yesterday", None), (date(500), "500")])
+@pytest.mark.parametrize(
+    ("said", "age"),
+    [
+        (None, None),
+        ("yesterday", None),
+        (date(500), "500"),
+        ("Mon, 99999999999999999999 Nov 2026 10:00:00 GMT", None),
+        ("Mon, 23 Nov 2026 10:00:00 +99999999999999", None),
+    ],
+)
 def test_without_a_date_of_now_the_clock_is_not_judged(said, age):
     assert way.clock(said, age, NOW.timestamp(), NOW.timestamp()).verdict == "skipped"
     assert way.clock(date(0), "0", NOW.timestamp(), NOW.timestamp()).verdict == "ok"
@@ -303,7 +312,7 @@ def test_a_crowd_is_more_than_servers_take_and_less_than_nginx_takes():
         (seen(404), "fail", "it answers 404"),
         (seen(503), "fail", "it answers 503"),
         (Seen(problem="the connection was lost"), "fail", "the connection was lost"),
-        (seen(200, server="a\x1b[31mb" + "z" * 99), "ok", "(a[31mb" + "z" * 33 + ")"),
+        (seen(200, server="a\x1b[31mb" + "z" * 99), "ok", "(a[31mb" + "z" * 34 + ")"),
     ],
 )
 def test_a_service_answers_or_it_does_not(answer, verdict, words):
@@ -327,7 +336,7 @@ def test_a_panel_is_known_if_its_own_settings_come():
 
 def test_an_unknown_panel_is_told_by_its_result_code():
     assert "PANEL_DOES_NOT_EXIST" in service.unknown_panel(seen(400, b'{"ResultCode": 3}')).found
-    for body in (b"{}", b"[]", b"no json"):
+    for body in (b"{}", b"[]", b"no json", b"[" * 200_000, b"9" * 5_000):
         assert service.unknown_panel(seen(400, body)).found == "Get Settings was answered with 400"
 
 

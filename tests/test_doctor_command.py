@@ -171,6 +171,20 @@ def test_no_form_of_the_output_shows_what_the_address_holds_or_the_service_echoe
                 assert private.lower() not in text
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0"])
+def test_a_timeout_that_is_no_time_is_a_usage_error(seconds, monkeypatch):
+    for name, value in broken_services.environment(Simulator(seed=3), "http://127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    assert run("doctor", "--timeout", seconds).exit_code == run("settings", "--timeout", seconds).exit_code == 2
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e300"])
+def test_a_timeout_without_an_end_is_taken(seconds, monkeypatch):
+    with broken_services.in_order() as environment:
+        code, _, _ = examined(environment, monkeypatch, "--timeout", seconds)
+    assert code == 0
+
+
 def test_a_missing_address_is_a_usage_error():
     result = run("doctor")
     assert result.exit_code == 2

@@ -96,6 +96,15 @@ def test_a_key_in_the_file_is_refused_with_path_rule_and_way_out_and_is_not_repe
     assert KEY not in text
 
 
+@pytest.mark.parametrize("key", ["ca_file", "client_cert"])
+def test_a_nul_is_refused_with_file_and_key(file, key):
+    file.write_text(f'{US}{key} = "mine\\u0000.pem"\n')
+    assert refusal_of(_profiles.read_profile, "us") == (
+        f"{file}: [us]: {key} has a NUL (\\u0000) in it; write it without"
+    )
+    assert run("doctor", "--profile", "us").exit_code == 2
+
+
 def test_a_key_above_all_profiles_is_refused_too(file):
     file.write_text(f'api_key = "{KEY}"\n{US}')
     text = refusal_of(_profiles.read_profiles)

@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 from rich.text import Text
 
-from sampling_async import InvalidRequestError, __version__
+from sampling_async import InvalidRequestError, Timeouts, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
 from sampling_async._cli._doctor_findings import Finding, hiding, without_guids
@@ -83,8 +83,10 @@ class DoctorOptions:
         """Return what is examined.
 
         Raises:
-            InvalidRequestError: --store and --public-url belong together, or there is no such store.
+            InvalidRequestError: --store and --public-url belong together, there is no such store, or
+                --timeout is no number.
         """
+        Timeouts(read=service.timeout)  # refuses what the client would refuse
         if (self.store is None) != (self.public_url is None) or (self.reach_receiver and self.store is None):
             raise InvalidRequestError(
                 "give --store and --public-url together, and both for --reach-receiver: they make the URLs"

@@ -243,10 +243,12 @@ def clock(date: str | None, age: str | None, before: float, after: float) -> Fin
         before: The time of this machine before the request, in seconds since 1970.
         after: The time after the response.
     """
-    try:
-        said = parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
+    if not date:
         return skipped("Clock", "the service sends no Date")
+    try:
+        said = parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return skipped("Clock", "the service's Date is no date")
     if age not in {None, "0"}:
         return skipped("Clock", "a cache answered, whose Date is an old one")
     # Date has whole seconds, so the service's time lies between `said` and `said + 1`.

@@ -323,5 +323,5 @@ def _is_enabled(settings: PartnerSettings) -> bool:
 def _result_code(body: bytes) -> Any:
     try:
         return json.loads(body).get("ResultCode")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
