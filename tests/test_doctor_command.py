@@ -185,6 +185,18 @@ def test_a_timeout_without_an_end_is_taken(seconds, monkeypatch):
     assert code == 0
 
 
+def test_quiet_writes_nothing_into_a_pipe_if_all_is_in_order(monkeypatch):
+    with broken_services.in_order() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        quiet, asked = run("doctor", "--quiet"), run("doctor", "--quiet", "--json")
+        monkeypatch.setenv("HTTP_PROXY", "http://proxy.example")
+        warned = run("doctor", "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert json.loads(asked.stdout)["Verdict"] == "ok"
+    assert json.loads(warned.stdout)["Verdict"] == "warn"
+
+
 def test_a_missing_address_is_a_usage_error():
     result = run("doctor")
     assert result.exit_code == 2

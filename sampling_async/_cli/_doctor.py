@@ -134,9 +134,10 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
 
     secret = Secret.of(key) if key else None
     findings = ended_by_failure(lambda: examined(service, profile, secret, wishes, tell))
-    if is_silent:
+    is_told = options.as_json or not options.quiet or worst(findings) != "ok"
+    if is_silent and is_told:
         ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))
-    elif not options.quiet:
+    elif not (is_silent or options.quiet):
         screen.print(closing(findings, width), soft_wrap=True)
     raise typer.Exit(INCOMPLETE if worst(findings) == "fail" else DONE)
 
