@@ -134,11 +134,35 @@ class Profile:
 
 
 def profiles_file() -> Path:
-    """Return the path of the file: SAMPLING_PROFILES, or profiles.toml in the platform's folder of settings."""
+    """Return the path of the file: SAMPLING_PROFILES, or profiles.toml in the platform's folder of settings.
+
+    Raises:
+        InvalidRequestError: There is no home folder to find it in.
+    """
     given = os.environ.get(FILE)
     if given:
-        return Path(given).expanduser()
-    return _settings_folder(sys.platform, os.environ, Path.home()) / _FOLDER / "profiles.toml"
+        return _expanded(given, FILE)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise InvalidRequestError(
+            f"this user has no home folder; name the file of profiles in {FILE}, with its whole path"
+        ) from None
+    return _settings_folder(sys.platform, os.environ, home) / _FOLDER / "profiles.toml"
+
+
+def _expanded(path: str, where: str) -> Path:
+    """Return a path with the home folder in place of ~.
+
+    Raises:
+        InvalidRequestError: There is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidRequestError(
+            f"{where}: {path} cannot be found: there is no such home folder; write the whole path without ~"
+        ) from None
 
 
 def _settings_folder(platform: str, environment: Mapping[str, str], home: Path) -> Path:
@@ -169,6 +193,8 @@ def read_profiles(path: Path | None = None) -> dict[str, Profile]:
         # The parser's text may quote a value, which may be a key. Its end says the place.
         place = re.search(r"\(at [^()]*\)$", str(exc))
         problem = f"not TOML {place[0]}" if place else "not TOML"
+    except (ValueError, RecursionError):  # the parser lets these of Python through
+        problem = "a number in it has too many digits, or its brackets are too deep"
     else:
         return {name: _profile(path, name, table) for name, table in tables.items()}
     raise InvalidRequestError(f"{path}: {problem}; it takes tables such as [us] with base_url and panel_guid")
@@ -296,7 +322,7 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
     values = {key: _value(where, key, value) for key, value in table.items()}
     for key in ("ca_file", "client_cert"):
         if key in values:  # paths are relative to the file, so that it may lie beside them
-            values[key] = str(path.absolute().parent / Path(values[key]).expanduser())
+            values[key] = str(path.absolute().parent / _expanded(values[key], f"{where}: {key}"))
     if bool(values.get("api_key_variable")) == bool(values.get("keyring")):
         raise InvalidRequestError(
             f"{where}: give one of api_key_variable and keyring = true, to say where the key is"
@@ -319,8 +345,11 @@ def _check_key(where: str, key: str) -> None:
 def _value(where: str, key: str, value: Any) -> Any:
     kind, rule = _TYPES.get(key, (str, "text"))
     is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
-    if not (type(value) is kind or is_number) or (key == "max_concurrency" and int(value) < 1):
+    is_right = type(value) is kind or is_number
+    if not is_right or (key == "max_concurrency" and not 1 <= value <= sys.maxsize):
         raise InvalidRequestError(f"{where}: {key} must be {rule}")
+    if kind is str and "\0" in value:
+        raise InvalidRequestError(f"{where}: {key} has a NUL (\\u0000) in it; write it without")
     return value
 
 

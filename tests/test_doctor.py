@@ -18,9 +18,11 @@ from sampling_async._cli._doctor_probes import crowd as crowd_of
 from sampling_async._cli._doctor_probes import widths
 from sampling_async._cli._doctor_rounds import CHECKS, skipped_beside, worst
 from sampling_async._cli._doctor_service import Seen
+from sampling_async._wire.address import Secret
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
+KEY = "0b9a4d52-7c43-4a39-8f6e-2d1f5f1c9e77"
 
 
 def valid(days, *, since=-30):
@@ -38,6 +40,35 @@ def test_an_address_with_a_path_of_the_interface_fails():
     found = way.address("https://sampling.example/IPExternalSamplingService", is_http=False, is_loopback=False)
     assert found.verdict == "fail"
     assert "which the client adds itself" in found.found
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("IPExternalSamplingService/ExternalSample/{}/m000001/Invites", "IPExternalSamplingService/..."),
+        ("IPExternal%53amplingService/ExternalSample/{}/m000001", "IPExternalSamplingService/..."),
+        ("a/integratedpanelservice", "a/integratedpanelservice"),
+        ("{}/IPExternalSamplingService", "<hidden>/...IPExternalSamplingService"),
+        ("x/{}", "x/<hidden>"),
+        ("x/%7B{}%7D/m000001", "x/{{<hidden>/..."),
+        ("x%20y", "x%20y"),
+    ],
+)
+@pytest.mark.parametrize("guid", [GUID, GUID.upper(), GUID.replace("-", "")])
+def test_an_address_is_shown_without_guids_and_what_comes_after_them(path, shown, guid):
+    found = way.address(f"http://h/{path.format(guid)}", is_http=True, is_loopback=True)
+    assert found.found.split(" has ")[0] == f"http://h/{shown.format()}"
+    assert "m000001" not in str(found)
+
+
+@pytest.mark.parametrize("spelling", [KEY, KEY.upper(), KEY.replace("-", "")])
+def test_the_key_and_the_panel_are_hidden_in_all_texts_of_a_finding(spelling):
+    hidden = way.hiding(Secret(KEY), Secret(GUID), None, Secret("panel"))
+    figures = {"Seen": [spelling, 1], "Of": {spelling: GUID}, "No": None}
+    found = hidden(Finding("Panel", "ok", f"a panel ({spelling})", f"{GUID}.", figures))
+    assert (found.found, found.remedy) == ("a panel (<hidden>)", "<hidden>.")
+    assert found.figures == {"Seen": ["<hidden>", 1], "Of": {"<hidden>": "<hidden>"}, "No": None}
+    assert way.hiding(None)(found) == found
 
 
 @pytest.mark.parametrize(
@@ -112,7 +143,16 @@ def test_a_slow_response_is_no_wrong_clock():
     assert way.clock(date(4), None, NOW.timestamp(), NOW.timestamp() + 9).verdict == "ok"
 
 
-@pytest.mark.parametrize(("said", "age"), [(None, None), ("yesterday", None), (date(500), "500")])
+@pytest.mark.parametrize(
+    ("said", "age"),
+    [
+        (None, None),
+        ("yesterday", None),
+        (date(500), "500"),
+        ("Mon, 99999999999999999999 Nov 2026 10:00:00 GMT", None),
+        ("Mon, 23 Nov 2026 10:00:00 +99999999999999", None),
+    ],
+)
 def test_without_a_date_of_now_the_clock_is_not_judged(said, age):
     assert way.clock(said, age, NOW.timestamp(), NOW.timestamp()).verdict == "skipped"
     assert way.clock(date(0), "0", NOW.timestamp(), NOW.timestamp()).verdict == "ok"
@@ -272,7 +312,7 @@ def test_a_crowd_is_more_than_servers_take_and_less_than_nginx_takes():
         (seen(404), "fail", "it answers 404"),
         (seen(503), "fail", "it answers 503"),
         (Seen(problem="the connection was lost"), "fail", "the connection was lost"),
-        (seen(200, server="a\x1b[31mb" + "c" * 99), "ok", "(a[31mb" + "c" * 33 + ")"),
+        (seen(200, server="a\x1b[31mb" + "z" * 99), "ok", "(a[31mb" + "z" * 34 + ")"),
     ],
 )
 def test_a_service_answers_or_it_does_not(answer, verdict, words):
@@ -296,7 +336,7 @@ def test_a_panel_is_known_if_its_own_settings_come():
 
 def test_an_unknown_panel_is_told_by_its_result_code():
     assert "PANEL_DOES_NOT_EXIST" in service.unknown_panel(seen(400, b'{"ResultCode": 3}')).found
-    for body in (b"{}", b"[]", b"no json"):
+    for body in (b"{}", b"[]", b"no json", b"[" * 200_000, b"9" * 5_000):
         assert service.unknown_panel(seen(400, body)).found == "Get Settings was answered with 400"
 
 
@@ -363,6 +403,11 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert max(map(len, shown)) <= width
     assert shown[0].startswith("warn  Key header")
     assert sum("-> " in line for line in shown) == 1
+
+
+def test_a_profile_that_is_named_like_its_panel_is_not_shown():
+    assert _doctor.document([LONG], GUID)["Profile"] == "<hidden>"
+    assert (_doctor.document([LONG], "us")["Profile"], _doctor.document([], "")["Profile"]) == ("us", None)
 
 
 def test_control_characters_of_a_service_are_not_printed():

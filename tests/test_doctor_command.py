@@ -149,6 +149,54 @@ def test_a_missing_key_is_found_after_the_way_was_checked(monkeypatch):
     assert checks["Clock"]["Verdict"] == "ok"
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("path", ["/IPExternalSamplingService/ExternalSample/{}/m000001/Invites", "/x/{}"])
+def test_no_form_of_the_output_shows_what_the_address_holds_or_the_service_echoes(
+    is_terminal, path, monkeypatch
+):
+    if is_terminal:
+        monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "200")
+    simulator = Simulator(seed=3)
+    key, guid = simulator.api_key, simulator.panel_guid
+    echo = f"Server: nginx {key.upper()}"
+    names = json.dumps([{"Name": f"{each} URL", "Description": "", "Value": "x"} for each in (key, guid)])
+    with wire.serve(wire.serve_each(lambda _: wire.answer(names.encode(), "200 OK", echo))) as base_url:
+        for address in (base_url, base_url + path.format(guid)):
+            for name, value in broken_services.environment(simulator, address).items():
+                monkeypatch.setenv(name, value)
+            text = run("doctor").output.lower()
+            assert address != base_url or "<hidden>" in text
+            for private in (key[:18], key.replace("-", ""), guid[:18], "m000001"):
+                assert private.lower() not in text
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0"])
+def test_a_timeout_that_is_no_time_is_a_usage_error(seconds, monkeypatch):
+    for name, value in broken_services.environment(Simulator(seed=3), "http://127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    assert run("doctor", "--timeout", seconds).exit_code == run("settings", "--timeout", seconds).exit_code == 2
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e300"])
+def test_a_timeout_without_an_end_is_taken(seconds, monkeypatch):
+    with broken_services.in_order() as environment:
+        code, _, _ = examined(environment, monkeypatch, "--timeout", seconds)
+    assert code == 0
+
+
+def test_quiet_writes_nothing_into_a_pipe_if_all_is_in_order(monkeypatch):
+    with broken_services.in_order() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        quiet, asked = run("doctor", "--quiet"), run("doctor", "--quiet", "--json")
+        monkeypatch.setenv("HTTP_PROXY", "http://proxy.example")
+        warned = run("doctor", "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert json.loads(asked.stdout)["Verdict"] == "ok"
+    assert json.loads(warned.stdout)["Verdict"] == "warn"
+
+
 def test_a_missing_address_is_a_usage_error():
     result = run("doctor")
     assert result.exit_code == 2
@@ -300,6 +348,18 @@ def test_settings_that_cannot_be_read_fail(monkeypatch):
     with wire.serve(wire.serve_each(lambda _: wire.answer(b"<html>"))) as base_url:
         _, _, checks = examined(broken_services.environment(Simulator(seed=3), base_url), monkeypatch)
     assert failed(checks) == ["Panel"]
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
+@pytest.mark.parametrize(
+    "date", ["Mon, 99999999999999999999 Nov 2026 10:00:00 GMT", "1 Nov 2026 1:0 +" + "9" * 14]
+)
+def test_odd_dates_and_deep_bodies_are_findings(status, date, monkeypatch):
+    response = wire.answer(b"[" * 200_000, status, f"Date: {date}")
+    with wire.serve(wire.serve_each(lambda _: response)) as base_url:
+        environment = broken_services.environment(Simulator(seed=3), base_url)
+        code, _, checks = examined(environment, monkeypatch)
+    assert (code, failed(checks), checks["Clock"]["Verdict"]) == (1, ["Panel"], "skipped")
 
 
 # --- Our own receiver -------------------------------------------------------------------------------------

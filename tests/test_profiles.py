@@ -96,6 +96,59 @@ def test_a_key_in_the_file_is_refused_with_path_rule_and_way_out_and_is_not_repe
     assert KEY not in text
 
 
+@pytest.mark.parametrize("key", ["ca_file", "client_cert"])
+def test_a_nul_is_refused_with_file_and_key(file, key):
+    file.write_text(f'{US}{key} = "mine\\u0000.pem"\n')
+    assert refusal_of(_profiles.read_profile, "us") == (
+        f"{file}: [us]: {key} has a NUL (\\u0000) in it; write it without"
+    )
+    assert run("doctor", "--profile", "us").exit_code == 2
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000, "[" * 100_000, "{a=" * 100_000])
+def test_what_the_parser_cannot_take_is_an_error_of_the_file(file, value):
+    file.write_text(f"{US}max_concurrency = {value}")
+    text = refusal_of(_profiles.read_profiles)
+    assert text.startswith(
+        f"{file}: a number in it has too many digits, or its brackets are too deep; it takes"
+    )
+    assert run("profile", "list").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_concurrency = 0x1" + "0" * 5_000,
+        "idle_seconds = 1" + "0" * 4_000,
+        'max_concurrency = "many"',
+        "max_concurrency = []",
+    ],
+)
+def test_what_is_no_number_or_cannot_be_printed_is_refused(file, line):
+    file.write_text(f"{US}{line}\n")
+    assert f"{file}: [us]: {line.split()[0]} must be a" in refusal_of(_profiles.read_profile, "us")
+
+
+def test_a_home_folder_that_nobody_has_is_told_with_the_place_of_the_path(file, monkeypatch):
+    file.write_text(f'{US}ca_file = "~nouser/x.pem"\n')
+    assert refusal_of(_profiles.read_profiles) == (
+        f"{file}: [us]: ca_file: ~nouser/x.pem cannot be found: there is no such home folder; write "
+        "the whole path without ~"
+    )
+    monkeypatch.setenv("SAMPLING_PROFILES", "~nouser/x")
+    assert refusal_of(_profiles.read_profiles).startswith("SAMPLING_PROFILES: ~nouser/x cannot be found")
+    assert run("settings", "--profile", "us").exit_code == 2
+
+
+def test_without_a_home_folder_the_variable_is_named(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(_profiles.Path, "home", home)
+    monkeypatch.delenv("SAMPLING_PROFILES")
+    assert "name the file of profiles in SAMPLING_PROFILES" in refusal_of(_profiles.profiles_file)
+
+
 def test_a_key_above_all_profiles_is_refused_too(file):
     file.write_text(f'api_key = "{KEY}"\n{US}')
     text = refusal_of(_profiles.read_profiles)

@@ -139,12 +139,61 @@ def test_it_ends_when_the_process_goes_away(path, state):
     assert "no longer answers" in done.stderr
 
 
-@pytest.mark.parametrize("line", [b"", b"no json\n", b"[]\n", b'{"another": 1}\n'])
+@pytest.mark.parametrize("line", [b"", b"no json\n", b"\xff\n", b'{"limit": %b}\n' % (b"9" * 5_000)])
 def test_what_is_no_snapshot_is_refused(path, line):
     with serving(path, line):
         done = run("top", str(path), "--once")
     assert done.exit_code == 2
     assert "no process shows its snapshots there" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--once"]])
+@pytest.mark.parametrize(
+    "line", [b"[]", b"7", b'{"another": 1}', b'{"limit":1}', b"[" * 100_000, b'{"limit":' * 100_000]
+)
+def test_what_is_no_snapshot_of_this_version_is_refused(path, line, more):
+    with serving(path, line + b"\n"):
+        done = run("top", str(path), *more)
+    assert done.exit_code == 2
+    assert "is not a snapshot of this version" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"retry_tokens": "1"},
+        {"held_for": "1"},
+        {"latency": [1]},
+        {"connections": 3},
+        {"limit": ...},
+        {"away_for": 10**400, "breaker": "open"},
+    ],
+)
+def test_a_snapshot_with_another_kind_of_field_is_refused(path, state, change):
+    changed = {name: value for name, value in {**state, **change}.items() if value is not ...}
+    with serving(path, json.dumps(changed).encode() + b"\n"):
+        assert run("top", str(path), "--once").exit_code == 2
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "86401", "0.01", "-inf"])
+def test_a_pause_that_is_no_time_or_too_long_is_refused(path, seconds):
+    done = run("top", str(path), "--every", seconds)
+    assert done.exit_code == 2
+    assert "--every" in done.stderr
+
+
+def test_a_name_in_brackets_is_shown_as_it_is(state):
+    assert "[/x]" in shown({**state, "latency": {"[/x]": state["latency"]["get_settings"]}})
+
+
+@pytest.mark.parametrize("tokens", [None, float("inf")])
+def test_a_budget_without_an_end_is_unlimited(state, tokens):
+    assert "unlimited" in shown({**state, "retry_tokens": tokens})
+
+
+def test_no_rate_is_told_against_a_client_without_known_connections(state):
+    wires = dict.fromkeys(("open", "idle", "opened", "reused", "bytes_sent", "bytes_received"), 1)
+    assert "- sent, - received" in shown({**state, "connections": wires}, state)
 
 
 def test_without_a_socket_the_message_says_what_to_do(tmp_path):

@@ -119,6 +119,12 @@ def test_missing_authority_files_are_named_with_a_client_certificate_too(files, 
         context_of_files(None, str(files / "mine"))
 
 
+@pytest.mark.parametrize("given", [("a\0b", None), (None, "a\0b")])
+def test_a_path_that_no_system_has_is_refused(given):
+    with pytest.raises(InvalidRequestError, match="this system has no such paths"):
+        context_of_files(*given)
+
+
 async def test_the_environment_names_authorities_and_the_client_certificate(authority, files, monkeypatch):
     with wire.serve(ANSWERS, tls=asking(authority)) as url:
         monkeypatch.setenv("SAMPLING_CA_FILE", str(files / "authorities"))

@@ -12,10 +12,10 @@ import typer
 from attrs import frozen
 from rich.text import Text
 
-from sampling_async import InvalidRequestError, __version__
+from sampling_async import InvalidRequestError, Timeouts, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
-from sampling_async._cli._doctor_findings import Finding
+from sampling_async._cli._doctor_findings import Finding, hiding, without_guids
 from sampling_async._cli._doctor_probes import READ_SECONDS, Target
 from sampling_async._cli._doctor_rounds import CHECKS, Rounds, Wishes, skipped_beside, worst
 from sampling_async._cli._tally import DONE, INCOMPLETE
@@ -83,8 +83,10 @@ class DoctorOptions:
         """Return what is examined.
 
         Raises:
-            InvalidRequestError: --store and --public-url belong together, or there is no such store.
+            InvalidRequestError: --store and --public-url belong together, there is no such store, or
+                --timeout is no number.
         """
+        Timeouts(read=service.timeout)  # refuses what the client would refuse
         if (self.store is None) != (self.public_url is None) or (self.reach_receiver and self.store is None):
             raise InvalidRequestError(
                 "give --store and --public-url together, and both for --reach-receiver: they make the URLs"
@@ -132,9 +134,10 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
 
     secret = Secret.of(key) if key else None
     findings = ended_by_failure(lambda: examined(service, profile, secret, wishes, tell))
-    if is_silent:
+    is_told = options.as_json or not options.quiet or worst(findings) != "ok"
+    if is_silent and is_told:
         ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))
-    elif not options.quiet:
+    elif not (is_silent or options.quiet):
         screen.print(closing(findings, width), soft_wrap=True)
     raise typer.Exit(INCOMPLETE if worst(findings) == "fail" else DONE)
 
@@ -152,6 +155,7 @@ def examined(
         InvalidRequestError: The address or the panel is missing, or not that of the profile.
     """
     base_url, panel_guid = service.whereto()
+    hidden = hiding(key, Secret(panel_guid))
     try:
         target = _target(service, profile, base_url, panel_guid)
         _made("Key", lambda: key and guid_of(key, "the key"))
@@ -159,9 +163,10 @@ def examined(
         findings = [exc.finding, *skipped_beside([exc.finding], exc.finding.check)]
         findings.sort(key=lambda each: CHECKS.index(each.check))
         for each in findings:
-            tell(each)
-        return findings
-    return anyio.run(Rounds(target, key, wishes, tell).run)
+            tell(hidden(each))
+    else:
+        findings = anyio.run(Rounds(target, key, wishes, lambda each: tell(hidden(each))).run)
+    return [hidden(each) for each in findings]
 
 
 class _NotMade(Exception):  # noqa: N818  caught in this module
@@ -245,7 +250,7 @@ def document(findings: Sequence[Finding], profile: str | None) -> dict[str, Any]
     """Return the findings for JSON."""
     return {
         "Verdict": worst(findings),
-        "Profile": profile or None,
+        "Profile": without_guids(profile or "") or None,
         "Version": __version__,
         "Checks": [
             {

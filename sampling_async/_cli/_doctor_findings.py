@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from math import floor
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from sampling_async._cli._certificates import Validity
+    from sampling_async._wire.address import Secret
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
@@ -25,6 +29,9 @@ _CLOCK_FAIL: Final = 60.0
 _SLOWER: Final = 3.0
 _FELT: Final = 0.05  # seconds; below, the machine's own load shows
 _CONTRACT_PATHS: Final = ("IPExternalSamplingService", "IntegratedPanelService")
+_GUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_HIDDEN: Final = "<hidden>"
+_SHORTEST_SECRET: Final = 16  # a text that is shorter is no Guid, and may be a common word
 LINE_PER_ID: Final = (
     "The time per quota ID shows in use only, since a bulk invite makes invites: see seconds_per_id of "
     "client.snapshot()."
@@ -52,6 +59,36 @@ class Finding:
     is_blocked: bool = False
 
 
+def without_guids(text: str) -> str:
+    """Return a text of the network without its Guids: one of them may be the key."""
+    return _GUID.sub(_HIDDEN, text)
+
+
+def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
+    """Return a function that takes secrets out of a finding or a text.
+
+    A service may echo them, in its Server header for one. They are found in capital and small letters, with
+    dashes and without.
+    """
+    digits = [re.sub(r"[\W_]", "", each.reveal()) for each in secrets if each is not None]
+    patterns = ["-?".join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
+    pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)  # (?!) is found nowhere
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(_HIDDEN, value)
+        if isinstance(value, Mapping):
+            return {hidden(name): hidden(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [hidden(each) for each in value]
+        if isinstance(value, Finding):
+            texts = {name: hidden(getattr(value, name)) for name in ("found", "remedy", "figures")}
+            return evolve(value, **texts)
+        return value
+
+    return hidden
+
+
 def skipped(check: str, why: str) -> Finding:
     """Return the finding of a check that was not made."""
     return Finding(check, "skipped", why)
@@ -59,7 +96,7 @@ def skipped(check: str, why: str) -> Finding:
 
 def address(base_url: str, *, is_http: bool, is_loopback: bool) -> Finding:
     """Judge an address that the client accepts."""
-    doubled = next((path for path in _CONTRACT_PATHS if path.lower() in base_url.lower()), None)
+    base_url, doubled = _shown(base_url)
     if doubled:
         return Finding(
             "Address",
@@ -75,6 +112,32 @@ def address(base_url: str, *, is_http: bool, is_loopback: bool) -> Finding:
             "Ask the operator for an https address.",
         )
     return Finding("Address", "ok", base_url)
+
+
+def _shown(base_url: str) -> tuple[str, str]:
+    """Return an address up to a path of the contract or a Guid, and that path, or "".
+
+    Who copies a whole URL of the interface has the PanelGUID and a member code in it.
+    """
+    way, slashes, rest = base_url.partition("://")
+    host, slash, path = rest.partition("/")
+    plain = unquote(path)
+    for name in _CONTRACT_PATHS:
+        before, found, after = _parted(plain, re.search(name, plain, re.IGNORECASE))
+        if found:
+            more = "/..." if after else ""
+            return f"{way}{slashes}{host}{slash}{_up_to_guid(before)}{found}{more}", name
+    return f"{way}{slashes}{host}{slash}{_up_to_guid(path)}", ""
+
+
+def _up_to_guid(path: str) -> str:
+    plain = unquote(path)
+    before, found, after = _parted(plain, _GUID.search(plain))
+    return f"{before}{_HIDDEN}{'/...' if after else ''}" if found else path
+
+
+def _parted(text: str, found: re.Match[str] | None) -> tuple[str, str, str]:
+    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
 
 def names(host: str, addresses: Sequence[str], problem: str = "") -> Finding:
@@ -180,10 +243,12 @@ def clock(date: str | None, age: str | None, before: float, after: float) -> Fin
         before: The time of this machine before the request, in seconds since 1970.
         after: The time after the response.
     """
-    try:
-        said = parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
+    if not date:
         return skipped("Clock", "the service sends no Date")
+    try:
+        said = parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return skipped("Clock", "the service's Date is no date")
     if age not in {None, "0"}:
         return skipped("Clock", "a cache answered, whose Date is an old one")
     # Date has whole seconds, so the service's time lies between `said` and `said + 1`.

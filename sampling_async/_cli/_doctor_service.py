@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from sampling_async import DecodeError, ResultCode
-from sampling_async._cli._doctor_findings import Finding
+from sampling_async._cli._doctor_findings import Finding, without_guids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,8 @@ class Seen:
     @property
     def server(self) -> str:
         """What the Server header says, in printable characters."""
-        text = self.headers.get("server", "")[:_LETTERS]
-        return "".join(each for each in text if each.isprintable())
+        text = "".join(each for each in self.headers.get("server", "") if each.isprintable())
+        return without_guids(text)[:_LETTERS]  # in this order: half a key is not known for one
 
 
 def service(seen: Seen) -> Finding:
@@ -323,5 +323,5 @@ def _is_enabled(settings: PartnerSettings) -> bool:
 def _result_code(body: bytes) -> Any:
     try:
         return json.loads(body).get("ResultCode")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from math import isinf
 from pathlib import Path  # noqa: TC003  typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,10 +14,10 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from sampling_async import InvalidRequestError
+from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ended_by_failure
-from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 2.0  # seconds for one answer of the process
 _LONGEST_LINE: Final = 2**20
+_LONGEST_PAUSE: Final = 86_400.0
 _NONE: Final = "-"
 
 
@@ -50,6 +52,8 @@ def top(
     Looking costs it nothing else. The command ends with exit code 1 when the
     process goes away, and with Ctrl-C.
     """
+    if not every <= _LONGEST_PAUSE:  # so that nan is refused too
+        fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)
     looks = _looks(path, every, is_once=once)
     first = ended_by_failure(lambda: next(looks))
     if show.as_lines(as_json):
@@ -61,14 +65,23 @@ def top(
     raise typer.Exit(DONE if once else INCOMPLETE)
 
 
+class AnotherVersion(ValueError):  # noqa: N818  caught in this module
+    """What the process says is JSON, and not a snapshot of this version."""
+
+
 def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
     """Yield the state until the process goes away.
 
     Raises:
-        InvalidRequestError: Nobody serves snapshots there.
+        InvalidRequestError: Nobody serves snapshots there, or only those of another version.
     """
     try:
         yield looked(path)
+    except AnotherVersion:
+        raise InvalidRequestError(
+            f"{path}: what the process shows is not a snapshot of this version, {__version__}; use the command "
+            "of the version that runs there"
+        ) from None
     except (OSError, ValueError) as exc:
         raise InvalidRequestError(
             f"{path}: no process shows its snapshots there ({exc.__class__.__name__}); in the program, use "
@@ -87,7 +100,8 @@ def looked(path: Path) -> State:
 
     Raises:
         OSError: It does not answer.
-        ValueError: What it says is not a snapshot.
+        AnotherVersion: What it says is not a snapshot of this version.
+        ValueError: It is no JSON.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_PATIENCE)
@@ -97,9 +111,15 @@ def looked(path: Path) -> State:
             line += part
             if len(line) > _LONGEST_LINE:
                 break
-    state = json.loads(line)
-    if not isinstance(state, dict) or "limit" not in state:
-        raise ValueError("no snapshot")
+    try:
+        state: State = json.loads(line)
+    except RecursionError:
+        raise AnotherVersion from None
+    # The view reads all that is shown. A process of another version may lack some of it.
+    try:
+        view(state, state, 1.0)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+        raise AnotherVersion from None
     return state
 
 
@@ -132,7 +152,8 @@ def view(state: State, before: State | None, seconds: float) -> RenderableType:
     """
 
     def rate(read: Callable[[State], float], unit: str = "") -> str:
-        if before is None or seconds <= 0:
+        # A process that took the other's place may have connections where that had none.
+        if before is None or seconds <= 0 or not (before["connections"] or not state["connections"]):
             return _NONE
         return f"{number((read(state) - read(before)) / seconds)}{unit}/s"
 
@@ -145,7 +166,7 @@ def view(state: State, before: State | None, seconds: float) -> RenderableType:
         ("breaker", _breaker(state)),
         ("hold", f"{state['held_for']:.1f} s" if state["held_for"] else "none"),
         ("pace", _pace(state)),
-        ("retry tokens", number(state["retry_tokens"])),
+        ("retry tokens", _tokens(state["retry_tokens"])),
         ("attempts", f"{state['attempts']:,}, {rate(lambda each: each['attempts'])}"),
         ("failures", f"{state['failures']:,}, {rate(lambda each: each['failures'])}"),
         ("bulk invite", _line(state)),
@@ -173,7 +194,7 @@ def _latency(state: State) -> RenderableType:
     table = show.new_table("last 5 to 10 minutes", "answered", *columns, right=("answered", *columns))
     for endpoint, found in sorted(state["latency"].items()):
         times = [duration(found[column]) for column in columns]
-        table.add_row(endpoint, f"{found['count']:,}", *times)
+        table.add_row(show.plain(endpoint), f"{found['count']:,}", *times)
     return table
 
 
@@ -184,6 +205,11 @@ def _breaker(state: State) -> str:
 def _pace(state: State) -> str:
     pace = state["requests_per_second"]
     return "not limited" if pace is None else f"{number(pace)} bulk invites a second"
+
+
+def _tokens(left: float | None) -> str:
+    # JSON has no infinity, so it is null there.
+    return "unlimited" if left is None or isinf(left) else number(left)
 
 
 def _line(state: State) -> str:

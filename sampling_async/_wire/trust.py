@@ -103,4 +103,6 @@ def _used(variable: str, path: str, make: Callable[[], ssl.SSLContext]) -> ssl.S
         reason = exc.reason.lower().replace("_", " ") if exc.reason else _EXPECTED
     except OSError as exc:
         reason = exc.strerror or type(exc).__name__
+    except ValueError:  # such as "embedded null byte"
+        reason = "this system has no such paths"
     raise Unusable(f"{variable} names {path}, which cannot be used: {reason}")
