@@ -10,6 +10,7 @@ from runpy import run_path
 
 import pytest
 from docs_kit import PAGES, ROOT, examples_of, write_all
+from ports import free_port
 
 from sampling_async.simulator import Simulator
 
@@ -25,13 +26,12 @@ def of_page(page):
 def test_the_scripts_of_a_page_run_in_order(page, monkeypatch, capsys, tmp_path):
     """They share a folder, because one may read the files of another. Each has a fresh simulator."""
     monkeypatch.chdir(tmp_path)
-    port = 0
+    port = free_port()  # always the same, because a journal belongs to one address
     for example in examples_of(page):
         if example.is_test or example.is_service:
             continue
         simulator = Simulator(seed=0, surveys=20, members=200)  # as `sampling-async simulate` makes it
         with simulator.serve(port=port) as url:
-            port = int(url.rpartition(":")[2])  # the same port, because a journal belongs to one address
             monkeypatch.setenv("SAMPLING_BASE_URL", url)
             monkeypatch.setenv("SAMPLING_PANEL_GUID", simulator.panel_guid)
             monkeypatch.setenv("SAMPLING_API_KEY", simulator.api_key)

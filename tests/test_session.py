@@ -24,6 +24,7 @@ import httpx
 import pytest
 import trustme
 import wire
+from ports import free_port
 
 from sampling_async import (
     BodyLimits,
@@ -210,8 +211,7 @@ async def failure(url: str, **options) -> Exception:
 
 
 async def test_a_refused_connection_was_never_sent():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     error = await failure(f"http://127.0.0.1:{port}")
     assert (type(error), error.delivery, error.permanent) == (TransportError, "not_sent", False)
 

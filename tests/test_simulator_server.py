@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from ports import free_port
 
 import sampling_async
 from sampling_async.simulator import Fault, Simulator
@@ -69,8 +70,8 @@ def test_a_cut_after_the_work_leaves_its_invites_in_the_ledger():
 
 
 def test_the_port_can_be_chosen_and_is_free_again_afterwards():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(OSError, match="in use"), Simulator(surveys=1, members=1).serve(port=port):
             pass
     sim = Simulator(surveys=1, members=1)
@@ -96,8 +97,7 @@ def test_responses_are_not_delayed_by_the_socket():
 
 
 def test_run_serves_until_it_is_interrupted():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     root = Path(sampling_async.__file__).parents[1]
     code = f"from sampling_async.simulator import Simulator; Simulator(surveys=1, members=1).run(port={port})"
     sim = Simulator(surveys=1, members=1)

@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 from fault_server import Ledger, Request, framed, right_document
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -34,7 +35,7 @@ class Backend:
         self.back_at = inf
         self._seconds = seconds
         self._listener: socket.socket | None = None
-        self._port = 0
+        self._port = free_port()
         self._conversations: dict[asyncio.Task[None], socket.socket] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -83,7 +84,6 @@ class Backend:
         # asyncio's server is not used: closed while it accepts a connection, it leaves that open.
         self._listener = socket.create_server(("127.0.0.1", self._port), backlog=512)
         self._listener.setblocking(False)
-        self._port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._loop.add_reader(self._listener, self._accept)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +123,7 @@ def nginx_that_asks_who(backend: str, authority: trustme.CA, *, location: str = 
 
 @contextmanager
 def _nginx(folder: str, backend: str, values: dict[str, str]) -> Iterator[int]:
-    program, port = needs("nginx"), _free_port()
+    program, port = needs("nginx"), free_port()
     config = Path(folder) / "nginx.conf"
     config.write_text(_NGINX.format(folder=folder, port=port, backend=backend, **values))
     with _running([program, "-p", folder, "-c", str(config)], port):
@@ -132,7 +133,7 @@ def _nginx(folder: str, backend: str, values: dict[str, str]) -> Iterator[int]:
 @contextmanager
 def squid() -> Iterator[str]:
     """Run squid, which requires credentials; gives its address with them."""
-    program, port = needs("squid"), _free_port()
+    program, port = needs("squid"), free_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # squid drops its privileges before it reads the folder
         knows, config = Path(folder) / "knows", Path(folder) / "squid.conf"
@@ -146,7 +147,7 @@ def squid() -> Iterator[str]:
 @contextmanager
 def tinyproxy() -> Iterator[str]:
     """Run tinyproxy, which requires credentials; gives its address with them."""
-    program, port = needs("tinyproxy"), _free_port()
+    program, port = needs("tinyproxy"), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "tinyproxy.conf"
         config.write_text(_TINYPROXY.format(port=port, user=USER, password=PASSWORD))
@@ -157,7 +158,7 @@ def tinyproxy() -> Iterator[str]:
 @contextmanager
 def varnish(backend: str) -> Iterator[str]:
     """Run Varnish without caching in front of a service; gives its address."""
-    program, port = needs("varnishd"), _free_port()
+    program, port = needs("varnishd"), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "pass.vcl"
         config.write_text(_VARNISH.format(backend=backend.rpartition(":")[2]))
@@ -165,11 +166,6 @@ def varnish(backend: str) -> Iterator[str]:
         command = [program, "-F", "-j", "none", "-n", folder, "-a", f"127.0.0.1:{port}", "-f", str(config)]
         with _running([*command, *storage], port):
             yield f"http://127.0.0.1:{port}"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
