@@ -346,9 +346,10 @@ def _value(where: str, key: str, value: Any) -> Any:
     kind, rule = _TYPES.get(key, (str, "text"))
     is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
     is_right = type(value) is kind or is_number
-    if not is_right or (key == "max_concurrency" and not 1 <= value <= sys.maxsize):
+    is_countable = key != "max_concurrency" or (isinstance(value, int) and 1 <= value <= sys.maxsize)
+    if not is_right or not is_countable:
         raise InvalidRequestError(f"{where}: {key} must be {rule}")
-    if kind is str and "\0" in value:
+    if isinstance(value, str) and "\0" in value:
         raise InvalidRequestError(f"{where}: {key} has a NUL (\\u0000) in it; write it without")
     return value
 

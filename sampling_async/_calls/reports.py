@@ -138,9 +138,9 @@ class Spans(Protocol):
         """Learn that a call has ended, of a fan-out if its span is given; `report` makes the report."""
 
     def fan_out_began(self) -> object:
-        """Return the span of a fan-out that begins."""
+        """Return the span of a fan-out that begins, for `fan_out_ended`."""
 
-    def fan_out_ended(self, span: object, taken: int, answered: int) -> None:
+    def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         """Learn that a fan-out has ended."""
 
 
@@ -259,10 +259,10 @@ class Hooks:
         """Return the span of a fan-out, or None without telemetry."""
         return None if self._spans is None else self._tell("telemetry", self._spans.fan_out_began)
 
-    def fan_out_ended(self, span: object, taken: int, answered: int) -> None:
+    def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         """Report the end of a fan-out: how many quota IDs were taken, and of how many the outcome was given."""
         if self._spans is not None:
-            self._tell("telemetry", self._spans.fan_out_ended, span, taken, answered)
+            self._tell("telemetry", self._spans.fan_out_ended, fan_out, taken, answered)
 
 
 def _status_of(answer: Reply | SamplingError | None) -> int | None:

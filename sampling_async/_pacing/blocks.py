@@ -67,7 +67,8 @@ class Blocks:
             self._timer.cancel()
         loop = asyncio_loop()
         assert loop is not None
-        self._timer = loop.call_at(until, _ring, weakref.ref(self))
+        ours: weakref.ref[Blocks] = weakref.ref(self)
+        self._timer = loop.call_at(until, _ring, ours)
 
     def ring(self) -> None:
         """Cancel the blocks whose time has passed, and set the timer for the next one."""
