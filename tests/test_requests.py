@@ -93,10 +93,13 @@ def test_a_member_code_that_cannot_be_a_path_segment_is_refused(code):
     assert "a\nb" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.0, "7", None, 2**63, [1]])
-def test_an_invalid_quota_id_is_refused(value):
+@pytest.mark.parametrize("place", range(10))
+def test_an_invalid_quota_id_is_refused(place):
+    value = [0, -1, True, 1.0, "7", "\ud800", None, 2**63, 10**5000, [1]][place]
     with pytest.raises(InvalidRequestError, match="a quota ID must be a whole number"):
         protocol.quota_id_of(value)
+    with pytest.raises(InvalidRequestError, match="a quota ID must be a whole number"):
+        InviteRequest("m", [5, value])
 
 
 def test_any_object_with_an_index_is_a_quota_id():

@@ -49,7 +49,10 @@ def quota_id_of(value: SupportsIndex) -> int:
     except Exception:  # noqa: BLE001  __index__ of a foreign class may raise anything
         number = None
     if number is None or not 1 <= number <= INT64_MAX:
-        shown = repr(value) if isinstance(value, int | float | bool) else f"a {type(value).__name__}"
+        try:
+            shown = repr(value) if isinstance(value, int | float | bool) else f"a {type(value).__name__}"
+        except ValueError:  # Python writes no number of more than 4300 digits
+            shown = "a larger one"
         raise InvalidRequestError(
             f"a quota ID must be a whole number from 1 to 2**63 - 1, not {shown[:40]}; take it from "
             "get_quotas()"
