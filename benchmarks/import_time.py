@@ -14,6 +14,7 @@ import tempfile
 
 SUBJECTS = {
     "libraries": "import httpx, cattrs, anyio",
+    "package": "import sampling_async",
     "client": "from sampling_async import SamplingClient",
     "matching": "from sampling_async.matching import QuotaIndex",
 }
@@ -46,7 +47,7 @@ def main() -> None:
     for name, statement in SUBJECTS.items():
         spread = f"{min(times[name]):.0f} to {max(times[name]):.0f}"
         print(f"{statement:46} {medians[name]:6.1f} ms CPU (median of {runs}; {spread})")
-    for name in ("client", "matching"):
+    for name in ("package", "client", "matching"):
         print(f"{name} by the libraries: {medians[name] / medians['libraries']:.2f}")
 
 

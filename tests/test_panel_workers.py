@@ -151,7 +151,7 @@ def test_a_worker_cleans_up_after_its_parent_is_gone(generated, tmp_path, monkey
     process.start()
     theirs.close()
     ours.send(tmp_path)
-    ours.send(None)
+    ours.send(True)
     assert ours.poll(60)
     ours.close()
     process.join(60)
@@ -200,7 +200,7 @@ def test_an_error_that_cannot_be_pickled_is_told_with_its_type_and_text(tmp_path
 
     def parent():
         ours.send(tmp_path)
-        ours.send("begin")
+        ours.send(True)
         received.append(ours.recv())
         ours.close()
 
@@ -279,11 +279,11 @@ def test_a_worker_that_is_stopped_or_ignores_sigterm_is_ended(generated, crew, i
     assert not active_children()
 
 
-def test_a_run_may_be_ended_by_a_garbage_collection(generated, crew, monkeypatch, tmp_path):
+def test_a_run_may_be_ended_by_a_garbage_collection(generated, crew, monkeypatch):
     """While processes of one run are put back, the processes of an abandoned run are too."""
     index, panel = generated
     workers = Workers(2)
-    unread = workers._taking_part(tmp_path)
+    unread = workers._taking_part(1)
 
     class Collecting(list):
         def append(self, worker):
@@ -315,6 +315,59 @@ def test_kept_processes_serve_one_run_after_the_other(generated, crew):
             assert made == matcher.run(panel).read_all()
             assert 2 <= crew.given - given < len(batches)
         assert len(crew.workers) == len(active_children()) == 2
+
+
+def test_kept_processes_are_sent_the_matcher_once(generated, crew, monkeypatch):
+    index, panel = generated
+    sent = []
+    monkeypatch.setattr(
+        _workers,
+        "pickle",
+        SimpleNamespace(dumps=lambda match: sent.append(match) or pickle.dumps(match), loads=pickle.loads),
+    )
+    batches = panel.to_batches(max_chunksize=40)
+    fewer = panel.drop_columns([str(AGE)])
+    one, other = PanelMatcher(index, TopK(5)), PanelMatcher(index, TopK(5))
+    expected, of_fewer = one.run(panel).read_all(), one.run(fewer).read_all()
+    assert expected != of_fewer
+    with Workers(3) as workers:
+
+        def run(matcher, batches):
+            given = crew.given
+            made = matcher.run(crew.awaited(batches), workers=workers).read_all()
+            assert crew.given > given
+            return made
+
+        assert run(one, batches) == run(one, batches) == expected
+        assert len(sent) == 1
+        # Another plan, because another column is missing; then another matcher.
+        assert run(one, fewer.to_batches(max_chunksize=40)) == of_fewer
+        assert len(sent) == 2
+        assert run(other, batches) == expected
+        assert len(sent) == 3
+        assert run(other, batches) == expected
+        assert len(sent) == 3
+
+
+def test_kept_processes_have_new_files_for_larger_pieces_and_none_at_the_end(
+    generated, crew, monkeypatch, tmp_path
+):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    matcher = PanelMatcher(index, TopK(5))
+    expected = matcher.run(panel).read_all()
+    with Workers(2) as workers:
+        folders = []
+        for size in (20, 20, 40, 20):
+            monkeypatch.setattr(_matcher, "_ROWS", size)
+            made = matcher.run(crew.awaited(panel.to_batches(max_chunksize=size)), workers=workers)
+            assert made.read_all() == expected
+            folders += tmp_path.iterdir()
+        assert len(folders) == 4
+        assert folders[0] == folders[1]
+        assert folders[1] != folders[2]
+        assert folders[2] == folders[3]
+    assert not list(tmp_path.iterdir())
 
 
 def test_kept_processes_are_waited_for(generated, crew):

@@ -265,7 +265,7 @@ class PanelMatcher:
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
         """Match with one process or several, and merge the outputs that are not final."""
         parts: list[Any] = []
-        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._plan):
+        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._planned):
             if is_part:
                 parts.append(made)
             else:
@@ -273,9 +273,9 @@ class PanelMatcher:
         if parts:
             yield from self.merged(parts).to_batches()
 
-    def _plan(self, batch: Any) -> None:
+    def _planned(self, batch: Any) -> Kernel:
         """Make the plan for a panel here, so that the other processes need not make it again."""
-        self._kernels.plan(self._read.found(batch.schema, self._columns))
+        return self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
         """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of its parts.

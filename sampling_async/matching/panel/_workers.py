@@ -3,7 +3,8 @@
 This process matches too: it begins while the others start, and hands out pieces between its own. A piece is
 sent as a file mapped into memory, in a memory file system if there is one: to send it through a pipe would cost
 a good part of the time gained. Each worker has one piece to work on and one waiting. The workers end with the
-run, unless `Workers` keeps them for the next run.
+run, unless `Workers` keeps them for the next run. A worker keeps its matcher and its files: to send the one and
+to write the others for the first time costs as much as some pieces.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from weakref import WeakMethod, ref
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
@@ -34,7 +36,10 @@ Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
 Matches: TypeAlias = "Callable[[Iterable[Piece]], Iterator[Any]]"
-"""Makes record batches from pieces."""
+"""A method that makes record batches from pieces."""
+
+_Work: TypeAlias = "tuple[WeakMethod[Matches], ref[object]]"
+"""What a worker matches with: the method, and the plan that it was sent with."""
 
 _WORK: Final = "work"
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
@@ -84,6 +89,7 @@ class _Worker:
     Attributes:
         connection: This process's end of the pipe.
         pieces: The numbers of the pieces that the worker has; it works on the first one.
+        work: What it matches with, since it was sent; kept when the run has ended.
         is_free: Whether the worker takes part in no run.
         is_ready: Whether the worker can take pieces of the current run.
     """
@@ -97,8 +103,11 @@ class _Worker:
             self._process.start()
         # Close our copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
         theirs.close()
+        self._folder: TemporaryDirectory[str] | None = None
+        self._size = 0  # of the pieces that the folder was made for
         self._files: deque[_File] = deque()
         self.pieces: deque[int] = deque()
+        self.work: _Work | None = None
         self.is_free = True
         self.is_ready = self._is_told = False
 
@@ -107,15 +116,33 @@ class _Worker:
         """Whether the process is running."""
         return self._process.is_alive()
 
-    def join(self, folder: Path, name: str) -> None:
-        """Make the worker take part in a run, whose files are in a folder."""
-        self.is_free = False
-        self._files.extend(_File(folder / f"{name}-{at}") for at in range(_PIECES))
-        self._send(folder)
+    def join(self, size: int, workers: int) -> None:
+        """Make the worker take part in a run.
 
-    def begin(self) -> None:
-        """Notify the worker that the work file is written; its start takes longer than that."""
-        self._send(None)
+        Args:
+            size: The bytes of a piece.
+            workers: How many workers take part.
+        """
+        self.is_free = False
+        if self._folder is None or size > self._size:
+            self._remove_folder()
+            place = _place(_PIECES * workers * size)
+            # Each worker has a folder of its own, because it may be kept longer than the others.
+            folder = TemporaryDirectory(prefix="sampling-async-", dir=place, ignore_cleanup_errors=True)
+            self._folder, self._size = folder, size
+            self._files.extend(_File(Path(folder.name, str(at))) for at in range(_PIECES))
+        self._send(Path(self._folder.name))
+
+    def begin(self, work: _Work, pickled: bytes) -> None:
+        """Send the work, if the worker does not have it; the start of the worker takes longer than that."""
+        is_new = work != self.work
+        if is_new:
+            assert self._folder is not None
+            Path(self._folder.name, _WORK).write_bytes(pickled)
+            self.work = work
+        self._send(is_new)
+        # One that has the work takes pieces at once, while this process matches its first one.
+        self.is_ready = not is_new
 
     @property
     def has_room(self) -> bool:
@@ -164,11 +191,9 @@ class _Worker:
         )
 
     def leave(self) -> None:
-        """Release the worker from a run, after its last message, and close the files."""
+        """Release the worker from a run, after its last message."""
         self.is_free = True
         self.is_ready = self._is_told = False
-        while self._files:
-            self._files.pop().close()
 
     def stop(self) -> None:
         """Kill the process, in whatever state it is, and release its resources."""
@@ -176,7 +201,13 @@ class _Worker:
         self._process.kill()
         self._process.join()
         self.connection.close()
-        self.leave()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        while self._files:
+            self._files.pop().close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 class Workers:
@@ -185,6 +216,9 @@ class Workers:
         with Workers(8) as workers:
             counts = PanelMatcher(index).run(panel, workers=workers).read_all()
             best = PanelMatcher(index, TopK(20)).run(panel, workers=workers).read_all()
+
+    They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
+    inventory. Each keeps two files in memory besides, as large as a piece.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
     members, and at least one piece for each process. At its end, a run waits for processes that started too
@@ -225,7 +259,7 @@ class Workers:
             worker.stop()
 
     def _matched(
-        self, match: Matches, pieces: Iterator[Piece], ready: Callable[[Any], object]
+        self, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
     ) -> Iterator[tuple[bool, Any]]:
         # Read some pieces to see whether the panel is large enough, and match here if it is not.
         worth = max(self.count, _WORTH)
@@ -235,27 +269,28 @@ class Workers:
             yield from ((False, batch) for batch in match(pieces))
             return
         batch = begun[0][1]
-        room = _PIECES * (self.count - 1) * batch.nbytes
-        with (
-            TemporaryDirectory(prefix="sampling-async-", dir=_place(room), ignore_cleanup_errors=True) as name,
-            self._taking_part(Path(name)) as crew,
-        ):
-            ready(batch)
+        with self._taking_part(batch.nbytes) as crew:
+            work = WeakMethod(match), ref(planned(batch))
             # Free these pieces as soon as they are matched: they are large.
             del batch, begun
-            Path(name, _WORK).write_bytes(pickle.dumps(match))
+            pickled = pickle.dumps(match) if any(worker.work != work for worker in crew) else b""
             for worker in crew:
-                worker.begin()
+                worker.begin(work, pickled)
+            del pickled
             yield from _Lead(crew, pieces).matched(match, self._has_room)
 
     @contextmanager
-    def _taking_part(self, folder: Path) -> Generator[Sequence[_Worker]]:
-        """Make processes take part in a run; at its end, stop those that are not free or not kept."""
+    def _taking_part(self, size: int) -> Generator[Sequence[_Worker]]:
+        """Make processes take part in a run; at its end, stop those that are not free or not kept.
+
+        Args:
+            size: The bytes of a piece.
+        """
         crew: list[_Worker] = []
         try:
-            for number in range(self.count - 1):
+            for _ in range(self.count - 1):
                 crew.append(self._idle_one() or _Worker())
-                crew[-1].join(folder, str(number))
+                crew[-1].join(size, self.count - 1)
             yield crew
         finally:
             for worker in crew:
@@ -283,20 +318,21 @@ class Workers:
 
 
 def matched_by(
-    workers: Workers, match: Matches, pieces: Iterator[Piece], ready: Callable[[Any], object]
+    workers: Workers, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
 ) -> Iterator[tuple[bool, Any]]:
     """Yield the output of a panel as record batches, in the order of its pieces, for `PanelMatcher.run`.
 
     Args:
         workers: The processes that match.
-        match: Makes record batches from pieces; it is pickled.
+        match: A method that makes record batches from pieces. Its object is pickled, with the plan.
         pieces: The panel; if there are few pieces, this process matches them alone.
-        ready: Called with a batch before `match` is pickled, while the other processes start.
+        planned: Returns the plan that the object of `match` has for batches like the given one. It is called
+            while the other processes start.
 
     Returns:
         For each record batch, whether it came after all pieces and must be merged with others; and the batch.
     """
-    return workers._matched(match, pieces, ready)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return workers._matched(match, pieces, planned)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class _Lead:
@@ -435,13 +471,13 @@ def _work(connection: Connection) -> None:
     """Run a worker: take part in runs until the parent kills this process, or the parent is gone."""
     # On Ctrl-C, the parent kills this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = None
+    folder = match = None
     # These errors mean that the parent is gone.
     with suppress(EOFError, ConnectionError):
         try:
             while True:
                 folder = connection.recv()
-                _take_part(connection, folder)
+                match = _take_part(connection, folder, match)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", _sendable(exc)))
             while True:
@@ -463,7 +499,8 @@ def _sendable(exc: Exception) -> Exception:
     return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
-def _take_part(connection: Connection, folder: Path) -> None:
+def _take_part(connection: Connection, folder: Path, match: Matches | None) -> Matches:
+    """Take part in a run with the given matcher, or with another one that is sent; return the one used."""
     made: list[Any] = []
 
     def say(kind: str) -> None:
@@ -481,7 +518,12 @@ def _take_part(connection: Connection, folder: Path) -> None:
             # `match` has yielded all the output of this piece, so the parent may overwrite the file.
             say("done")
 
-    connection.recv()
-    for batch in pickle.loads((folder / _WORK).read_bytes())(pieces()):  # noqa: S301  from our own parent
+    is_sent = connection.recv()
+    if match is None or is_sent:
+        # Free the previous one first: with its rows it is large.
+        match = None
+        match = pickle.loads((folder / _WORK).read_bytes())  # noqa: S301  from our own parent
+    for batch in match(pieces()):
         made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")
+    return match
