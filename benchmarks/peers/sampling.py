@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakValueDictionary
 
-from sampling_async import Quotas, SamplingClient, from_json
+from sampling_async import Quotas, SamplingClient, Survey, from_json
+from sampling_async._calls.quotas import read_quotas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import httpx
+
+_PART: Final = 2**16
 
 
 class SamplingAsync:
@@ -50,7 +55,17 @@ class SamplingAsync:
         return await self.client.get_quotas()
 
     def decode_quotas(self, body: bytes) -> Any:
-        """Get and decode an inventory."""
+        """Read an inventory as `get_quotas` does: survey by survey, in parts as sockets give them."""
+        return quotas_of(body, WeakValueDictionary())
+
+
+class SamplingAsyncWhole(SamplingAsync):
+    """The same, for a user who has a whole inventory in memory."""
+
+    name = "sampling_async, from_json"
+
+    def decode_quotas(self, body: bytes) -> Any:
+        """Read an inventory in one call."""
         return from_json(Quotas, body)
 
 
@@ -65,3 +80,28 @@ class SamplingAsyncCounted(SamplingAsync):
         if sum(result.counts.values()) != len(quota_ids):
             raise ValueError("a quota ID was not counted")
         return len(result.invites)
+
+
+def quotas_of(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> Quotas:
+    """Read an inventory as a client does that knows some surveys of it."""
+    arriving: Any = _Arriving(body)
+    quotas: Quotas | None = asyncio.run(read_quotas(arriving, known)).result
+    assert quotas is not None
+    return quotas
+
+
+class _Arriving:
+    """What `read_quotas` needs of a `Body`."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    async def next(self) -> bytes:
+        """Return the next part."""
+        part = self._body[self._at : self._at + _PART]
+        self._at += _PART
+        return part
+
+    async def aclose(self) -> None:
+        """Do nothing."""

@@ -34,7 +34,8 @@ PEERS: Final = {
 """The module of each client. A process imports only the one that it measures."""
 
 COUNTED: Final = "sampling_async, invites and counts"
-_VARIANTS: Final = {**PEERS, COUNTED: "sampling:SamplingAsyncCounted"}
+WHOLE: Final = "sampling_async, from_json"
+_VARIANTS: Final = {**PEERS, COUNTED: "sampling:SamplingAsyncCounted", WHOLE: "sampling:SamplingAsyncWhole"}
 
 ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
 UVLOOP: Final = "its own, under uvloop"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from peers.sampling import quotas_of
 from scoreboard.board import at_least, at_most
 
-from sampling_async import Survey
-from sampling_async._json.inventory import Inventory
+from sampling_async import Quotas, Survey
 from speed.canned_server import Address
-from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, contender
+from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, WHOLE, contender
 from speed.inventories import SIZES, inventory, refreshed
 from speed.measuring import Measured, Spread, Table, interleaved, ratio
 from speed.remote import fresh
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from scoreboard.board import Run
 
     from speed.measuring import Sample
-
-_PART: Final = 2**16
 
 
 def measure(run: Run) -> Measured:
@@ -60,33 +59,30 @@ def _refreshes(megabytes: int, rounds: int) -> dict[str, list[float]]:
     """Return the CPU seconds of reading an inventory in full, and as a client that knows the one before."""
     body = inventory(megabytes)
     later, known = refreshed(body), WeakValueDictionary[bytes, Survey]()
-    before = _read(body, known)
+    before = quotas_of(body, known)
     takers = {
         "full": lambda: _cpu(later, WeakValueDictionary()),
         # A copy, so that no round knows more than the inventory before.
         "refresh": lambda: _cpu(later, WeakValueDictionary(known)),
     }
     taken = interleaved(takers, rounds)
-    assert len(_read(later, known)) == len(before)
+    assert len(quotas_of(later, known).surveys) == len(before.surveys)
     return taken
 
 
 def _cpu(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> float:
+    gc.collect()
     started = time.process_time()
-    _surveys = _read(body, known)
+    _quotas: Quotas = quotas_of(body, known)
     return time.process_time() - started
-
-
-def _read(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> list[Survey]:
-    reader = Inventory(known)
-    surveys = [survey for at in range(0, len(body), _PART) for survey in reader.feed(body[at : at + _PART])]
-    return [*surveys, *reader.end()]
 
 
 def _samples(megabytes: int, rounds: int) -> dict[str, list[Sample]]:
     with TemporaryDirectory() as folder, ExitStack() as stack:
         body = Path(folder) / "inventory.json"
         body.write_bytes(inventory(megabytes))
-        processes = {name: stack.enter_context(contender(name, Address("http://127.0.0.1"))) for name in PEERS}
+        processes = {
+            name: stack.enter_context(contender(name, Address("http://127.0.0.1"))) for name in (*PEERS, WHOLE)
+        }
         takers = {name: partial(each.call, "decode", body) for name, each in processes.items()}
         return interleaved(takers, rounds)

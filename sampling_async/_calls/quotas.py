@@ -75,7 +75,7 @@ class QuotasReader:
                 await body.aclose()
                 return Reply(OK, result=held)
             etag = body.etag
-            return await _read_quotas(body, self._surveys)
+            return await read_quotas(body, self._surveys)
 
         quotas = await self._caller.call(call, permit, read=read)
         if quotas is not held:
@@ -83,7 +83,7 @@ class QuotasReader:
         return quotas
 
 
-async def _read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
+async def read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
     """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
     stream = _Reading(body, known)
     surveys: list[Survey] = []

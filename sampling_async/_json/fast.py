@@ -17,7 +17,7 @@ import types
 from collections import deque
 from datetime import datetime
 from functools import cache, partial
-from hashlib import blake2b
+from hashlib import sha1
 from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -109,9 +109,12 @@ def _read_surveys(
     raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body)
     if raws is None:
         return None
-    digests = [blake2b(raw).digest() for raw in raws]
+    # Most processors have instructions for SHA-1. Nobody gains from two surveys with the same digest.
+    digests = [sha1(raw, usedforsecurity=False).digest() for raw in raws]
     surveys = list(map(known.get, digests))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
+    if not unknown:
+        return cast("list[Survey]", surveys)
     drafts = [_decoded(Survey, bytes(raws[at])) for at in unknown]
     if None in drafts or not _become(Survey, drafts, shared):
         return None
