@@ -471,13 +471,14 @@ def _work(connection: Connection) -> None:
     """Run a worker: take part in runs until the parent kills this process, or the parent is gone."""
     # On Ctrl-C, the parent kills this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = match = None
+    folder = None
+    held: list[Matches] = []
     # These errors mean that the parent is gone.
     with suppress(EOFError, ConnectionError):
         try:
             while True:
                 folder = connection.recv()
-                match = _take_part(connection, folder, match)
+                _take_part(connection, folder, held)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", _sendable(exc)))
             while True:
@@ -499,8 +500,8 @@ def _sendable(exc: Exception) -> Exception:
     return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
-def _take_part(connection: Connection, folder: Path, match: Matches | None) -> Matches:
-    """Take part in a run with the given matcher, or with another one that is sent; return the one used."""
+def _take_part(connection: Connection, folder: Path, held: list[Matches]) -> None:
+    """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
     made: list[Any] = []
 
     def say(kind: str) -> None:
@@ -518,12 +519,9 @@ def _take_part(connection: Connection, folder: Path, match: Matches | None) -> M
             # `match` has yielded all the output of this piece, so the parent may overwrite the file.
             say("done")
 
-    is_sent = connection.recv()
-    if match is None or is_sent:
-        # Free the previous one first: with its rows it is large.
-        match = None
-        match = pickle.loads((folder / _WORK).read_bytes())  # noqa: S301  from our own parent
-    for batch in match(pieces()):
+    if connection.recv():
+        held.clear()  # before the next one is read: with its rows it is large
+        held.append(pickle.loads((folder / _WORK).read_bytes()))  # noqa: S301  from our own parent
+    for batch in held[0](pieces()):
         made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")
-    return match
