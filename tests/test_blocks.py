@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 
 import anyio
 import anyio.lowlevel
 import pytest
+import trio  # noqa: F401  loaded, as in a host that uses both
 
 from sampling_async._pacing.blocks import Blocks
 
@@ -44,6 +46,22 @@ async def test_a_block_without_a_deadline_ends_by_itself():
         await anyio.lowlevel.checkpoint()
         assert len(blocks) == 1
     assert (scope.cancelled_caught, len(blocks)) == (False, 0)
+
+
+def test_each_block_ends_where_trio_is_loaded_too():
+    """A callback sets the timer again. No task runs then, so anyio cannot tell asyncio from trio."""
+    assert "trio" in sys.modules
+
+    async def wait(blocks: Blocks, seconds: float) -> None:
+        with blocks.within(seconds):
+            await asyncio.sleep(600)
+
+    async def main() -> None:
+        blocks = Blocks()
+        await asyncio.wait_for(asyncio.gather(*(wait(blocks, seconds) for seconds in (0.01, 0.02, 0.03))), 30)
+
+    # No runner of anyio: these leave a note in the context about which library runs.
+    asyncio.run(main())
 
 
 async def test_all_blocks_end_together():

@@ -26,12 +26,13 @@ _TICK: Final = 0.001  # seconds; a timer may fire this much too early
 class Blocks:
     """The open blocks of one owner, in one event loop."""
 
-    __slots__ = ("__weakref__", "_deadlines", "_is_shut", "_none_left", "_now", "_on_asyncio", "_timer")
+    __slots__ = ("__weakref__", "_deadlines", "_is_new", "_is_shut", "_loop", "_none_left", "_now", "_timer")
 
     def __init__(self) -> None:
         self._deadlines: dict[anyio.CancelScope, float] = {}  # of the open blocks
         self._now = LoopClock()  # deadlines are times of the event loop's own clock
-        self._on_asyncio: bool | None = None  # None until the first block
+        self._is_new = True  # until the first block
+        self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
         self._timer: asyncio.TimerHandle | None = None  # it fires no later than the earliest deadline
         self._is_shut = False
         self._none_left: anyio.Event | None = None
@@ -41,10 +42,10 @@ class Blocks:
 
     def within(self, seconds: float) -> Block:
         """Return a block that is cancelled after a number of seconds, or when its owner is closed."""
-        if self._on_asyncio is None:
-            self._on_asyncio = asyncio_loop() is not None
+        if self._is_new:
+            self._is_new, self._loop = False, asyncio_loop()
         until = inf if seconds == inf else self._now() + seconds
-        if seconds > 0 and self._on_asyncio:
+        if seconds > 0 and self._loop is not None:
             return Block(self, anyio.CancelScope(), until)
         return Block(self, anyio.CancelScope(deadline=until), inf)
 
@@ -65,10 +66,10 @@ class Blocks:
     def _set_timer(self, until: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio_loop()
-        assert loop is not None
+        # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
+        assert self._loop is not None
         ours: weakref.ref[Blocks] = weakref.ref(self)
-        self._timer = loop.call_at(until, _ring, ours)
+        self._timer = self._loop.call_at(until, _ring, ours)
 
     def ring(self) -> None:
         """Cancel the blocks whose time has passed, and set the timer for the next one."""

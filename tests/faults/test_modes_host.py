@@ -253,6 +253,7 @@ async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop
         # The system gives the lowest free number, and others may be free as well.
         pairs = [socket.socketpair()]
         while descriptor not in [sock.fileno() for sock in pairs[-1]]:
+            assert len(pairs) < 100, "the descriptor was not closed, or has gone to somebody else"
             pairs.append(socket.socketpair())
         ours, theirs = pairs[-1]
         if theirs.fileno() == descriptor:
