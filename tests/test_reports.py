@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import doubles
 import httpx
+import inventories
 import pytest
 
 from sampling_async import (
@@ -297,6 +299,52 @@ async def test_a_response_that_cannot_be_read_is_a_failed_attempt():
     async with doubles.client(service, **seen.hooks()) as client:
         await client.get_settings()
     assert [(each.status, each.error) for each in seen.attempts] == [(200, "DecodeError"), (200, None)]
+
+
+@pytest.mark.parametrize("ends", ["whole", "cut", "closed by the user"])
+async def test_an_inventory_that_is_read_as_it_arrives_is_reported_once_at_its_end(ends):
+    body = json.dumps(inventories.quotas(*[inventories.survey() for _ in range(3)])).encode()
+    watcher, time = Watcher(), doubles.FakeTime()
+
+    class Arriving(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield body[: len(body) // 2]  # with the first survey
+            time.now += 3.0
+            if ends == "cut":
+                raise httpx.ReadError("cut")
+            yield body[len(body) // 2 :]
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, stream=Arriving())
+
+    async with doubles.client(answer, time, **watcher.hooks()) as client:
+        async with aclosing(client.iter_surveys()) as surveys:
+            with suppress(SamplingError):
+                async for _ in surveys:
+                    assert not [call for call in watcher.calls if call.timing.total < 5.0]
+                    time.now += 100.0  # the time of the user
+                    if ends == "closed by the user":
+                        break
+    (call,) = watcher.calls
+    assert call.error == ("TransportError" if ends == "cut" else None)
+    assert call.delivery == ("unknown" if ends == "cut" else "answered")
+    assert call.timing.total == (2.0 if ends == "closed by the user" else 5.0)
+
+
+async def test_an_inventory_of_which_nothing_arrives_is_reported_once():
+    watcher = Watcher()
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(403, json={"ResultCode": 6, "Result": "No"})
+
+    async with doubles.client(answer, **watcher.hooks()) as client:
+        with pytest.raises(SamplingError) as caught:
+            [survey async for survey in client.iter_surveys()]
+        assert client.iter_surveys() is not None  # one that is never begun is no call
+    (call,) = watcher.calls
+    assert call.error == type(caught.value).__name__
+    assert caught.value.timing is not None
 
 
 async def test_a_closed_client_begins_no_attempt():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Call, Reply
+    from sampling_async._contract.timing import Timing
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
     from sampling_async._wire.session import BodyReader, Session
@@ -124,14 +125,20 @@ class Caller:
             if check is not None:
                 check(answer)
         except BaseException as exc:
-            timing = permit.timeline.timing(track.attempts)  # also ends the stage that was cut off
-            if isinstance(exc, SamplingError):
-                exc.timing = timing
-            self._report(call, permit, track, exc)
+            self.ended(call, permit, track, exc)
             raise
-        explain(answer, permit.timeline.timing(track.attempts))
-        self._report(call, permit, track, None)
+        explain(answer, self.ended(call, permit, track))
         return answer
+
+    def ended(
+        self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None = None
+    ) -> Timing:
+        """Report a call that has ended, and return where its time went; an error of ours gets it too."""
+        timing = permit.timeline.timing(track.attempts)  # also ends the stage that was cut off
+        if isinstance(error, SamplingError):
+            error.timing = timing
+        self._report(call, permit, track, error)
+        return timing
 
     def _report(self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None) -> None:
         if self.hooks is None:

@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.exchange import OK, Reply, Track
 from sampling_async._contract.records import Quotas
+from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async._json.inventory import Inventory
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sampling_async._calls.call import Caller
     from sampling_async._contract.exchange import Call
     from sampling_async._contract.records import Survey
-    from sampling_async._contract.timing import Timing
     from sampling_async._pacing.gate import Permit
     from sampling_async._wire.bodies import Body
 
@@ -140,7 +139,8 @@ class _Reading:
 class SurveyStream:
     """The surveys of an inventory as they arrive. Only one part of the body and its surveys is in memory.
 
-    The call is repeated until its first surveys arrive. A failure after that is raised.
+    The call is repeated until its first surveys arrive. A failure after that is raised. The call is reported
+    once, at its end: when the body was read, when that failed, or when the stream is closed.
 
     Args:
         caller: Makes the call.
@@ -155,7 +155,7 @@ class SurveyStream:
         self._permit = permit
         self._track = Track()
         self._reading: _Reading | None = None
-        self._timing: Timing | None = None  # until the first surveys, then with the reading of the others
+        self._has_ended = False
         self._seconds = 0.0
 
     async def next(self) -> Sequence[Survey]:
@@ -164,32 +164,36 @@ class SurveyStream:
         Raises:
             SamplingError: The call failed, or the rest of the body could not be read.
         """
-        if self._reading is None:
-            first = await self._caller.call(self._call, self._permit, self._track, self._begin)
-            self._timing = self._permit.timeline.timing(self._track.attempts)
-            self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
-            # A body in which no survey was found was decoded as a whole, into `Quotas`.
-            return first if isinstance(first, list) else first.surveys
-        if self._reading.is_over:
+        if self._has_ended:
             return ()
-        began = self._caller.clock()
         try:
-            surveys = await self._caller.go_on(
-                self._call, self._track, self._reading.next, max(0.0, self._seconds)
-            )
-        except SamplingError as exc:
-            self._spend(self._caller.clock() - began)
-            exc.timing = self._timing
+            surveys = await (self._first() if self._reading is None else self._more(self._reading))
+        except BaseException as exc:
+            self._end(exc)
             raise
-        # Only the time in here counts. The time between two calls of this method belongs to the user.
-        self._spend(self._caller.clock() - began)
+        if self._reading is None or self._reading.is_over:
+            self._end()
         return surveys
 
-    def _spend(self, seconds: float) -> None:
-        """Count some seconds of reading."""
-        assert self._timing is not None
-        self._seconds -= seconds
-        self._timing = evolve(self._timing, body=self._timing.body + seconds)
+    async def _first(self) -> Sequence[Survey]:
+        first = await self._caller.run(self._call, self._permit, self._track, self._begin)
+        self._permit.timeline.enter(DECODE)
+        self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
+        # A body in which no survey was found was decoded as a whole, into `Quotas`.
+        return first if isinstance(first, list) else first.surveys
+
+    async def _more(self, reading: _Reading) -> Sequence[Survey]:
+        # Only the time in here counts. The time between two calls of `next` belongs to the user.
+        timeline, began = self._permit.timeline, self._caller.clock()
+        timeline.resume(BODY)
+        try:
+            return await self._caller.go_on(self._call, self._track, reading.next, max(0.0, self._seconds))
+        finally:
+            self._seconds -= timeline.enter(BODY) - began
+
+    def _end(self, error: BaseException | None = None) -> None:
+        self._has_ended = True
+        self._caller.ended(self._call, self._permit, self._track, error)
 
     async def _begin(self, body: Body) -> Reply:
         self._reading = _Reading(body)
@@ -202,3 +206,6 @@ class SurveyStream:
         if self._reading is not None and not self._reading.is_over:
             with anyio.CancelScope(shield=True):
                 await self._reading.aclose()
+        if self._reading is not None and not self._has_ended:
+            self._permit.timeline.resume(BODY)
+            self._end()

@@ -81,6 +81,10 @@ class Timeline:
         self._stage, self.since = stage, now
         return now
 
+    def resume(self, stage: int) -> None:
+        """Begin a stage without ending the one before: the time since that belongs to the user."""
+        self._stage, self.since = stage, self._clock()
+
     def timing(self, attempts: int) -> Timing:
         """End the current stage and return what has come together."""
         self.enter(self._stage)
