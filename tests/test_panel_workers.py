@@ -151,7 +151,7 @@ def test_a_worker_cleans_up_after_its_parent_is_gone(generated, tmp_path, monkey
     process.start()
     theirs.close()
     ours.send(tmp_path)
-    ours.send(True)
+    ours.send(tmp_path / "work")
     assert ours.poll(60)
     ours.close()
     process.join(60)
@@ -200,7 +200,7 @@ def test_an_error_that_cannot_be_pickled_is_told_with_its_type_and_text(tmp_path
 
     def parent():
         ours.send(tmp_path)
-        ours.send(True)
+        ours.send(tmp_path / _workers._WORK)
         received.append(ours.recv())
         ours.close()
 
@@ -347,6 +347,22 @@ def test_kept_processes_are_sent_the_matcher_once(generated, crew, monkeypatch):
         assert len(sent) == 3
         assert run(other, batches) == expected
         assert len(sent) == 3
+
+
+def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, crew, monkeypatch, tmp_path):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    matcher = PanelMatcher(index, TopK(5))
+    expected = matcher.run(panel).read_all()
+    with Workers(2) as workers:
+        for _ in range(3):
+            batches = crew.awaited(panel.to_batches(max_chunksize=40))
+            assert matcher.run(batches, workers=workers).read_all() == expected
+            (folder,) = tmp_path.iterdir()
+            assert {file.name for file in folder.iterdir()} == {"0", "1"}  # the matcher was read and removed
+            for file in folder.iterdir():
+                file.unlink()
+        assert len(crew.workers) == 1
 
 
 def test_kept_processes_have_new_files_for_larger_pieces_and_none_at_the_end(

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from peers.sampling import quotas_of
@@ -27,9 +27,17 @@ if TYPE_CHECKING:
     from speed.measuring import Sample
 
 
+NOTE: Final = (
+    "sampling_async reads as `get_quotas` does: in parts, between which it puts off full collections of "
+    "Python's garbage collector that fall due. The others, and `from_json`, read in one call and pay for them "
+    "within the sample. Such a collection visits all objects of the program; half of what msgspec Structs cost "
+    "here is one."
+)
+
+
 def measure(run: Run) -> Measured:
     """Let each client decode the same bodies, each in its own process."""
-    measured = Measured([], [], {})
+    measured = Measured([], [], {}, notes=[NOTE])
     for megabytes, rounds in ((SIZES[0], run.of(2, 9)), *([(SIZES[1], 3)] if run.version == "long" else [])):
         samples = measured.samples[f"{megabytes} MB"] = _samples(megabytes, rounds)
         cpu = {name: [sample.cpu for sample in taken] for name, taken in samples.items()}

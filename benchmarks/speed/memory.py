@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -36,14 +37,14 @@ class Growth:
     seconds: float
 
     def after(self, percent: int) -> float:
-        """Return how much higher the memory is after this share of the run than it ever was before."""
-        # The highest on both sides: the client forgets old links by the ten thousand, so its memory goes up and
-        # down by a megabyte.
-        return max(self.resident[percent * _A_PERCENT :]) - self.highest(percent)
+        """Return the growth from the time after this share of the run to the end."""
+        # Medians of two equally long times: the client forgets old links by the ten thousand, so its memory
+        # goes up and down by a megabyte.
+        return statistics.median(self.resident[-percent * _A_PERCENT :]) - self.typical(percent)
 
-    def highest(self, percent: int) -> float:
-        """Return the highest value in the first share of the run."""
-        return max(self.resident[: percent * _A_PERCENT])
+    def typical(self, percent: int) -> float:
+        """Return the median in a share of the run, after a first share that is as long."""
+        return statistics.median(self.resident[percent * _A_PERCENT : 2 * percent * _A_PERCENT])
 
 
 class Consumer(OurClient):
@@ -84,10 +85,10 @@ def measure(run: Run) -> Measured:
         for stream in STREAMS:
             with remote(Consumer, address, WIDTH) as process:
                 growths[stream] = process.call("take", stream, count)
-    columns = ("stream", "peak memory", f"highest until {warm} %", "growth from there on", "a second")
+    columns = ("stream", "peak memory", f"median of {warm} to {2 * warm} %", "growth to the end", "a second")
     table = Table(f"{count:,} quota IDs, and as many recontact codes", columns)
     for stream, growth in growths.items():
-        mib = [shown(value, "MiB") for value in (growth.peak, growth.highest(warm), growth.after(warm))]
+        mib = [shown(value, "MiB") for value in (growth.peak, growth.typical(warm), growth.after(warm))]
         table.rows.append((stream, *mib, round(count / growth.seconds)))
     goals = [
         at_most(

@@ -171,6 +171,8 @@ class SurveyStream:
         except BaseException as exc:
             self._end(exc)
             raise
+        # As in `read_quotas`.
+        put_off_a_pause()
         if self._reading is None or self._reading.is_over:
             self._end()
         return surveys
@@ -203,9 +205,11 @@ class SurveyStream:
 
     async def aclose(self) -> None:
         """Close the connection, if the body was not read to its end."""
-        if self._reading is not None and not self._reading.is_over:
-            with anyio.CancelScope(shield=True):
-                await self._reading.aclose()
-        if self._reading is not None and not self._has_ended:
-            self._permit.timeline.resume(BODY)
-            self._end()
+        try:
+            if self._reading is not None and not self._reading.is_over:
+                with anyio.CancelScope(shield=True):
+                    await self._reading.aclose()
+        finally:
+            if self._reading is not None and not self._has_ended:
+                self._permit.timeline.resume(BODY)
+                self._end()

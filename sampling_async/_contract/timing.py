@@ -44,7 +44,7 @@ class Timing:
 
     @property
     def total(self) -> float:
-        """The seconds from the beginning of the call to its end."""
+        """The seconds from the beginning of the call to its end, without your own between two surveys."""
         return sum([getattr(self, stage) for stage in STAGES], 0.0)
 
 

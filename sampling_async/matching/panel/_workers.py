@@ -77,6 +77,11 @@ class _File:
             _write(file, [batch])
         self._mapped = pa.memory_map(str(self.path), "r+")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was written, and somebody has removed it."""
+        return self._mapped is not None and not self.path.exists()
+
     def close(self) -> None:
         """Unmap the file."""
         if self._mapped is not None:
@@ -124,7 +129,8 @@ class _Worker:
             workers: How many workers take part.
         """
         self.is_free = False
-        if self._folder is None or size > self._size:
+        # Programs that clean up temporary files may have removed ours, if a day has passed since the last run.
+        if self._folder is None or size > self._size or any(file.is_gone for file in self._files):
             self._remove_folder()
             place = _place(_PIECES * workers * size)
             # Each worker has a folder of its own, because it may be kept longer than the others.
@@ -133,16 +139,18 @@ class _Worker:
             self._files.extend(_File(Path(folder.name, str(at))) for at in range(_PIECES))
         self._send(Path(self._folder.name))
 
-    def begin(self, work: _Work, pickled: bytes) -> None:
-        """Send the work, if the worker does not have it; the start of the worker takes longer than that."""
-        is_new = work != self.work
-        if is_new:
-            assert self._folder is not None
-            Path(self._folder.name, _WORK).write_bytes(pickled)
-            self.work = work
-        self._send(is_new)
+    @property
+    def work_file(self) -> Path:
+        """Where the work may be written for a run in which the worker takes part."""
+        assert self._folder is not None
+        return Path(self._folder.name, _WORK)
+
+    def begin(self, work: _Work, written: Path | None) -> None:
+        """Tell the worker what it matches with, and the file from which to read it, if it does not have it."""
+        self._send(written)
+        self.work = work
         # One that has the work takes pieces at once, while this process matches its first one.
-        self.is_ready = not is_new
+        self.is_ready = written is None
 
     @property
     def has_room(self) -> bool:
@@ -192,8 +200,8 @@ class _Worker:
 
     def leave(self) -> None:
         """Release the worker from a run, after its last message."""
-        self.is_free = True
         self.is_ready = self._is_told = False
+        self.is_free = True  # last: a signal handler may raise before
 
     def stop(self) -> None:
         """Kill the process, in whatever state it is, and release its resources."""
@@ -213,12 +221,14 @@ class _Worker:
 class Workers:
     """Processes that match panels, kept for several runs: to start them takes half a second each time.
 
+        matcher = PanelMatcher(index, TopK(20))
         with Workers(8) as workers:
-            counts = PanelMatcher(index).run(panel, workers=workers).read_all()
-            best = PanelMatcher(index, TopK(20)).run(panel, workers=workers).read_all()
+            for panel in panels:
+                best = matcher.run(panel, workers=workers).read_all()
 
     They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
-    inventory. Each keeps two files in memory besides, as large as a piece.
+    inventory. (An `Allocate` makes two of its own for each run.) Each keeps two files besides, as large as a
+    piece, in memory if there is room.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
     members, and at least one piece for each process. At its end, a run waits for processes that started too
@@ -273,11 +283,14 @@ class Workers:
             work = WeakMethod(match), ref(planned(batch))
             # Free these pieces as soon as they are matched: they are large.
             del batch, begun
-            pickled = pickle.dumps(match) if any(worker.work != work for worker in crew) else b""
+            new = [worker for worker in crew if worker.work != work]
+            if new:
+                new[0].work_file.write_bytes(pickle.dumps(match))
             for worker in crew:
-                worker.begin(work, pickled)
-            del pickled
+                worker.begin(work, new[0].work_file if worker in new else None)
             yield from _Lead(crew, pieces).matched(match, self._has_room)
+            if new:
+                new[0].work_file.unlink(missing_ok=True)
 
     @contextmanager
     def _taking_part(self, size: int) -> Generator[Sequence[_Worker]]:
@@ -478,7 +491,7 @@ def _work(connection: Connection) -> None:
         try:
             while True:
                 folder = connection.recv()
-                _take_part(connection, folder, held)
+                _take_part(connection, held)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", _sendable(exc)))
             while True:
@@ -500,7 +513,7 @@ def _sendable(exc: Exception) -> Exception:
     return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
-def _take_part(connection: Connection, folder: Path, held: list[Matches]) -> None:
+def _take_part(connection: Connection, held: list[Matches]) -> None:
     """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
     made: list[Any] = []
 
@@ -519,9 +532,10 @@ def _take_part(connection: Connection, folder: Path, held: list[Matches]) -> Non
             # `match` has yielded all the output of this piece, so the parent may overwrite the file.
             say("done")
 
-    if connection.recv():
+    written = connection.recv()
+    if written is not None:
         held.clear()  # before the next one is read: with its rows it is large
-        held.append(pickle.loads((folder / _WORK).read_bytes()))  # noqa: S301  from our own parent
+        held.append(pickle.loads(written.read_bytes()))  # noqa: S301  from our own parent
     for batch in held[0](pieces()):
         made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")
