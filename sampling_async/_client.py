@@ -193,6 +193,7 @@ class SamplingClient:
             random=random,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
+        self._gate.kind(BULK)  # made here, because `snapshot` may look for it in another thread
         self._caller = Caller(
             self._session,
             self._gate,

@@ -64,6 +64,24 @@ def test_each_block_ends_where_trio_is_loaded_too():
     asyncio.run(main())
 
 
+def test_a_block_begins_on_uvloop_while_the_timer_of_another_is_due():
+    """Less than half a millisecond before its time, a timer of uvloop is a plain handle, without `when`."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def wait(blocks: Blocks, seconds: float) -> None:
+        with blocks.within(seconds):
+            await asyncio.sleep(600)
+
+    async def main() -> None:
+        blocks = Blocks()
+        await asyncio.wait_for(
+            asyncio.gather(*(wait(blocks, seconds) for seconds in (0.0004, 0.01, 0.0004))), 30
+        )
+        assert len(blocks) == 0
+
+    uvloop.run(main())
+
+
 async def test_all_blocks_end_together():
     blocks, ended = Blocks(), []
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 import trio
 
@@ -44,6 +45,24 @@ async def test_older_and_newer_tokens_of_anyio_give_the_loop(monkeypatch):
     for token in (Token(), Token.native_token):
         monkeypatch.setattr(anyio.lowlevel, "current_token", lambda token=token: token)
         assert asyncio_loop() is Token.native_token
+
+
+def test_the_loop_is_found_in_a_callback_in_which_no_task_runs():
+    found = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(lambda: found.append(asyncio_loop()))
+        await asyncio.sleep(0)
+        found.append(asyncio.get_running_loop())
+
+    asyncio.run(main())  # not by anyio, which leaves a note in the context about which library runs
+    assert found[0] is found[1]
+
+
+async def test_the_clock_can_be_read_in_another_thread():
+    clock = LoopClock()
+    began = clock()
+    assert began <= await anyio.to_thread.run_sync(clock) <= clock()
 
 
 async def test_the_clock_is_that_of_anyio():

@@ -26,14 +26,25 @@ _TICK: Final = 0.001  # seconds; a timer may fire this much too early
 class Blocks:
     """The open blocks of one owner, in one event loop."""
 
-    __slots__ = ("__weakref__", "_deadlines", "_is_new", "_is_shut", "_loop", "_none_left", "_now", "_timer")
+    __slots__ = (
+        "__weakref__",
+        "_deadlines",
+        "_is_new",
+        "_is_shut",
+        "_loop",
+        "_none_left",
+        "_now",
+        "_rings_at",
+        "_timer",
+    )
 
     def __init__(self) -> None:
         self._deadlines: dict[anyio.CancelScope, float] = {}  # of the open blocks
         self._now = LoopClock()  # deadlines are times of the event loop's own clock
         self._is_new = True  # until the first block
         self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
-        self._timer: asyncio.TimerHandle | None = None  # it fires no later than the earliest deadline
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = inf  # no later than the earliest deadline; uvloop's timers cannot always tell
         self._is_shut = False
         self._none_left: anyio.Event | None = None
 
@@ -54,7 +65,7 @@ class Blocks:
         if self._is_shut:
             scope.cancel()
         self._deadlines[scope] = until
-        if until < (inf if self._timer is None else self._timer.when()):
+        if until < self._rings_at:
             self._set_timer(until)
 
     def leave(self, scope: anyio.CancelScope) -> None:
@@ -69,11 +80,11 @@ class Blocks:
         # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
         assert self._loop is not None
         ours: weakref.ref[Blocks] = weakref.ref(self)
-        self._timer = self._loop.call_at(until, _ring, ours)
+        self._timer, self._rings_at = self._loop.call_at(until, _ring, ours), until
 
     def ring(self) -> None:
         """Cancel the blocks whose time has passed, and set the timer for the next one."""
-        self._timer = None
+        self._timer, self._rings_at = None, inf
         now, earliest = self._now(), inf
         for scope, until in tuple(self._deadlines.items()):
             if until - now <= _TICK:
@@ -122,6 +133,7 @@ class Block:
         try:
             self._blocks.enter(scope, self._until)
         except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self._blocks.leave(self._scope)
             self._scope.__exit__(*sys.exc_info())
             raise
         return scope

@@ -27,7 +27,12 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
     # In its guest mode trio runs inside an asyncio loop. Then `get_running_loop` finds the asyncio loop, but
     # this task belongs to trio. The token of anyio is that of the library that runs the task.
-    token: object = anyio.lowlevel.current_token()
+    try:
+        token: object = anyio.lowlevel.current_token()
+    except RuntimeError:
+        # No task runs, for example in a callback of an asyncio loop. trio always runs one.
+        running: asyncio.AbstractEventLoop = loaded.get_running_loop()
+        return running
     loop = getattr(token, "native_token", token)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
@@ -47,8 +52,15 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
+def _trio_clock() -> Callable[[], float]:
+    import trio  # noqa: PLC0415  it is loaded: it runs
+
+    # Not `trio.current_time`, which works in the thread of the loop only.
+    return trio.lowlevel.current_clock().current_time
+
+
 class LoopClock:
-    """The clock of the event loop in which it is first read, in seconds.
+    """The clock of the event loop in which it is first read, in seconds. Then any thread may read it.
 
     It looks for the loop once: before Python 3.12, each look asks the system for the number of the process.
     """
@@ -62,5 +74,5 @@ class LoopClock:
         """Return the time."""
         if self._time is None:
             loop = asyncio_loop()
-            self._time = anyio.current_time if loop is None else loop.time
+            self._time = _trio_clock() if loop is None else loop.time
         return self._time()

@@ -23,22 +23,38 @@ class TooSlow(Exception):  # noqa: N818  not an OSError, which TimeoutError woul
 class Reader:
     """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
 
-    Adding and removing the socket for each wait would cost two calls to the system.
+    Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops
+    only: uvloop tells of a broken connection once, perhaps together with bytes before it, and then of nothing.
 
     Attributes:
         news: Called when bytes, or the end, arrive and no task is reading.
     """
 
-    __slots__ = ("_deadline", "_fd", "_future", "_idled", "_loop", "_timer", "_watched", "news")
+    __slots__ = (
+        "_deadline",
+        "_fd",
+        "_future",
+        "_idled",
+        "_is_foreign",
+        "_loop",
+        "_rings_at",
+        "_timer",
+        "_watched",
+        "news",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        import asyncio  # noqa: PLC0415  it is loaded: there is a loop
+
         self._loop = loop
+        self._is_foreign = not isinstance(loop, asyncio.SelectorEventLoop)
         self._fd = fd
         self._watched = False
         self._idled = False
         self._future: asyncio.Future[None] | None = None
         self._deadline = inf  # of the wait
-        self._timer: asyncio.TimerHandle | None = None  # it fires no later than the deadline
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = inf  # no later than the deadline; uvloop's timers cannot always tell
         self.news: Callable[[], object] = bool  # no effect
 
     async def readable(self, seconds: float) -> None:
@@ -49,13 +65,15 @@ class Reader:
         """
         future = self._future = self._loop.create_future()
         self._idled = False
+        if self._watched and self._is_foreign:
+            self._stop()
         if not self._watched:
             self._loop.add_reader(self._fd, self._tell)
             self._watched = True
         self._deadline = inf if seconds == inf else self._loop.time() + seconds
         # One timer serves many waits. It is not cancelled at the end of a wait, which would cost as much as the
         # wait itself; it looks at the deadline of the wait that it finds.
-        if self._deadline < (inf if self._timer is None else self._timer.when()):
+        if self._deadline < self._rings_at:
             self._set_timer()
         try:
             await future
@@ -65,14 +83,15 @@ class Reader:
     def _set_timer(self) -> None:
         self._stop_timer()
         self._timer = self._loop.call_at(self._deadline, self._look_at_time)
+        self._rings_at = self._deadline
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._rings_at = None, inf
 
     def _look_at_time(self) -> None:
-        self._timer = None
+        self._timer, self._rings_at = None, inf
         if self._future is None or self._future.done():
             return
         # The timer fires up to one tick of the clock early.

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import wire as wires
 from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, surplus, tls_server, wait
 from kit import ONCE, call, client_of
 
-from sampling_async import InvalidRequestError, TransportError
+from sampling_async import InvalidRequestError, TransportError, TransportTimeoutError
 from sampling_async._wire import engine as _engine
 from sampling_async._wire.lookups import Lookups
 
@@ -304,6 +305,33 @@ async def test_mode_43_a_cancelled_aclose_has_closed_the_idle_connections():
 async def _shielded(run) -> None:
     with anyio.CancelScope(shield=True):
         await run()
+
+
+@pytest.mark.parametrize("runs", ["asyncio", "uvloop"])
+def test_mode_45_a_reset_close_behind_some_bytes_is_noticed_at_once_on_any_loop(runs):
+    """Uvloop tells of both at once, and of nothing afterwards."""
+    run = asyncio.run if runs == "asyncio" else pytest.importorskip("uvloop").run
+    begun = "HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n["
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        accepted, _ = server.accept()
+        accepted.recv(65536)
+        accepted.send(begun.encode())
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+
+    async def main() -> None:
+        async with client_of(f"http://127.0.0.1:{server.getsockname()[1]}", retry=ONCE) as client:
+            with pytest.raises(TransportError) as caught:
+                await client.get_settings(deadline=20)
+            assert not isinstance(caught.value, TransportTimeoutError)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with server:
+        run(main())
+        thread.join()
 
 
 # --- 44: forks and second event loops
