@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, localcontext
 
 import pytest
 from attrs import evolve
@@ -115,6 +115,20 @@ async def test_corrections_are_rows_and_the_sum_is_what_is_paid(path, ledger):
     (funnel,) = await ledger.funnel()
     assert (funnel.invited, funnel.completed, funnel.corrected, funnel.terminated) == (2, 2, 2, 0)
     assert funnel.revenue == Decimal("1.50")
+
+
+@pytest.mark.parametrize("context", [Context(prec=3), Context(prec=5, traps=[Inexact])], ids=["short", "trap"])
+async def test_money_is_exact_in_any_decimal_context(path, ledger, context):
+    with localcontext(context):
+        await ledger.invited([invited("m-1"), invited("m-2")])
+        async with Inbox(path, secrets=SECRET) as inbox:
+            for member, revenue in (("m-1", 123456), ("m-1", 123460), ("m-2", 100001)):
+                await post(inbox, "completion", told(member, Revenue=revenue))
+        # In this thread: another one has a context of its own.
+        amounts = [str(row.revenue) for row in ledger.read_rows()]
+        (funnel,) = ledger.read_funnel()
+    assert amounts == ["1234.56", "0.04", "1000.01"]
+    assert str(funnel.revenue) == "2234.61"
 
 
 async def test_completes_without_an_invite_are_found(path, ledger):

@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from sampling_async.notifications._bodies import NotUnderstoodError, read_fields
+from sampling_async.notifications._money import hundredths
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -83,7 +84,7 @@ def _end(record: Notification) -> SurveyEnd | None:
         wave_id=record.wave_id,
         quota_id=record.quota_id,
         original_survey_id=record.original_survey_id,
-        hundredths=int(record.revenue.scaleb(2)) if isinstance(record, Completion) else 0,
+        hundredths=hundredths(record.revenue) if isinstance(record, Completion) else 0,
         reason=record.reason if isinstance(record, Terminate) else None,
         at=None if record.at is None else record.at.timestamp(),
     )

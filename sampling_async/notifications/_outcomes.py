@@ -16,6 +16,7 @@ from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
 from sampling_async.notifications._entries import member_key
+from sampling_async.notifications._money import added, difference, of_hundredths
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._store import run_once
 
@@ -182,7 +183,7 @@ class OutcomeLedger:
             if told.ending is Ending.COMPLETED:
                 amount = told.revenue
                 if not is_first:
-                    told = _corrected(told, amount - revenue)
+                    told = _corrected(told, difference(amount, revenue))
                 revenue, key = amount, row["key"]
             yield told
 
@@ -277,7 +278,7 @@ class _Counts:
 
     def add(self, row: OutcomeRow) -> None:
         self._endings[row.ending] += 1
-        self._revenue += row.revenue
+        self._revenue = added(self._revenue, row.revenue)
         if row.ending is Ending.CORRECTED:  # of an invite that was counted with its complete
             return
         # A routed member may have several ends for one invite: its rows stand one after the other.
@@ -315,7 +316,7 @@ def _row(row: Mapping[str, Any]) -> OutcomeRow:
         wave_id=row["wave"],
         quota_id=row["quota"],
         ending=ending,
-        revenue=Decimal(row["amount"] or 0).scaleb(-2),
+        revenue=of_hundredths(row["amount"] or 0),
         reason=None if row["label"] is None else json.loads(row["label"]),
         invited_at=_moment(row["invited"]),
         entered_at=_moment(row["entered"]),
@@ -329,5 +330,5 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def _corrected(row: OutcomeRow, difference: Decimal) -> OutcomeRow:
-    return evolve(row, ending=Ending.CORRECTED, revenue=difference)
+def _corrected(row: OutcomeRow, revenue: Decimal) -> OutcomeRow:
+    return evolve(row, ending=Ending.CORRECTED, revenue=revenue)

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async.notifications._bodies import NotUnderstoodError
+from sampling_async.notifications._money import of_hundredths
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -21,6 +21,7 @@ from sampling_async.notifications._records import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from decimal import Decimal
 
     from sampling_async.notifications._records import Fields, Notification
 
@@ -203,7 +204,7 @@ def _id(value: Any) -> int | None:
 def _hundredths(value: Any) -> Decimal | None:
     """Read hundredths of a currency's unit. 12.5 is refused: it may mean units, and money is not guessed."""
     number = _whole(value)
-    return None if number is None else Decimal(number).scaleb(-2)
+    return None if number is None else of_hundredths(number)
 
 
 def _truth(value: Any) -> bool | None:
