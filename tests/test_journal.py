@@ -9,6 +9,8 @@ import os
 import pickle
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -1026,3 +1028,28 @@ def test_a_lock_tells_whether_anybody_has_it(tmp_path):
     assert not other.is_taken()  # looking does not take it
     other.take()
     other.release()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path):
+    """A pool of processes may outlive a campaign that is killed; another run of it must not wait for them."""
+    code = """
+import os, pathlib, sys, time
+from sampling_async._journal.lock import JournalLock
+
+lock = JournalLock(pathlib.Path(sys.argv[1]))
+lock.take()
+if not os.fork():
+    os.close(1)
+    time.sleep(30)
+    os._exit(0)
+os.write(1, b"forked")
+os.kill(os.getpid(), 9)
+"""
+    journal = tmp_path / "journal"
+    command = [sys.executable, "-c", code, str(journal)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    assert (done.returncode, done.stdout) == (-9, b"forked")
+    lock = JournalLock(journal)
+    lock.take()
+    lock.release()

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakSet
 
 from sampling_async._contract.errors import JournalError
 
@@ -42,6 +43,9 @@ class Header(NamedTuple):
     digest: bytes
 
 
+_locks: Final[WeakSet[JournalLock]] = WeakSet()
+
+
 class JournalLock:
     """The lock of one journal, and its header.
 
@@ -56,6 +60,7 @@ class JournalLock:
         self.path = journal.with_name(f"{journal.name}-lock")
         self._journal = journal
         self._file = -1
+        _locks.add(self)
 
     def take(self) -> None:
         """Take the lock.
@@ -161,6 +166,16 @@ class JournalLock:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+
+def _forget_all() -> None:
+    # A child that lives on after its parent was killed would keep the lock of a journal that nobody uses.
+    for lock in tuple(_locks):
+        lock.forget()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no forks
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _line(header: Header) -> bytes:
