@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 
-from sampling_async import Invite, InviteOutcome, InviteRequest
+from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest
 from sampling_async.notifications import (
     Ending,
     Inbox,
@@ -177,6 +177,13 @@ async def test_invites_without_an_end_are_overdue_after_hours(path, ledger):
         await post(inbox, "terminate", told("m-3", TERMINATE))
     assert [row.member_code for row in await ledger.overdue(2)] == ["m-1"]
     assert [row.member_code for row in await ledger.overdue(0.5)] == ["m-1", "m-2"]
+
+
+async def test_a_time_without_a_zone_is_refused(ledger):
+    naive = NOW.replace(tzinfo=None)
+    for call in (ledger.invited([], at=naive), ledger.entered("m-1", 1, at=naive)):
+        with pytest.raises(InvalidRequestError, match="at is a datetime with a time zone"):
+            await call
 
 
 async def test_only_the_first_entry_counts(ledger):

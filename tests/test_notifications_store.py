@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, status
 
+from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
     Kind,
     Receipt,
@@ -389,6 +390,8 @@ def test_receipts_are_pruned_and_facts_stay(store):
         put(store, "invite", {**MEMBER, "UniqueCode": f"m-{number}"}, at=DAY)
     put(store, "terminate", {**TERMINATE, "WaveId": 78}, at=DAY + 3_600)
     before = datetime.fromtimestamp(DAY, UTC) + timedelta(hours=1)
+    with pytest.raises(InvalidRequestError, match="before is a datetime with a time zone"):
+        store.prune(before.replace(tzinfo=None))
     assert store.prune(before) == 1_502
     assert store.prune(before) == 0
     kept = store._open.execute("SELECT posted_as, at FROM receipts ORDER BY id").fetchall()

@@ -1,8 +1,9 @@
-"""Checks of numbers that users give, shared by all options of the package."""
+"""Checks of numbers and times that users give, shared by all options of the package."""
 
 from __future__ import annotations
 
 import operator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sampling_async._contract.errors import InvalidRequestError
@@ -44,6 +45,18 @@ def number_from_0(value: object, name: str, what: str = "a number") -> float:
     if number is None or not number >= 0:
         raise InvalidRequestError(f"{name} must be {what}, at least 0, not {shown(value)}")
     return number
+
+
+def moment_of(value: object, name: str) -> float:
+    """Return a time as seconds since 1970.
+
+    Raises:
+        InvalidRequestError: The value is no datetime, or has no time zone, so that its meaning would depend on
+            the machine.
+    """
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidRequestError(f"{name} is a datetime with a time zone, such as datetime.now(UTC)")
+    return value.timestamp()
 
 
 def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import anyio
 from attrs import frozen
 
-from sampling_async._contract.checks import number_above_0, whole_id
+from sampling_async._contract.checks import moment_of, number_above_0, whole_id
 from sampling_async._contract.errors import (
     DecodeError,
-    InvalidRequestError,
     OutageError,
     SamplingError,
     ServiceError,
@@ -335,9 +334,7 @@ class QuotaWatch(Standing):
         """Return how many polls had begun when something was told; None if a later poll has decided already."""
         if at is None:
             return self._polls
-        if not isinstance(at, datetime) or at.tzinfo is None:
-            raise InvalidRequestError("at is a datetime with a time zone, such as datetime.now(UTC)")
-        moment = at.timestamp()
+        moment = moment_of(at, "at")
         if self._running is not None and self._began_by(self._running, moment):
             return self._polls
         if self._of is not None and self._began_by(self._of, moment):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
+from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
@@ -141,9 +142,10 @@ class OutcomeLedger:
             at: When they were made; now, by default.
 
         Raises:
+            InvalidRequestError: `at` has no time zone.
             StoreError: They could not be written.
         """
-        moment = self._clock() if at is None else at.timestamp()
+        moment = self._clock() if at is None else moment_of(at, "at")
         rows = [
             (
                 member_key(outcome.invite.survey_id, outcome.invite.wave_id, outcome.member_code),
@@ -162,9 +164,10 @@ class OutcomeLedger:
         """Record that a member was sent to a survey; False if there is no such invite. The first time counts.
 
         Raises:
+            InvalidRequestError: `at` has no time zone.
             StoreError: It could not be written.
         """
-        moment = self._clock() if at is None else at.timestamp()
+        moment = self._clock() if at is None else moment_of(at, "at")
         return await self._written(lambda store: store.enter(member_code, quota_id, moment))
 
     async def rows(self) -> list[OutcomeRow]:

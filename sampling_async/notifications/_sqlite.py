@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async._contract.checks import moment_of
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
@@ -356,9 +357,10 @@ class SqliteStore:
         keeps its size, and its free places are used again. This may run beside an open inbox.
 
         Raises:
+            InvalidRequestError: `before` has no time zone.
             StoreError: The store cannot be read or written.
         """
-        count = 0
+        count, moment = 0, moment_of(before, "before")
         with self._failing("cannot be pruned"), closing(self._connected()) as database:
             database.execute(
                 "CREATE TEMP TABLE kept AS SELECT DISTINCT receipt FROM main.facts WHERE kind = ''"
@@ -368,7 +370,7 @@ class SqliteStore:
             while deleted := database.execute(
                 "DELETE FROM receipts WHERE id IN (SELECT id FROM receipts WHERE at < ?"
                 " AND id NOT IN (SELECT receipt FROM temp.kept) ORDER BY id LIMIT ?)",
-                (before.timestamp(), _PAGE),
+                (moment, _PAGE),
             ).rowcount:
                 count += deleted
         return count
