@@ -25,9 +25,9 @@ class Loop:
         call_at = loop.call_at
         monkeypatch.setattr(loop, "time", lambda: self.now)
 
-        def noted(when, callback, *args):
+        def noted(when, callback, *args, context):
             self.set_for.append(when)
-            return call_at(when, callback, *args)
+            return call_at(when, callback, *args, context=context)
 
         monkeypatch.setattr(loop, "call_at", noted)
 

@@ -230,13 +230,9 @@ class Timers:
     def is_running(self) -> bool:
         return False  # this is not the loop that Python knows
 
-    def call_at(self, when: float, _: object) -> Timers:
+    def call_at(self, when: float, _: object, *, context: object) -> Timers:
         self.at, self.set = when, self.set + 1
         return self
-
-    def when(self) -> float:
-        assert self.at is not None
-        return self.at
 
     def cancel(self) -> None:
         self.at = None

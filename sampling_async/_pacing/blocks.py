@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from contextvars import Context
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -80,7 +81,9 @@ class Blocks:
         # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
         assert self._loop is not None
         ours: weakref.ref[Blocks] = weakref.ref(self)
-        self._timer, self._rings_at = self._loop.call_at(until, _ring, ours), until
+        # In a context of its own: that of the task may hold the data of a request that ended long before.
+        self._timer = self._loop.call_at(until, _ring, ours, context=Context())
+        self._rings_at = until
 
     def ring(self) -> None:
         """Cancel the blocks whose time has passed, and set the timer for the next one."""

@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -233,7 +234,8 @@ class Engine:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""
         seconds = self._idle_time.seconds - self._idle[0].age(time.monotonic())
         ours: weakref.ref[Engine] = weakref.ref(self)
-        self._timer = loop.call_later(max(0.0, seconds), _clear, ours, loop)
+        # In a context of its own: that of the task may hold the data of a request, and outlive it here.
+        self._timer = loop.call_later(max(0.0, seconds), _clear, ours, loop, context=Context())
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections whose idle time has passed, and set the timer for the next one."""

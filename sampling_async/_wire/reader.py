@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -68,7 +69,8 @@ class Reader:
         if self._watched and self._is_foreign:
             self._stop()
         if not self._watched:
-            self._loop.add_reader(self._fd, self._tell)
+            # In a context of its own: that of the task may hold the data of a request, and outlive it here.
+            Context().run(self._loop.add_reader, self._fd, self._tell)
             self._watched = True
         self._deadline = inf if seconds == inf else self._loop.time() + seconds
         # One timer serves many waits. It is not cancelled at the end of a wait, which would cost as much as the
@@ -82,7 +84,7 @@ class Reader:
 
     def _set_timer(self) -> None:
         self._stop_timer()
-        self._timer = self._loop.call_at(self._deadline, self._look_at_time)
+        self._timer = self._loop.call_at(self._deadline, self._look_at_time, context=Context())
         self._rings_at = self._deadline
 
     def _stop_timer(self) -> None:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import anyio
@@ -332,6 +334,30 @@ def test_mode_45_a_reset_close_behind_some_bytes_is_noticed_at_once_on_any_loop(
     with server:
         run(main())
         thread.join()
+
+
+@pytest.mark.asyncio
+async def test_mode_46_connections_and_timers_keep_no_context_of_a_finished_request():
+    """In the context of a task, hosts have requests of their own, sessions of databases and the like."""
+
+    class Session:
+        pass
+
+    held, made = ContextVar("held"), []
+
+    async def request() -> None:
+        session = Session()
+        held.set(session)
+        made.append(weakref.ref(session))
+        await client.get_settings()
+
+    with FaultServer() as server:
+        async with client_of(server.url) as client:
+            await asyncio.gather(*(asyncio.create_task(request()) for _ in range(4)))
+            await asyncio.sleep(0)
+            gc.collect()
+            assert client.snapshot().connections.idle
+            assert [each() for each in made] == [None] * 4
 
 
 # --- 44: forks and second event loops
