@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -53,10 +53,10 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _trio_clock() -> Callable[[], float]:
-    import trio  # noqa: PLC0415  it is loaded: it runs
-
-    # Not `trio.current_time`, which works in the thread of the loop only.
-    return trio.lowlevel.current_clock().current_time
+    # Not `trio.current_time`, which works in the thread of the loop only. It is loaded, because it runs.
+    trio: Any = sys.modules["trio"]
+    clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
+    return clock
 
 
 class LoopClock:
