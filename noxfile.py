@@ -73,6 +73,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests in parallel; arguments after `--` go to pytest, `-- -n 0` runs them in one process."""
     install(session, "tests")
+    # Before the workers, each of which would compile the package for itself.
+    session.run("python", "-m", "compileall", "-q", "-j", "0", "sampling_async")
     command = ("python", "-W", "error", "-m", "pytest", "-n", WORKERS, "--dist", "worksteal")
     session.run(*command, *session.posargs, env=TESTS_ENV)
 
@@ -162,3 +164,11 @@ def proxies(session: nox.Session) -> None:
     """Put the client behind real proxies (nginx, Varnish, squid, tinyproxy); says which it could not find."""
     install(session, "tests")
     session.run("python", "-W", "error", "-m", "pytest", "tests/proxies", "-rs", *session.posargs)
+
+
+@nox.session
+def uvloop(session: nox.Session) -> None:
+    """Run the tests that take an event loop on uvloop, which uvicorn runs services on."""
+    install(session, "tests")
+    command = ("python", "-W", "error", "-m", "pytest", "-n", WORKERS, "--dist", "worksteal", "-k", "uvloop")
+    session.run(*command, *session.posargs, env={**TESTS_ENV, "ON_UVLOOP": "1"})

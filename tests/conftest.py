@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from inspect import iscoroutinefunction
 
 import pytest
@@ -17,9 +18,13 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Run async tests on both event loops."""
+# uvicorn runs services on uvloop, so `nox -s uvloop` sets this variable.
+BACKENDS = [("asyncio", {"use_uvloop": True})] if os.environ.get("ON_UVLOOP") else ["asyncio", "trio"]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend if isinstance(backend, str) else "uvloop")
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """Run async tests on both event loops, or on uvloop."""
     return request.param
 
 

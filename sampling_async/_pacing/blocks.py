@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from sampling_async._pacing.loops import LoopClock, asyncio_loop
+from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from types import TracebackType
 
 _TICK: Final = 0.001  # seconds; a timer may fire this much too early
@@ -41,7 +42,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._deadlines: dict[anyio.CancelScope, float] = {}  # of the open blocks
-        self._now = LoopClock()  # deadlines are times of the event loop's own clock
+        self._now: Callable[[], float] = anyio.current_time  # of the event loop's own clock, as deadlines are
         self._is_new = True  # until the first block
         self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
         self._timer: asyncio.Handle | None = None
@@ -56,6 +57,8 @@ class Blocks:
         """Return a block that is cancelled after a number of seconds, or when its owner is closed."""
         if self._is_new:
             self._is_new, self._loop = False, asyncio_loop()
+            if self._loop is not None:  # before Python 3.12, `current_time` asks the system for the process
+                self._now = self._loop.time
         until = inf if seconds == inf else self._now() + seconds
         if seconds > 0 and self._loop is not None:
             return Block(self, anyio.CancelScope(), until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -59,9 +60,18 @@ def _trio_clock() -> Callable[[], float]:
     return clock
 
 
+def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    import asyncio  # noqa: PLC0415  it is loaded: there is a loop
+
+    # uvloop's clock counts whole milliseconds, and stands still while a callback runs: decoding would seem to take
+    # no time.
+    return loop.time if isinstance(loop, asyncio.BaseEventLoop) else time.monotonic
+
+
 class LoopClock:
     """The clock of the event loop in which it is first read, in seconds. Then any thread may read it.
 
+    It measures. Deadlines of the loop are times of `loop.time`, which counts from another moment on some loops.
     It looks for the loop once: before Python 3.12, each look asks the system for the number of the process.
     """
 
@@ -74,5 +84,5 @@ class LoopClock:
         """Return the time."""
         if self._time is None:
             loop = asyncio_loop()
-            self._time = _trio_clock() if loop is None else loop.time
+            self._time = _trio_clock() if loop is None else _asyncio_clock(loop)
         return self._time()
