@@ -63,7 +63,7 @@ def _trio_clock() -> Callable[[], float]:
 def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     import asyncio  # noqa: PLC0415  it is loaded: there is a loop
 
-    # uvloop's clock counts whole milliseconds, and stands still while a callback runs: decoding would seem to take
+    # uvloop's clock counts whole milliseconds, and stands still while a callback runs: by it, decoding takes
     # no time.
     return loop.time if isinstance(loop, asyncio.BaseEventLoop) else time.monotonic
 
