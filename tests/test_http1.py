@@ -262,6 +262,14 @@ def test_the_body_is_taken_part_by_part():
     assert answer.leaves_reusable
 
 
+def test_bytes_after_a_whole_response_are_surplus():
+    answer = fed(OK + TWO)
+    assert answer.leaves_reusable
+    answer.feed(OK + TWO)
+    assert (answer.is_whole, answer.leaves_reusable) == (True, False)
+    assert answer.take() == b"hi"
+
+
 # --- Any response in any parts, compared with another parser
 
 

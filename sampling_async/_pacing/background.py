@@ -52,9 +52,9 @@ class Background(ABC):
     async def __aenter__(self) -> Self:
         if self._runner is not None:
             raise RuntimeError(f"a {self._called} can be entered only once; make a new one")
-        self._runner = _Nursery(self, self._called) if asyncio_loop() is None else _Task(self)
+        self._runner = _Nursery(self._called) if asyncio_loop() is None else _Task()
         try:
-            await self._runner.start()
+            await self._runner.start(self)
         except BaseException:  # pragma: no cover  swept in tests/faults
             # A signal handler may raise after the work began. Python does not call `__aexit__` in this case.
             await self.__aexit__(None, None, None)
@@ -132,33 +132,36 @@ class Background(ABC):
 
 
 class _Task:
-    """Runs the work on asyncio, in a task outside of any task group."""
+    """Runs the work on asyncio, in a task outside of any task group.
 
-    def __init__(self, background: Background) -> None:
-        self._background = background
+    It does not keep what it runs: both would stay, with all the input, until a garbage collection.
+    """
+
+    def __init__(self) -> None:
         self._scope = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, background: Background) -> None:
         loop = asyncio_loop()
         assert loop is not None
-        self._task = loop.create_task(self._run(), name="sampling_async")
+
+        def over(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                task.exception()  # marks it as seen, or asyncio logs it
+            background.is_over()
+
+        self._task = loop.create_task(self._run(background), name="sampling_async")
         # The consumer is notified even if the task ends before its first step.
-        self._task.add_done_callback(self._over)
+        self._task.add_done_callback(over)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            task.exception()  # marks it as seen, or asyncio logs it
-        self._background.is_over()
-
-    async def _run(self) -> None:
+    async def _run(self, background: Background) -> None:
         with self._scope:
             try:
-                await self._background.run()
+                await background.run()
             except (SystemExit, KeyboardInterrupt):  # pragma: no cover  swept in tests/faults
                 # asyncio has raised it out of the event loop already, and `asyncio.run` is now cancelling all
                 # tasks. If it were raised a second time, that would be cut off.
-                if not self._background.has_ended_the_loop:
+                if not background.has_ended_the_loop:
                     raise
 
     async def end(self) -> None:
@@ -184,20 +187,19 @@ class _Task:
 class _Nursery:
     """Runs the work on trio, in a task group that is open in the task of the block."""
 
-    def __init__(self, background: Background, called: str) -> None:
-        self._background = background
+    def __init__(self, called: str) -> None:
         self._called = called
         self._scope = anyio.CancelScope()
         self._tasks: TaskGroup = anyio.create_task_group()
         self._entered_by = anyio.get_current_task().id
 
-    async def start(self) -> None:
+    async def start(self, background: Background) -> None:
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run)
+        self._tasks.start_soon(self._run, background)
 
-    async def _run(self) -> None:
+    async def _run(self, background: Background) -> None:
         with self._scope:
-            await self._background.run()
+            await background.run()
 
     async def end(self) -> None:
         """Cancel the work and wait for its end."""

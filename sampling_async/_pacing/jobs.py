@@ -113,6 +113,7 @@ class JobStream(Background, Generic[Job]):
             for coroutine in self._coroutines:
                 if getcoroutinestate(coroutine) == CORO_CREATED:
                     coroutine.close()
+            self._coroutines.clear()  # each refers to this stream, and would keep it until a garbage collection
 
     @property
     def _has_more(self) -> bool:

@@ -75,6 +75,9 @@ class Answer:
         if not data:
             self._end()
             return
+        if self.is_whole:
+            self._is_surplus = True
+            return
         if not self._collects_head:
             self._parse(data)
         # Not inside the `except` of `_parse`: that error would become the context of an error in here.
@@ -84,6 +87,9 @@ class Answer:
     def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
+            if self.is_whole:
+                # The parser holds our methods: together they would stay until the garbage collector runs.
+                del self._parser
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__
             # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
