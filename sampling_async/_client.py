@@ -372,7 +372,8 @@ class SamplingClient:
 
     def _latency(self) -> dict[Endpoint, Percentiles]:
         latency: dict[Endpoint, Percentiles] = {}
-        for endpoint, sketch in self._caller.learned.latency.items():
+        # A copy in one step: another thread may ask, while the loop's adds an endpoint.
+        for endpoint, sketch in tuple(self._caller.learned.latency.items()):
             percentiles = sketch.percentiles(self._gate.clock())
             if percentiles is not None:
                 latency[endpoint] = percentiles

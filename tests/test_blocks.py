@@ -149,3 +149,37 @@ async def test_the_timer_does_not_keep_the_blocks_alive(monkeypatch):
     gc.collect()
     assert gone() is None
     timer._run()
+
+
+@pytest.mark.asyncio
+async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypatch):
+    loop, blocks = asyncio.get_running_loop(), Blocks()
+    call_at = loop.call_at
+
+    def struck(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    with blocks.within(0.02) as first:
+        monkeypatch.setattr(loop, "call_at", struck)
+        with pytest.raises(ZeroDivisionError), blocks.within(0.001):
+            pass
+        monkeypatch.setattr(loop, "call_at", call_at)
+        with anyio.move_on_after(10):
+            await anyio.sleep_forever()
+    assert first.cancelled_caught
+
+
+def test_a_block_that_begins_after_the_end_may_be_in_another_loop():
+    blocks = Blocks()
+
+    async def first() -> None:
+        with blocks.within(60):
+            blocks.shut()
+
+    async def second() -> bool:
+        with blocks.within(5) as scope:
+            await anyio.lowlevel.checkpoint()
+        return scope.cancelled_caught
+
+    asyncio.run(first())
+    assert asyncio.run(second())

@@ -27,6 +27,7 @@ from sampling_async import (
     RetryPolicy,
     SamplingClient,
 )
+from sampling_async._journal import lock as _lock
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -452,6 +453,20 @@ async def test_a_run_whose_ledger_is_removed_stops(tmp_path, name):
             async with campaign.run() as run:
                 await anext(run)
                 (tmp_path / name).unlink()
+                async for _ in run:
+                    pass
+        assert len(sim.ledger.invites) < 60
+
+
+async def test_a_child_that_was_forked_off_a_run_does_not_go_on_with_it(tmp_path):
+    sim = Simulator(7, surveys=30, members=120, latency=Latency(a=0.1))
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with pytest.raises(LedgerError, match="was forked from its run"):
+            async with campaign.run() as run:
+                await anext(run)
+                _lock._forget_all()  # as after a fork, see test_journal
                 async for _ in run:
                     pass
         assert len(sim.ledger.invites) < 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, tzinfo
 
 import pytest
 from attrs import field, frozen
@@ -141,3 +142,17 @@ def test_fields_are_checked_and_named_with_their_class(given, said):
 
 def test_none_is_valid_where_it_is_the_default():
     assert Options(count=2, pause=0.5, wall=None, share=0) == Options(2, 0.5, None, 0)
+
+
+class Nowhere(tzinfo):
+    """A time zone that does not know its offset, so that a time in it is no moment."""
+
+    def utcoffset(self, moment: datetime | None) -> None:
+        return None
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 2), datetime(2026, 1, 2, tzinfo=Nowhere()), 5, None])  # noqa: DTZ001
+def test_a_time_without_a_known_zone_is_refused(value):
+    with pytest.raises(InvalidRequestError, match="x is a datetime with a time zone"):
+        checks.moment_of(value, "x")
+    assert checks.moment_of(datetime(1970, 1, 2, tzinfo=UTC), "x") == 86_400.0

@@ -306,6 +306,29 @@ async def test_a_connection_that_the_server_closes_is_closed_at_once():
             await client.get_settings()
 
 
+@pytest.mark.parametrize("runs", ["asyncio", "uvloop"])
+def test_a_connection_that_the_server_resets_is_closed_at_once(runs):
+    """Uvloop tells once of a broken connection, unless it is asked again."""
+    run = asyncio.run if runs == "asyncio" else pytest.importorskip("uvloop").run
+    over = threading.Event()
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(wire.answer(b"[]"))
+        over.wait()
+        connection.reset()
+
+    async def main() -> None:
+        with wire.serve(script) as url:
+            async with client_of(url, idle_seconds=600) as client:
+                await client.get_settings()
+                assert client.snapshot().connections.idle == 1
+                over.set()
+                await doubles.until(lambda: client.snapshot().connections.idle == 0)
+
+    run(main())
+
+
 @pytest.mark.asyncio
 async def test_events_of_a_busy_or_silent_connection_are_ignored():
     with wire.serve(slowly) as url:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import doubles
 import pytest
+import wire
 
-from sampling_async import BadRequestError, SamplingClient
+from sampling_async import BadRequestError, RetryPolicy, SamplingClient, SamplingError
 
 # The simulator and its server run in this process too.
 OF_OTHERS = ("sampling_async.simulator",)
@@ -60,8 +62,13 @@ async def surveys(client, member, ids):
         pass
 
 
+async def left_early(client, member, ids):
+    async with client.stream_bulk_invite(member, ids * 20) as outcomes:
+        await anext(outcomes)
+
+
 @pytest.mark.asyncio
-@pytest.mark.parametrize("call", [one, bulk, stream, quotas, surveys])
+@pytest.mark.parametrize("call", [one, bulk, stream, quotas, surveys, left_early])
 async def test_a_call_leaves_nothing_to_the_garbage_collector(served, call):
     simulator, base_url = served
     member = next(iter(simulator.members))
@@ -71,4 +78,33 @@ async def test_a_call_leaves_nothing_to_the_garbage_collector(served, call):
         await call(client, member, ids)  # what is made once is made now
         with cycles() as found:
             await call(client, member, ids)
+    assert found == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b"no HTTP",
+        wire.answer(b"[]") + b"more",
+        wire.answer(b"[]", "200 OK", "Connection: close"),
+        wire.answer(b"[]", "500 Oops"),
+    ],
+    ids=["none", "cut", "until the end", "not HTTP", "surplus", "closes", "failure"],
+)
+async def test_a_lost_or_new_connection_leaves_nothing_to_the_garbage_collector(answer):
+    def script(connection: wire.Connection) -> None:
+        if connection.read_request():
+            connection.send(answer)
+
+    with wire.serve(script) as url:
+        async with SamplingClient(
+            url, panel_guid=doubles.PANEL, api_key=doubles.KEY, retry=RetryPolicy(max_attempts=1)
+        ) as client:
+            for _ in range(2):
+                with cycles() as found, suppress(SamplingError):
+                    await client.get_settings()
     assert found == []

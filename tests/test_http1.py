@@ -270,6 +270,11 @@ def test_bytes_after_a_whole_response_are_surplus():
     assert answer.take() == b"hi"
 
 
+def test_empty_lines_after_a_whole_response_are_ignored_however_the_bytes_are_split():
+    for parts in ([OK + TWO + b"\r\n\r\n"], [OK + TWO, b"\r\n", b"\r\n"]):
+        assert fed(*parts).leaves_reusable
+
+
 # --- Any response in any parts, compared with another parser
 
 

@@ -365,6 +365,37 @@ def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, cre
         assert len(crew.workers) == 1
 
 
+def test_a_kept_process_has_a_new_folder_if_somebody_removed_the_empty_one(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    worker = _workers._Worker()
+    try:
+        worker.join(100, 1)
+        (folder,) = tmp_path.iterdir()
+        folder.rmdir()
+        worker.join(100, 1)
+        (folder,) = tmp_path.iterdir()
+        worker.give(0, (0, pa.record_batch({"a": [1]})))
+        assert [file.name for file in folder.iterdir()] == ["0"]
+    finally:
+        worker.stop()
+
+
+def test_the_matcher_is_removed_if_the_end_of_a_result_is_not_read(generated, crew, monkeypatch, tmp_path):
+    index, panel = generated
+    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    matcher = PanelMatcher(index, TopK(5))
+    batches = panel.to_batches(max_chunksize=40)
+    with Workers(2) as workers:
+        made = matcher.run(crew.awaited(batches), workers=workers)
+        for _ in batches:
+            made.read_next_batch()
+        made.close()
+        del made
+        assert not [file for folder in tmp_path.iterdir() for file in folder.iterdir() if file.name == "work"]
+
+
 def test_kept_processes_have_new_files_for_larger_pieces_and_none_at_the_end(
     generated, crew, monkeypatch, tmp_path
 ):

@@ -52,3 +52,17 @@ def test_only_the_last_minutes_count():
     assert told is not None
     assert (told.count, told.longest) == (1, 4.0)
     assert sketch.percentiles(5000.0) is None
+
+
+def test_asking_changes_nothing():
+    """Another thread than that of the event loop may ask."""
+    sketch = Sketch()
+    sketch.add(1.0, 0.0)
+    assert sketch.percentiles(5000.0) is None
+    told = sketch.percentiles(301.0)
+    assert told is not None
+    assert told.count == 1
+    sketch.add(2.0, 302.0)
+    told = sketch.percentiles(302.0)
+    assert told is not None
+    assert (told.count, told.longest) == (2, 2.0)

@@ -394,7 +394,8 @@ class Caller:
         try:
             answer = await self._session.attempt(call, track, permit.remaining, read)
         except SamplingError as exc:
-            answer, ended = exc, type(exc).__name__
+            # The traceback has this frame, and would keep it until a garbage collection.
+            answer, ended = exc.with_traceback(None), type(exc).__name__
             if track.attempts == number:  # the client is closed, so nothing was begun
                 return answer
         except BaseException as exc:

@@ -54,7 +54,7 @@ def moment_of(value: object, name: str) -> float:
         InvalidRequestError: The value is no datetime, or has no time zone, so that its meaning would depend on
             the machine.
     """
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidRequestError(f"{name} is a datetime with a time zone, such as datetime.now(UTC)")
     return value.timestamp()
 

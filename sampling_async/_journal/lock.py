@@ -91,6 +91,11 @@ class JournalLock:
                 continue
             raise JournalError("is in use by another run", path=self._journal)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has taken the lock, and was not forked since."""
+        return self._file >= 0
+
     def is_taken(self) -> bool:
         """Return whether somebody has the lock. A run that begins at this moment is not disturbed for long.
 

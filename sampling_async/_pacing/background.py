@@ -122,13 +122,19 @@ class Background(ABC):
             self._failure = self._failure or stray
             return
         self._failure = self._failure or RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
-        raise exc
+        try:
+            raise exc
+        finally:
+            del exc  # the traceback has this frame: both would stay until a garbage collection
 
     def _end(self) -> None:
         """Raise the failure, if there is one, once. Called after the last result."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # as in `_keep`
 
 
 class _Task:
@@ -181,7 +187,10 @@ class _Task:
                 except asyncio.CancelledError as exc:
                     cancelled = exc
         if cancelled is not None:
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                del cancelled
 
 
 class _Nursery:

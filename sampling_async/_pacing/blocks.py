@@ -69,7 +69,8 @@ class Blocks:
         if self._is_shut:
             scope.cancel()
         self._deadlines[scope] = until
-        if until < self._rings_at:
+        # After `shut` another event loop may be running, and that of the timer may be closed.
+        if until < self._rings_at and not self._is_shut:
             self._set_timer(until)
 
     def leave(self, scope: anyio.CancelScope) -> None:
@@ -79,14 +80,15 @@ class Blocks:
             self._none_left.set()
 
     def _set_timer(self, until: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
         assert self._loop is not None
         ours: weakref.ref[Blocks] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request that ended long before.
-        self._timer = self._loop.call_at(until, _ring, ours, context=Context())
+        earlier, self._timer = self._timer, self._loop.call_at(until, _ring, ours, context=Context())
         self._rings_at = until
+        # Last: a signal handler may raise between these lines. A timer too many does no harm.
+        if earlier is not None:
+            earlier.cancel()
 
     def ring(self) -> None:
         """Cancel the blocks whose time has passed, and set the timer for the next one."""

@@ -68,12 +68,16 @@ class Sketch:
 
     def percentiles(self, now: float) -> Percentiles | None:
         """Return the percentiles; None if there were no attempts."""
-        self._turn_over(now)
-        counts = [sum(both) for both in zip(self._before, self._latest, strict=True)]
+        # Nothing is changed here: another thread than that of the event loop may ask.
+        if self._began is None or now - self._began >= 2 * _GENERATION:
+            return None
+        is_old = now - self._began >= _GENERATION
+        before = [0] * _BUCKETS if is_old else self._before
+        counts = [sum(both) for both in zip(before, self._latest, strict=True)]
         total = sum(counts)
         if not total:
             return None
-        longest = max(self._longest)
+        longest = self._longest[1] if is_old else max(self._longest)
         p50, p90, p99 = (min(longest, _at(counts, share * total)) for share in (0.5, 0.9, 0.99))
         return Percentiles(count=total, p50=p50, p90=p90, p99=p99, longest=longest)
 

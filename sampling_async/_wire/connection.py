@@ -132,6 +132,7 @@ class Connection:
         """Close the connection now. It may be called again."""
         self._traffic.closed += self._is_open
         self._is_open = False
+        self._answer.let_go()
         self._wire.close()
 
 

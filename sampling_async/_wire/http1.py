@@ -56,7 +56,7 @@ class Answer:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_whole = False
-        self._parser = HttpResponseParser(self)
+        self._parser: HttpResponseParser | None = None  # until the first bytes, and after the last
         self._parts: list[bytes] = []
         self._head = bytearray()  # the bytes of a head that is not complete yet
         self._collects_head = False  # the head is collected, to be rewritten, and not parsed
@@ -76,7 +76,7 @@ class Answer:
             self._end()
             return
         if self.is_whole:
-            self._is_surplus = True
+            self._is_surplus = self._is_surplus or bool(data.strip(b"\r\n"))
             return
         if not self._collects_head:
             self._parse(data)
@@ -86,10 +86,9 @@ class Answer:
 
     def _parse(self, data: bytes) -> None:
         try:
+            if self._parser is None:
+                self._parser = HttpResponseParser(self)
             self._parser.feed_data(data)
-            if self.is_whole:
-                # The parser holds our methods: together they would stay until the garbage collector runs.
-                del self._parser
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__
             # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
@@ -102,6 +101,8 @@ class Answer:
             if not self.is_whole:
                 raise _not_http() from None
             self._is_surplus = True
+        if self.is_whole:
+            self.let_go()
         if not self.status:
             self._keep(data)
 
@@ -123,7 +124,7 @@ class Answer:
         if _END in tail and (mended := _rewritten(bytes(self._head) + data)):
             self._collects_head, self._is_rewritten, self._head = False, True, bytearray()
             self.headers.clear()
-            self._parser = HttpResponseParser(self)
+            self.let_go()
             self.feed(mended)
         else:
             self._keep(data)
@@ -138,6 +139,10 @@ class Answer:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         return body
+
+    def let_go(self) -> None:
+        """Free the parser. It holds our methods: together they would stay until a garbage collection."""
+        self._parser = None
 
     @property
     def leaves_reusable(self) -> bool:
@@ -161,6 +166,7 @@ class Answer:
 
     def on_headers_complete(self) -> None:
         """Set the status, and find out where the body ends. Interim responses (1xx) are skipped."""
+        assert self._parser is not None  # it calls this
         status = self._parser.get_status_code()
         if self.is_whole:
             return
@@ -185,6 +191,7 @@ class Answer:
     def on_message_complete(self) -> None:
         """Note that the response is complete, unless it is an interim one."""
         if self.status and not self.is_whole:
+            assert self._parser is not None
             self.is_whole = True
             self._stays_open = self._parser.should_keep_alive()
 

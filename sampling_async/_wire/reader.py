@@ -69,9 +69,7 @@ class Reader:
         if self._watched and self._is_foreign:
             self._stop()
         if not self._watched:
-            # In a context of its own: that of the task may hold the data of a request, and outlive it here.
-            Context().run(self._loop.add_reader, self._fd, self._tell)
-            self._watched = True
+            self._watch()
         self._deadline = inf if seconds == inf else self._loop.time() + seconds
         # One timer serves many waits. It is not cancelled at the end of a wait, which would cost as much as the
         # wait itself; it looks at the deadline of the wait that it finds.
@@ -113,6 +111,14 @@ class Reader:
         else:
             # The first call without a reader may be late: the loop looked before the task read the bytes.
             self._idled = True
+            if self._is_foreign:  # it tells of a broken connection once, unless it is asked again
+                self._stop()
+                self._watch()
+
+    def _watch(self) -> None:
+        # In a context of its own: that of the task may hold the data of a request, and outlive it here.
+        Context().run(self._loop.add_reader, self._fd, self._tell)
+        self._watched = True
 
     def _stop(self) -> None:
         self._watched = False

@@ -61,6 +61,8 @@ class Tunnel:
                 answer.feed(line + newline)
         except httpx.RemoteProtocolError:
             raise Refusal("the proxy did not respond in HTTP/1.1") from None
+        finally:
+            answer.let_go()
         if answer.status not in _OK:
             raise refusal_of(answer.status)
         if rest:

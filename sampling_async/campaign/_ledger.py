@@ -223,7 +223,7 @@ class Ledger:
         self._lock = JournalLock(self.path)
         self._file: os.stat_result | None = None
         self._lock_file: os.stat_result | None = None
-        self._is_locked = self._is_gone = False
+        self._is_gone = False
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
@@ -309,7 +309,6 @@ class Ledger:
             raise LedgerError("is in use by another run of the campaign", path=self.path) from None
         except OSError as exc:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
-        self._is_locked = True
         with suppress(OSError):
             self._lock_file = self._lock.path.stat()
         self._must_be_wanted()
@@ -319,11 +318,16 @@ class Ledger:
             self.plan = int(self.fact("plan") or 0)
 
     def must_be_in_place(self) -> None:
-        """Check that the file was not removed or replaced: what is written to it then is lost in the end.
+        """Check that the run still has the file.
+
+        What is written to a file that was removed or replaced is lost in the end. The child of a fork does not
+        have it: if its parent ends, another run may begin.
 
         Raises:
-            LedgerError: It was.
+            LedgerError: The run does not have it any more.
         """
+        if self._lock_file is not None and not self._lock.is_held:
+            raise LedgerError("is not that of this process, which was forked from its run", path=self.path)
         for path, file in ((self.path, self._file), (self._lock.path, self._lock_file)):
             with suppress(OSError):
                 if file is None or os.path.samestat(file, path.stat()):
@@ -338,13 +342,12 @@ class Ledger:
 
     def unlock(self) -> None:
         """Release the ledger for other runs."""
-        if self._is_locked:
-            self._is_locked = False
-            self._lock.release()
+        self._lock_file = None
+        self._lock.release()
 
     def is_running(self) -> bool:
         """Return whether a run has the ledger now."""
-        return self._is_locked or self._lock.is_taken()
+        return self._lock.is_held or self._lock.is_taken()
 
     @property
     def _open(self) -> sqlite3.Connection:

@@ -130,7 +130,7 @@ class _Worker:
         """
         self.is_free = False
         # Programs that clean up temporary files may have removed ours, if a day has passed since the last run.
-        if self._folder is None or size > self._size or any(file.is_gone for file in self._files):
+        if self._folder is None or size > self._size or self._is_incomplete(self._folder):
             self._remove_folder()
             place = _place(_PIECES * workers * size)
             # Each worker has a folder of its own, because it may be kept longer than the others.
@@ -138,6 +138,9 @@ class _Worker:
             self._folder, self._size = folder, size
             self._files.extend(_File(Path(folder.name, str(at))) for at in range(_PIECES))
         self._send(Path(self._folder.name))
+
+    def _is_incomplete(self, folder: TemporaryDirectory[str]) -> bool:
+        return not Path(folder.name).is_dir() or any(file.is_gone for file in self._files)
 
     @property
     def work_file(self) -> Path:
@@ -288,9 +291,11 @@ class Workers:
                 new[0].work_file.write_bytes(pickle.dumps(match))
             for worker in crew:
                 worker.begin(work, new[0].work_file if worker in new else None)
-            yield from _Lead(crew, pieces).matched(match, self._has_room)
-            if new:
-                new[0].work_file.unlink(missing_ok=True)
+            try:
+                yield from _Lead(crew, pieces).matched(match, self._has_room)
+            finally:
+                if new:
+                    new[0].work_file.unlink(missing_ok=True)
 
     @contextmanager
     def _taking_part(self, size: int) -> Generator[Sequence[_Worker]]:
