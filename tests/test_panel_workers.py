@@ -365,9 +365,7 @@ def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, cre
         assert len(crew.workers) == 1
 
 
-def test_a_kept_process_has_a_new_folder_if_somebody_removed_the_empty_one(
-    monkeypatch, tmp_path
-):
+def test_a_kept_process_has_a_new_folder_if_somebody_removed_the_empty_one(monkeypatch, tmp_path):
     monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
     worker = _workers._Worker()
     try:
