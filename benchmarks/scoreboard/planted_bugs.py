@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import sampling_async
 from scoreboard.board import Row, Run, at_least, exactly
@@ -36,9 +36,10 @@ SECONDS: Final = 90.0
 """If the tests take longer than this, they hang, which counts as a failure."""
 
 FAILED: Final = 1
-"""pytest's exit code for failed tests. Other codes mean that the tests could not run."""
+"""pytest's exit code for failed tests. Higher codes mean that the tests could not run."""
 
-Verdict = Literal["caught", "hung", "survived", "text not found", "tests did not run"]
+FOUND: Final = {"caught", "hung", "crashed"}
+"""The verdicts on a bug that the tests have noticed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def rows(run: Run) -> list[Row]:
         unplanted = _green(bugs, copies)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             verdicts = dict(zip(bugs, pool.map(lambda bug: _planted(bug, copies), bugs), strict=True))
-    caught = [bug for bug, verdict in verdicts.items() if verdict in {"caught", "hung"}]
+    caught = [bug for bug, verdict in verdicts.items() if verdict in FOUND]
     others = [f"{bug.name}: {verdict}" for bug, verdict in verdicts.items() if bug not in caught]
     note = "; ".join(others) or "for each bug a test failed that passes without it"
     return [
@@ -138,7 +139,8 @@ def _without_bug(tests: tuple[str, ...], copies: SimpleQueue[Path]) -> str:
     return "" if done.returncode == 0 else f"{' '.join(tests)} ended with exit code {done.returncode}"
 
 
-def _planted(bug: Bug, copies: SimpleQueue[Path]) -> Verdict:
+def _planted(bug: Bug, copies: SimpleQueue[Path]) -> str:
+    """Plant a bug, and return one of `FOUND`, or in what way it was not noticed."""
     place = copies.get()
     module, text, start, end = _found(place / "sampling_async", bug.where)
     before, planted_in, after = text[:start], without_comments(text[start:end]), text[end:]
@@ -147,15 +149,18 @@ def _planted(bug: Bug, copies: SimpleQueue[Path]) -> Verdict:
         if planted_in.count(old) != 1:
             return "text not found"
         module.write_text(f"{before}{planted_in.replace(old, bug.new)}{after}", encoding="utf-8")
-        code = _pytest(place, *bug.tests).returncode
+        done = _pytest(place, *bug.tests)
     except subprocess.TimeoutExpired:
         return "hung"
     finally:
         module.write_text(text, encoding="utf-8")
         copies.put(place)
-    if code == 0:
-        return "survived"
-    return "caught" if code == FAILED else "tests did not run"
+    if done.returncode < 0:  # a signal ended the interpreter, which no test survives
+        return "crashed"
+    if done.returncode > FAILED:
+        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        return f"the tests did not run: exit code {done.returncode}: {last}"
+    return "caught" if done.returncode == FAILED else "survived"
 
 
 def without_comments(code: str) -> str:
