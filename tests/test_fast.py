@@ -10,7 +10,6 @@ import pickle
 import random
 from datetime import datetime
 from typing import Any, get_args, get_origin
-from weakref import WeakValueDictionary
 
 import attrs
 import cattrs
@@ -43,6 +42,7 @@ from sampling_async._json import codec as _codec
 from sampling_async._json import fast as _fast
 from sampling_async._json.drafts import draft_of
 from sampling_async._json.inventory import Inventory
+from sampling_async._json.known import KnownSurveys
 from sampling_async._json.rules import DRIFTED, wire_name
 from sampling_async._protocol import bulk_reply as _replies
 
@@ -597,8 +597,9 @@ def test_attrs_cattrs_and_msgspec_see_ordinary_records():
 
 @pytest.mark.parametrize("body", [b"{}", b"[", b"[{}]", b"7"])
 def test_surveys_that_are_no_list_are_left_to_the_careful_decoder(body):
-    shared = _codec.new_shared(WeakValueDictionary())
-    assert _fast.read_many(Survey, body, shared) is None
+    known = KnownSurveys()
+    assert _fast.read_unknown(body, _fast.Shared(), known) is None
+    assert not known
 
 
 # --- Shortcuts: what they skip, and that they skip it

@@ -7,8 +7,7 @@ import json
 import time
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, NoReturn
 
 import inventories
 import pytest
@@ -18,7 +17,9 @@ from hypothesis import strategies as st
 
 from sampling_async import DecodeError, Quotas, Survey, from_json
 from sampling_async._json import inventory as _inventory
+from sampling_async._json import known as _known
 from sampling_async._json.inventory import Inventory
+from sampling_async._json.known import KnownSurveys
 
 TAIL = b',"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
 
@@ -38,9 +39,9 @@ def read(parts: list[bytes]) -> Quotas:
     return evolve(inventory.frame(), surveys=tuple(surveys))
 
 
-def read_again(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> list[Survey]:
+def read_again(body: bytes, known: KnownSurveys, size: int = 5000) -> list[Survey]:
     inventory = Inventory(known)
-    surveys = [survey for part in parts_of(body, 5000) for survey in inventory.feed(part)]
+    surveys = [survey for part in parts_of(body, size) for survey in inventory.feed(part)]
     return surveys + inventory.end()
 
 
@@ -374,7 +375,7 @@ def test_too_many_digits_after_the_surveys_are_a_decode_error(size):
 
 
 def test_unchanged_surveys_are_the_same_objects_while_somebody_holds_them():
-    known = WeakValueDictionary[bytes, Survey]()
+    known = KnownSurveys()
     texts = [survey(number) for number in range(50)]
     before = read_again(body_of(*texts), known)
     texts[20] = survey(20, LOI=99)
@@ -383,16 +384,14 @@ def test_unchanged_surveys_are_the_same_objects_while_somebody_holds_them():
     assert after == list(from_json(Quotas, body_of(*texts)).surveys)
     old = set(map(id, before))
     others = [each.survey_id for each in after if id(each) not in old]
-    assert 20 in others
-    # The first and the last surveys are decoded one by one.
-    assert len(others) < 5
+    assert others == [20]
     del before, after
     gc.collect()
     assert not known
 
 
 def test_decode_errors_are_reported_even_if_other_surveys_are_cached():
-    known = WeakValueDictionary[bytes, Survey]()
+    known = KnownSurveys()
     texts = [survey(number) for number in range(50)]
     before = read_again(body_of(*texts), known)
     texts[20] = survey(20, LOI="odd")
@@ -402,6 +401,70 @@ def test_decode_errors_are_reported_even_if_other_surveys_are_cached():
     texts[20] = survey(20, LOI=7.0)  # the careful decoder reads it
     assert [each.loi for each in read_again(body_of(*texts), known)][20] == 7
     assert len(before) == 50
+
+
+def refuse(*_: Any) -> NoReturn:
+    raise AssertionError("something was read")
+
+
+@pytest.mark.parametrize("size", [13, 700, 5000, 10**9])
+@pytest.mark.parametrize("between", [b",", b", ", b"\n\t, \r\n"])
+def test_nothing_is_read_where_nothing_has_changed(size, between, monkeypatch):
+    texts = [survey(number, SurveyName="},{" * (number % 3)) for number in range(1, 60)]
+    body = b'{"Surveys":[%b]%b' % (between.join(texts), TAIL)
+    known = KnownSurveys()
+    before = read_again(body, known, size)
+    for name in ("read", "read_many", "read_unknown"):
+        monkeypatch.setattr(_inventory, name, refuse)
+    after = read_again(body, known, size)
+    assert len(after) == 59
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("fingerprint", [hash, _known._sha1])
+@given(data=st.data())
+def test_what_has_changed_is_read_and_what_has_not_is_the_same(fingerprint, data):
+    number = st.integers(1, 12)
+    name = st.sampled_from(["", "x" * 90, "}", "},{", '"}, {"SurveyID"', None])
+    waves = st.lists(st.builds(dict, SurveyID=number, WaveID=number), max_size=3)
+    one = st.builds(survey, number, SurveyName=name, SurveyWaveExclusions=waves, LOI=st.integers(1, 99))
+    texts = data.draw(st.lists(one, min_size=1, max_size=12))
+    known, size = KnownSurveys(), data.draw(st.sampled_from([7, 300, 1500, 10**9]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_known, "_fingerprint", fingerprint)
+        held = dict(zip(texts, read_again(body_of(*texts), known, size), strict=True))
+        later = data.draw(st.lists(st.sampled_from(texts) | one, max_size=12))
+        after = read_again(body_of(*later), known, size)
+    if later:  # a body without surveys is read as a whole
+        assert after == list(from_json(Quotas, body_of(*later)).surveys)
+    for text, read in zip(later, after, strict=True):
+        assert read is held.get(text, read)
+
+
+@pytest.mark.parametrize("size", [13, 10**9])
+def test_a_last_survey_that_became_shorter_is_not_waited_for(size):
+    known = KnownSurveys()
+    texts = [survey(1), survey(2), survey(3, SurveyName="x" * 5000)]
+    before = read_again(body_of(*texts), known, size)
+    texts[2] = survey(3, SurveyName="")
+    after = read_again(body_of(*texts), known, size)
+    assert after[2].survey_name == ""
+    assert after[0] is before[0]
+    with pytest.raises(DecodeError):
+        read_again(body_of(*texts)[: -len(TAIL) - 20], known, size)
+
+
+def test_not_more_than_a_number_of_lengths_is_remembered(monkeypatch):
+    monkeypatch.setattr(_known, "_MOST_LENGTHS", 10)
+    known = KnownSurveys()
+    texts = [survey(number) for number in range(1, 60)]
+    before = read_again(body_of(*texts), known)
+    assert len(known._lengths) <= 10
+    after = read_again(body_of(*texts), known)
+    assert len(before) == len(after) == 59
+    # What is known is found without its length too, wherever surveys are read together.
+    assert sum(one is other for one, other in zip(before, after, strict=True)) > 40
+    assert len(known._lengths) <= 10
 
 
 @pytest.mark.parametrize(("length", "is_exact"), [(9, False), (10, True)])

@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
 
 HERE: Final = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
@@ -33,8 +32,9 @@ from matching import of_hard  # noqa: E402
 from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
 from matching.of_panel import of_panel  # noqa: E402
-from sampling_async import Quotas, Survey, from_json, to_json  # noqa: E402
+from sampling_async import Quotas, from_json, to_json  # noqa: E402
 from sampling_async._json.inventory import Inventory  # noqa: E402
+from sampling_async._json.known import KnownSurveys  # noqa: E402
 from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
 
@@ -112,7 +112,7 @@ def told(rows: Iterable[Row]) -> list[Row]:
 
 def of_many() -> list[Row]:
     """Measure an inventory of 8,000 quotas: members, building, a refresh."""
-    known = WeakValueDictionary[bytes, Survey]()  # as in a client
+    known = KnownSurveys()  # as in a client
     before = decoded(inventory(), known)
     index = QuotaIndex(before)
     by_hand = ByHand(before)
@@ -128,7 +128,7 @@ def of_many() -> list[Row]:
     percents = [100 * each / len(found) / len(index) for each in share]
     random = Random(5)
     after = decoded(changed(before, random), known)
-    others = decoded(after, WeakValueDictionary())
+    others = decoded(after, KnownSurveys())
     runs = (lambda: QuotaIndex(before), lambda: index.updated(after), lambda: index.updated(others))
     built, updated, compared = interleaved({run: partial(settled, run) for run in runs}, ROUNDS).values()
     assert len(index.updated(after)) == len(index)
@@ -268,7 +268,7 @@ def changed(quotas: Quotas, random: Random) -> Quotas:
     return evolve(quotas, surveys=tuple(surveys))
 
 
-def decoded(quotas: Quotas, known: WeakValueDictionary[bytes, Survey]) -> Quotas:
+def decoded(quotas: Quotas, known: KnownSurveys) -> Quotas:
     """Return the inventory as from `client.get_quotas()`: unchanged surveys are the same objects."""
     reader, body = Inventory(known), to_json(quotas)
     surveys = [survey for at in range(0, len(body), PART) for survey in reader.feed(body[at : at + PART])]

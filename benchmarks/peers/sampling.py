@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Self
-from weakref import WeakValueDictionary
 
-from sampling_async import Quotas, SamplingClient, Survey, from_json
+from sampling_async import Quotas, SamplingClient, from_json
 from sampling_async._calls.quotas import read_quotas
+from sampling_async._json.known import KnownSurveys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class SamplingAsync:
 
     def decode_quotas(self, body: bytes) -> Any:
         """Read an inventory as `get_quotas` does: survey by survey, in parts as sockets give them."""
-        return quotas_of(body, WeakValueDictionary())
+        return quotas_of(body, KnownSurveys())
 
 
 class SamplingAsyncWhole(SamplingAsync):
@@ -82,7 +82,7 @@ class SamplingAsyncCounted(SamplingAsync):
         return len(result.invites)
 
 
-def quotas_of(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> Quotas:
+def quotas_of(body: bytes, known: KnownSurveys) -> Quotas:
     """Read an inventory as a client does that knows some surveys of it."""
     arriving: Any = _Arriving(body)
     quotas: Quotas | None = asyncio.run(read_quotas(arriving, known)).result

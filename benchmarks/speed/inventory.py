@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
 from peers.sampling import quotas_of
 from scoreboard.board import at_least, at_most
 
-from sampling_async import Quotas, Survey
+from sampling_async._json.known import KnownSurveys
 from speed.canned_server import Address
 from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, WHOLE, contender
 from speed.inventories import SIZES, inventory, refreshed
@@ -24,6 +23,7 @@ from speed.remote import fresh
 if TYPE_CHECKING:
     from scoreboard.board import Run
 
+    from sampling_async import Quotas
     from speed.measuring import Sample
 
 
@@ -66,19 +66,20 @@ def measure(run: Run) -> Measured:
 def _refreshes(megabytes: int, rounds: int) -> dict[str, list[float]]:
     """Return the CPU seconds of reading an inventory in full, and as a client that knows the one before."""
     body = inventory(megabytes)
-    later, known = refreshed(body), WeakValueDictionary[bytes, Survey]()
+    later, known = refreshed(body), KnownSurveys()
     before = quotas_of(body, known)
-    takers = {
-        "full": lambda: _cpu(later, WeakValueDictionary()),
-        # A copy, so that no round knows more than the inventory before.
-        "refresh": lambda: _cpu(later, WeakValueDictionary(known)),
-    }
-    taken = interleaved(takers, rounds)
+
+    def refresh() -> float:
+        # What is known is that of the inventory before, in each round.
+        _held = quotas_of(body, known)
+        return _cpu(later, known)
+
+    taken = interleaved({"full": lambda: _cpu(later, KnownSurveys()), "refresh": refresh}, rounds)
     assert len(quotas_of(later, known).surveys) == len(before.surveys)
     return taken
 
 
-def _cpu(body: bytes, known: WeakValueDictionary[bytes, Survey]) -> float:
+def _cpu(body: bytes, known: KnownSurveys) -> float:
     gc.collect()
     started = time.process_time()
     _quotas: Quotas = quotas_of(body, known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
@@ -14,6 +14,7 @@ from sampling_async._contract.records import Quotas
 from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async._json.inventory import Inventory
+from sampling_async._json.known import KnownSurveys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ class QuotasReader:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._surveys = WeakValueDictionary[bytes, "Survey"]()
+        self._surveys = KnownSurveys()
         self._earlier: dict[str, _Earlier] = {}  # by the call's target
 
     async def get(self, call: Call[Quotas], permit: Permit) -> Quotas:
@@ -82,7 +83,7 @@ class QuotasReader:
         return quotas
 
 
-async def read_quotas(body: Body, known: WeakValueDictionary[bytes, Survey]) -> Reply:
+async def read_quotas(body: Body, known: KnownSurveys) -> Reply:
     """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
     stream = _Reading(body, known)
     surveys: list[Survey] = []
@@ -105,7 +106,7 @@ class _Reading:
         frame: At the end of an inventory: its fields around the surveys.
     """
 
-    def __init__(self, body: Body, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+    def __init__(self, body: Body, known: KnownSurveys | None = None) -> None:
         self.is_over = False
         self.unread: bytes | None = None
         self._body = body

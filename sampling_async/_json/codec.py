@@ -35,9 +35,10 @@ from sampling_async._json.rules import wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from weakref import WeakValueDictionary
 
+    from sampling_async._contract.records import Survey
     from sampling_async._json.fast import Shared, WireItem
+    from sampling_async._json.known import KnownSurveys
 
 T = TypeVar("T")
 
@@ -79,14 +80,19 @@ def read_many(cls: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
     return fast.read_many(cls, body, shared)
 
 
+def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Survey] | None:
+    """Read those surveys of a list that are not known; None if the fast decoder cannot read one of them."""
+    return fast.read_unknown(body, shared, known)
+
+
 def warm_up() -> None:
     """Import the fast decoder and fill its caches, so that the first response does not block the event loop."""
     fast.warm_up()
 
 
-def new_shared(surveys: WeakValueDictionary[bytes, Any] | None = None) -> Shared:
-    """Return the `shared` argument for all parts of one inventory; `surveys` are those read before."""
-    return fast.Shared(surveys)
+def new_shared() -> Shared:
+    """Return the `shared` argument for all parts of one inventory."""
+    return fast.Shared()
 
 
 def bulk_items(body: bytes) -> list[WireItem] | None:

@@ -17,7 +17,6 @@ import types
 from collections import deque
 from datetime import datetime
 from functools import cache, partial
-from hashlib import sha1
 from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -32,9 +31,10 @@ from sampling_async._json.rules import INT64_MAX, NULLS, Mismatch, answer_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from weakref import WeakValueDictionary
 
     from attrs import AttrsInstance
+
+    from sampling_async._json.known import KnownSurveys
 
 T = TypeVar("T")
 
@@ -53,17 +53,11 @@ class Shared:
 
     Most conditions occur many times in an inventory, and frozen records can be shared. The memory is bounded,
     whatever the size of the inventory.
-
-    Args:
-        surveys: Surveys of earlier inventories that are still in use, by the digests of their texts. Most
-            surveys of an inventory are in the next one too, and are the same objects then. Default: earlier
-            surveys are not reused.
     """
 
-    __slots__ = ("_bytes", "conditions", "surveys")
+    __slots__ = ("_bytes", "conditions")
 
-    def __init__(self, surveys: WeakValueDictionary[bytes, Survey] | None = None) -> None:
-        self.surveys = surveys
+    def __init__(self) -> None:
         self.conditions: dict[bytes, QuestionAndAnswers] = {}
         self._bytes = 0
 
@@ -95,31 +89,31 @@ def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None
 
 def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
     """Read a list of records from JSON; return None if the careful decoder must read it."""
-    if record is Survey and shared.surveys is not None:
-        return cast("Sequence[T] | None", _read_surveys(body, shared, shared.surveys))
     drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
     return drafts if drafts is not None and _become(record, drafts, shared) else None
 
 
-def _read_surveys(
-    body: bytes, shared: Shared, known: WeakValueDictionary[bytes, Survey]
-) -> Sequence[Survey] | None:
-    """Read a list of surveys; a survey whose text is known is the same object as before."""
+def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Survey] | None:
+    """Read a list of surveys; return None if the careful decoder must read it.
+
+    Args:
+        body: JSON in UTF-8.
+        shared: The same object for all parts of one inventory.
+        known: Surveys that are not read again. The others are added.
+    """
     # `Raw` finds the bounds of each survey without decoding it.
     raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body)
     if raws is None:
         return None
-    # Most processors have instructions for SHA-1. Nobody gains from two surveys with the same digest.
-    digests = [sha1(raw, usedforsecurity=False).digest() for raw in raws]
-    surveys = list(map(known.get, digests))
+    texts = list(map(bytes, raws))
+    surveys = list(map(known.find, texts))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
-    if not unknown:
-        return cast("list[Survey]", surveys)
-    drafts = [_decoded(Survey, bytes(raws[at])) for at in unknown]
+    drafts = [_decoded(Survey, texts[at]) for at in unknown]
     if None in drafts or not _become(Survey, drafts, shared):
         return None
     for at, survey in zip(unknown, drafts, strict=True):
-        surveys[at] = known[digests[at]] = survey
+        surveys[at] = survey
+        known.add(texts[at], survey)
     return cast("list[Survey]", surveys)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import new_shared, parse, read, read_many
+from sampling_async._json.codec import new_shared, parse, read, read_many, read_unknown
 
 if TYPE_CHECKING:
-    from weakref import WeakValueDictionary
+    from sampling_async._json.known import KnownSurveys
 
 # The body up to the first survey. Plain values may come before the surveys, in any order. A body with anything
 # else there is read as a whole.
@@ -42,19 +42,18 @@ class Inventory:
     """The body of Get Quotas, fed in parts.
 
     Args:
-        known: Surveys of earlier responses, see `Shared`. A survey that has not changed is not read again. The
-            others are added.
+        known: Surveys of earlier responses. One that has not changed is not read again. The others are added.
     """
 
-    def __init__(self, known: WeakValueDictionary[bytes, Survey] | None = None) -> None:
+    def __init__(self, known: KnownSurveys | None = None) -> None:
         self._buffer = bytearray()
         self._head: bytes | None = None
         self._count = 0
         self._survey: _Extent | None = None  # the survey whose end has not been found so far
         self._alike = b""  # the text between the two latest surveys, see `_ALIKE`
         self._tried = 0  # where the last try of `_cut_many` ended, successful or not
-        self._shared = new_shared(known)
-        self._has_known = known is not None
+        self._shared = new_shared()
+        self._known = known
         self._is_exact = False
         self._is_list_over = False
 
@@ -127,7 +126,13 @@ class Inventory:
                 if self._begins_survey(following):
                     start -= 1  # the brace that opens a survey stays in the buffer
                 continue
-            end = self._cut_many(self._survey, surveys) or self._cut(self._survey, surveys)
+            extent, known = self._survey, self._known
+            end = None
+            if known is not None and not extent.is_exact:
+                if known.awaits(self._buffer, extent.start):
+                    break
+                end = self._skip(known, extent, surveys)
+            end = end or self._cut_many(extent, surveys) or self._cut(extent, surveys)
             if end is None:
                 break
             start, self._survey = end, None
@@ -148,6 +153,16 @@ class Inventory:
         self._survey = _Extent(self._buffer, following.start(2), self._alike, is_exact=self._is_exact)
         return True
 
+    def _skip(self, known: KnownSurveys, extent: _Extent, surveys: list[Survey]) -> int | None:
+        """Take the known surveys up to one that is not, and return where they end; None if there is none."""
+        leading, end = known.leading(self._buffer, extent.start)
+        if not leading:
+            return None
+        surveys.extend(leading)
+        self._count += len(leading)
+        self._note_end(end)
+        return end
+
     def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
         """Read all surveys up to the last possible end in the buffer, in one call.
 
@@ -163,12 +178,15 @@ class Inventory:
         self._tried = last
         # Unequal counts mean that the guess is wrong, or that a text contains a brace. With known surveys, the
         # reading finds a wrong guess as fast: it begins with the bounds of the surveys.
-        if not self._has_known and buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
+        if self._known is None and buffer.count(b"{", start, last) != buffer.count(b"}", start, last):
             return None
         # The view avoids a second copy. It must be released, because a viewed bytearray cannot change its size.
         with memoryview(buffer) as view:
             body = b"".join((b"[", view[start:last], b"]"))
-        many = read_many(Survey, body, self._shared)
+        if self._known is None:
+            many = read_many(Survey, body, self._shared)
+        else:
+            many = read_unknown(body, self._shared, self._known)
         if many is None:
             return None
         surveys.extend(many)
@@ -180,21 +198,30 @@ class Inventory:
         while (end := extent.find_end()) is not None:
             with memoryview(self._buffer) as view:
                 piece = bytes(view[extent.start : end])
-            try:
-                surveys.append(read(Survey, piece, self._path, self._shared))
-            except DecodeError:
-                # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess was
-                # wrong, and the end is found token by token.
-                if extent.is_exact or _is_json(piece):
-                    raise
-                extent.be_exact()
-                continue
+            survey = None if self._known is None else self._known.find(piece)
+            if survey is None:
+                try:
+                    survey = read(Survey, piece, self._path, self._shared)
+                except DecodeError:
+                    # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess
+                    # was wrong, and the end is found token by token.
+                    if extent.is_exact or _is_json(piece):
+                        raise
+                    extent.be_exact()
+                    continue
+                if self._known is not None:
+                    self._known.add(piece, survey)
+            surveys.append(survey)
             self._count += 1
-            alike = _ALIKE.match(self._buffer, end - 1)
-            if alike is not None:
-                self._alike = alike[0]
+            self._note_end(end)
             return end
         return None
+
+    def _note_end(self, end: int) -> None:
+        """Learn from a survey that ends here, and from the beginning of the next one, where others end."""
+        alike = _ALIKE.match(self._buffer, end - 1)
+        if alike is not None:
+            self._alike = alike[0]
 
 
 class _Extent:
