@@ -45,6 +45,7 @@ def member(sim):
 def program(*arguments, **options):
     package = Path(_cli.__file__).parents[2]  # the package as it was imported here
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
+    environment.pop("PYTHONUNBUFFERED", None)  # it would hide what the interpreter still writes at exit
     environment |= options.pop("env", {})
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
     pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}

@@ -776,6 +776,14 @@ def test_a_full_disk_does_not_lose_the_account(sim):
     assert process.returncode == 4
 
 
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_a_full_disk_is_one_line_for_the_help_too(asked):
+    with Path("/dev/full").open("wb") as full:
+        process = program(asked, stdin=subprocess.DEVNULL, stdout=full)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (4, "sampling-async: No space left on device\n")
+
+
 def test_a_closed_stdin_is_no_crash(sim):
     process = program("bulk-invite", member(sim), 1, stdin=subprocess.DEVNULL)
     out, errors = process.communicate(timeout=30)

@@ -359,16 +359,23 @@ def test_only_the_careful_decoder_refuses_too_many_digits_in_skipped_fields():
     assert both(Price, body) == (Price(1.5, 2), None)
 
 
-@pytest.mark.parametrize("depth", [100, 900, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize("depth", [100, 900, 1_000, 5_000, 100_000, 5_000_000])
 def test_deeply_nested_json_is_decoded_or_a_decode_error(depth):
     nested = b"[" * depth + b"]" * depth
     condition = b'{"QuestionID":1,"X":%b}' % nested
     sub_quota = b'{"SubQuotaID":1,"CurrentCompletes":1,"MaxTargetCompletes":1,"QuestionsAndAnswers":[%b]}'
     for cls, body in ((QuestionAndAnswers, condition), (SubQuota, sub_quota % condition)):
-        assert_decoders_agree(cls, body)
-        if depth == 100_000:  # at lower depths it depends on the version of Python
+        # How deep each decoder goes depends on the version of Python. The deepest body is too deep for all.
+        fast, slow = both(cls, body)
+        if slow is not None:
+            assert fast in (None, slow)
+        if depth == 5_000_000:
+            assert fast is None
+        if fast is None and slow is None:
             with pytest.raises(DecodeError, match="nested levels"):
                 from_json(cls, body)
+        else:
+            assert from_json(cls, body) == (fast or slow)
 
 
 @pytest.mark.parametrize("cls", [int, float, str, dict, list, tuple])

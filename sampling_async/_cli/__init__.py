@@ -112,4 +112,13 @@ def _run() -> None:
             raise
         sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
         raise SystemExit(2) from None
-    app(prog_name="sampling-async")
+    try:
+        app(prog_name="sampling-async")
+    except OSError as exc:
+        # Commands tell their failures. This one is of the help, the version or a completion, as on a full disk.
+        from sampling_async._cli._connection import drop_unwritten  # noqa: PLC0415
+        from sampling_async._cli._tally import FAILED  # noqa: PLC0415
+
+        drop_unwritten()
+        sys.stderr.write(f"sampling-async: {exc.strerror or type(exc).__name__}\n")
+        raise SystemExit(FAILED) from None

@@ -291,6 +291,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         silence_stdout()
         raise typer.Exit(INCOMPLETE) from None
     except OSError as exc:
+        drop_unwritten()
         about = f"{exc.filename}: " if isinstance(exc.filename, str | os.PathLike) else ""
         fail(f"{about}{exc.strerror or type(exc).__name__}", FAILED)
 
@@ -303,6 +304,14 @@ def fail(message: str, code: int) -> NoReturn:
     """
     typer.echo(f"sampling-async: {message}", err=True)
     raise typer.Exit(code) from None
+
+
+def drop_unwritten() -> None:
+    """Drop what stdout cannot take, as on a full disk. Python would try again at exit, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence_stdout()
 
 
 def silence_stdout() -> None:
