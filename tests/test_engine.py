@@ -30,7 +30,7 @@ from sampling_async import (
 )
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
-from sampling_async._wire.bodies import Request
+from sampling_async._wire.bodies import Head, Request
 
 if TYPE_CHECKING:
     from sampling_async._wire.engine import Engine
@@ -251,7 +251,7 @@ async def test_a_response_has_the_headers_of_the_wire_when_they_are_asked_for():
 
 def test_a_request_has_its_url_when_it_is_asked_for():
     origin = httpx.URL("https://service.example:8443/base")
-    given = {"headers": httpx.Headers(), "body": b"", "extensions": {}}
+    given = {"head": Head(httpx.Headers()), "body": b"", "extensions": {}}
     request = Request("GET", origin, b"/base/a%2Fb?x=1", **given)
     assert str(request.url) == "https://service.example:8443/base/a%2Fb?x=1"
     assert request.url.raw_path == request.target

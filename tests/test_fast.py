@@ -666,8 +666,8 @@ def test_texts_of_conditions_are_remembered_until_they_are_too_many(monkeypatch)
 
 
 def test_a_draft_can_be_written_and_its_record_cannot():
-    draft = draft_of(Price)(1.5, 2)
-    draft.amount = 2.5
+    draft = draft_of(Price)()
+    draft.amount, draft.currency_id = 2.5, 2
     del draft.currency_id
     assert not hasattr(draft, "currency_id")
     draft.currency_id = 3

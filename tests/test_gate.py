@@ -390,3 +390,176 @@ async def test_a_kind_that_was_lowered_just_now_is_not_lowered_for_others():
     time.now = gate._AT_ONCE
     shut.overloaded(await held(shut, "first"))  # for the third, that is long enough ago
     assert [each.kind.adaptive.limit for each in (first, second, third)] == [2, 4, 2]
+
+
+# --- Permits that are renewed or withdrawn
+
+
+async def waiting_for(shut: Gate, lane: Lane, tasks) -> Permit:
+    """Return a permit that a task waits for."""
+    permit = Permit(shut, lane)
+    tasks.start_soon(permit.acquire)
+    await wait_all_tasks_blocked()
+    return permit
+
+
+async def test_a_permit_is_renewed_in_front_of_its_own_lane_which_goes_on_waiting():
+    shut, lane = doubles.gate(1), Lane("work")
+    permit = Permit(shut, lane)
+    assert not permit.renew()  # it is not held
+    await permit.acquire()
+    assert permit.renew()  # nobody waits
+    async with anyio.create_task_group() as tasks:
+        parked = await waiting_for(shut, lane, tasks)
+        assert permit.renew()
+        assert (permit.is_held, parked.is_held, shut.running, shut.waiting) == (True, False, 1, 1)
+        permit.release()
+    assert parked.is_held
+    parked.release()
+
+
+async def test_lanes_that_renew_their_permits_take_turns_by_weight():
+    shut, order = doubles.gate(1), []
+    lanes = {"heavy": Lane("work", weight=2.0), "light": Lane("work")}
+    using, name = Permit(shut, lanes["heavy"]), "heavy"
+    await using.acquire()
+    async with anyio.create_task_group() as tasks:
+        parked = {each: await waiting_for(shut, lanes[each], tasks) for each in lanes}
+        while len(order) < 30:
+            if not using.renew():
+                (name,) = (each for each in lanes if parked[each].is_held)
+                using, parked[name] = parked[name], await waiting_for(shut, lanes[name], tasks)
+            order.append(name)
+        using.release()
+        for permit in parked.values():
+            permit.withdraw()
+    assert 19 <= order.count("heavy") <= 21
+    assert "light light" not in " ".join(order)
+
+
+async def test_a_permit_is_not_renewed_before_an_interactive_call():
+    shut, lane = doubles.gate(1), Lane("work")
+    permit = Permit(shut, lane)
+    await permit.acquire()
+    async with anyio.create_task_group() as tasks:
+        parked = await waiting_for(shut, lane, tasks)
+        call = await waiting_for(shut, shut.kind("work").interactive, tasks)
+        assert not permit.renew()
+        assert (permit.is_held, parked.is_held, call.is_held) == (False, False, True)
+        await wait_all_tasks_blocked()
+        call.release()
+    assert parked.is_held
+    parked.release()
+
+
+async def test_after_nine_interactive_calls_a_permit_is_renewed_in_front_of_the_next():
+    shut, lane = doubles.gate(1), Lane("work")
+    permit = Permit(shut, lane)
+    await permit.acquire()
+    async with anyio.create_task_group() as tasks:
+        parked = await waiting_for(shut, lane, tasks)
+        calls = [await waiting_for(shut, shut.kind("work").interactive, tasks) for _ in range(2)]
+        shut._in_a_row = 9
+        assert permit.renew()
+        assert not permit.renew()  # that was the turn of the other lanes
+        for call in (*calls, parked):
+            await wait_all_tasks_blocked()
+            assert call.is_held
+            call.release()
+
+
+async def test_a_permit_is_not_renewed_when_no_attempt_may_begin():
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    permit, other = Permit(shut, Lane("work"), until=9.0), Permit(shut, Lane("work"))
+
+    async def taken() -> Permit:
+        await permit.acquire()
+        return permit
+
+    shut_by = [
+        lambda: shut.hold(0.5, "work"),
+        lambda: setattr(shut.kind("work").pace, "_next_at", time.now + 0.5),
+        lambda: setattr(shut.kind("work").adaptive, "_limit", 1.0),  # and another one is held
+        lambda: setattr(time, "now", 9.0),  # the deadline
+    ]
+    for make in shut_by:
+        await taken()
+        await other.acquire()
+        make()
+        assert not permit.renew()
+        permit.release()
+        other.release()
+        shut.kind("work").adaptive._limit = 2.0
+        assert shut.running == 0
+
+
+async def test_a_renewed_permit_knows_the_state_of_the_gate_now():
+    shut = doubles.gate(3)
+    permit, other = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+    await permit.acquire()
+    shut.kind("work").stale.add(permit)  # it was granted before an outage
+    shut.kind("work").adaptive.generation = 7
+    await other.acquire()
+    assert permit.renew()
+    assert (permit.generation, permit.among) == (7, 2)
+    assert not shut.kind("work").stale
+
+
+async def test_a_renewed_permit_lets_others_in_when_the_limit_has_grown():
+    shut = doubles.gate(4)
+    shut.kind("work").adaptive._limit = 1.0
+    lane = Lane("work")
+    permit = Permit(shut, lane)
+    await permit.acquire()
+    async with anyio.create_task_group() as tasks:
+        late = await waiting_for(shut, lane, tasks)
+        shut.kind("work").adaptive._limit = 2.0
+        assert permit.renew()
+        await wait_all_tasks_blocked()
+        assert late.is_held
+        late.release()
+        permit.release()
+    assert shut.running == 0
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+async def test_a_withdrawn_permit_ends_the_wait_and_is_not_held(is_granted):
+    shut, results = doubles.gate(1), []
+    holder, permit, later = Permit(shut, Lane("work")), Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+    await holder.acquire()
+
+    async def wait() -> None:
+        results.append(await permit.acquire())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await wait_all_tasks_blocked()
+        tasks.start_soon(later.acquire)
+        await wait_all_tasks_blocked()
+        if is_granted:  # its task does not know yet
+            holder.release()
+        permit.withdraw()
+        assert not permit.is_held
+        await wait_all_tasks_blocked()
+        assert results == [False]
+        holder.release()
+    assert later.is_held
+    assert not await permit.acquire()
+    later.release()
+    assert shut.running == shut.waiting == 0
+
+
+async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again():
+    time = doubles.FakeTime()
+    permits: list[Permit] = []
+
+    async def sleep(seconds: float) -> None:
+        await time.sleep(seconds)
+        permits[0].withdraw()
+
+    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 0.0)
+    shut.hold(5.0)
+    permits.append(Permit(shut, Lane("work")))
+    assert not await permits[0].acquire()
+    assert shut.running == 0

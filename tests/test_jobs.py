@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import anyio
 import anyio.lowlevel
 import doubles
@@ -48,6 +46,14 @@ class Drawer:
         self.job = Number(number)
         return self.job
 
+    def draw_now(self) -> Number | None:
+        assert self.job is None
+        for number in getattr(self._numbers, "_items", ()):
+            self._drawn.append(number)
+            self.job = Number(number)
+            return self.job
+        return None
+
     def handed_over(self) -> None:
         self.job = None
 
@@ -88,7 +94,7 @@ async def test_results_come_in_batches_and_a_full_window_does_not_stop_them():
             for job in jobs:
                 stream.release(job)
         assert sorted(results) == list(range(0, 1200, 2))
-        assert sizes == [256, 256, 87]
+        assert sizes == [32] * 18 + [23]
     assert not stream.open
 
 
@@ -174,12 +180,20 @@ async def test_a_failing_job_ends_a_source_that_waits():
             await stream.next()
 
 
-async def test_a_source_that_fails_is_raised_after_the_results():
-    async def source():
-        yield 1
-        yield 2
-        raise LookupError("source")
+async def fails_after_two():
+    yield 1
+    yield 2
+    raise LookupError("source")
 
+
+def fails_after_two_now():
+    yield 1
+    yield 2
+    raise LookupError("source")
+
+
+@pytest.mark.parametrize("source", [fails_after_two, fails_after_two_now])
+async def test_a_source_that_fails_is_raised_after_the_results(source):
     for limit in (1, 2, 3, 4):
         results: list[int] = []
         async with stream_of(source(), limit=limit, window=9) as stream:
@@ -237,7 +251,8 @@ async def test_a_task_that_finished_its_job_gets_the_next_one():
         await anyio.lowlevel.checkpoint()
 
     async with stream_of(range(100), run, window=100) as stream:
-        assert len(await stream.several()) == 100
+        while await stream.several():
+            pass
     assert len(tasks) <= 2
 
 
@@ -261,44 +276,77 @@ async def test_the_task_that_ends_a_job_goes_on_with_the_next_one_at_once():
     assert order == [f"{number} by {task}" for number in range(3)]
 
 
-async def test_a_granted_permit_is_not_begun_during_a_hold():
-    shut = doubles.gate(1)
-    first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
-    await first.acquire()
-    taken: list[bool] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire, lambda: bool(taken))
+async def test_tasks_draw_for_themselves_while_they_have_permits():
+    class Counting(Drawer):
+        draws = 0
+
+        async def draw(self) -> Number | None:
+            self.draws += 1
+            return await super().draw()
+
+    async def run(job: Number, permit: Permit) -> None:
+        if job.number < 3:
+            await all_begun.wait()
+        await double(job, permit)
+
+    source, all_begun = Counting(range(100)), anyio.Event()
+    async with JobStream(doubles.permits(doubles.gate(3)), source, run, window=100) as stream:
         await wait_all_tasks_blocked()
-        assert not second.begin()  # not granted
-        first.release()
-        shut.hold(5.0)
-        assert second.is_held
-        assert not second.begin()
-        shut.unhold()
-        assert second.begin()
-        taken.append(True)
-    assert second.is_held
+        all_begun.set()
+        assert sorted(await results_of(stream)) == list(range(0, 200, 2))
+    assert source.draws == 5  # one for each permit, one to wait for another one, and the end
 
 
-@pytest.mark.parametrize("is_taken", [True, False])
-def test_a_wait_cancelled_in_the_moment_of_the_grant_gives_it_back_unless_another_task_uses_it(is_taken):
-    async def main() -> None:
-        shut = doubles.gate(1)
-        first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
-        await first.acquire()
-        taken: list[bool] = []
-        waiting = asyncio.create_task(second.acquire(lambda: bool(taken)))
-        await asyncio.sleep(0)
-        first.release()
-        if is_taken:
-            assert second.begin()
-            taken.append(True)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert second.is_held is is_taken
+async def test_all_that_is_done_is_noted_before_new_jobs_begin():
+    order: list[str] = []
+    go = [anyio.Event() for _ in range(2)]
 
-    asyncio.run(main())
+    async def run(job: Number, permit: Permit) -> None:
+        order.append(f"begin {job.number}")
+        await go[job.number // 3].wait()
+        order.append(f"end {job.number}")
+
+    async with stream_of(range(6), run, limit=3, window=9) as stream:
+        await wait_all_tasks_blocked()
+        assert order == ["begin 0", "begin 1", "begin 2"]
+        order.clear()
+        go[0].set()
+        await wait_all_tasks_blocked()
+        assert sorted(order[:3]) == ["end 0", "end 1", "end 2"]
+        assert sorted(order[3:]) == ["begin 3", "begin 4", "begin 5"]
+        go[1].set()
+        await results_of(stream)
+
+
+async def test_jobs_that_need_no_permit_are_run_at_once_by_whichever_task_draws_them():
+    shut, seen = doubles.gate(1), []
+
+    async def run(job: Number, permit: Permit) -> None:
+        seen.append((job.number, permit.is_held))
+        await anyio.lowlevel.checkpoint()
+
+    stream = JobStream(
+        doubles.permits(shut), Drawer(range(12)), run, window=20, needs_permit=lambda job: job.number % 3 != 2
+    )
+    async with stream:
+        while await stream.several():
+            pass
+    assert sorted(seen) == [(number, number % 3 != 2) for number in range(12)]
+    assert (shut.running, shut.waiting) == (0, 0)
+
+
+async def test_a_failure_in_a_task_begins_no_job_that_waits():
+    begun: list[int] = []
+
+    async def run(job: Number, permit: Permit) -> None:
+        begun.append(job.number)
+        await anyio.lowlevel.checkpoint()
+        raise RuntimeError("job")
+
+    async with stream_of(range(9), run, limit=1, window=9) as stream:
+        with pytest.raises(RuntimeError, match="job"):
+            await results_of(stream)
+    assert begun == [0]
 
 
 async def cancelled_at(ticks: int, *, limit: int, busy: int, length: int) -> None:

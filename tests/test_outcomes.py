@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import doubles
 import httpx
 import pytest
 from anyio import run
+from attrs import evolve
 
-from sampling_async import BulkInviteResult, Invite, InviteOutcome
+from sampling_async import BulkInviteResult, Invite, InviteOutcome, SamplingError
+from sampling_async._json.fast import WireItem
+from sampling_async._protocol.outcomes import Failure, Rejection
 
 OUTCOMES = [
     InviteOutcome("member-1", 1, "invited"),
@@ -104,6 +108,36 @@ def test_outcomes_are_created_when_they_are_read_and_equal_each_time():
         result[5]
     result.raise_for_incomplete()
     assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
+
+
+def test_invites_are_created_when_they_are_read_and_equal_each_time():
+    invites = as_they_came().invites
+    assert isinstance(invites, Sequence)
+    assert (len(invites), bool(invites), repr(invites)) == (3, True, "<3 invites>")
+    assert [type(invite) for invite in invites] == [Invite] * 3
+    assert invites[0] == invites[0] == invites[-1] == next(iter(invites))
+    assert invites[1:] == tuple(invites)[1:]
+    assert invites == as_they_came().invites
+    assert hash(invites) == hash(tuple(invites))
+    assert invites != invites[1:]
+    assert invites != list(invites)
+    with pytest.raises(IndexError):
+        invites[3]
+
+
+def test_invites_of_all_kinds_of_results_are_found():
+    came = as_they_came()
+    from_journal = evolve(came[0], replayed=True)
+    other_name = WireItem(2, 1, "OK", came._answers[2])
+    failure = Failure("unknown", None, None, SamplingError("lost"))
+    mixed = BulkInviteResult(
+        [from_journal, Rejection(9, "NO"), other_name, failure, came[1]],
+        member_code="m",
+        quota_ids=(4, 3, 2, 1, 3),
+    )
+    assert mixed.invites == (came[0].invite, came[2].invite)
+    assert mixed.invites == tuple(outcome.invite for outcome in mixed.invited)
+    assert mixed.counts == {"invited": 2, "rejected": 2, "not_sent": 0, "unknown": 1}
 
 
 def test_created_outcomes_equal_constructed_ones():

@@ -49,16 +49,28 @@ class Input(Generic[T]):
         if remaining is not None and remaining <= 0:
             return False
         if self._iterator is not None:
-            # The loop takes an item and stores it in one step, in which no signal handler can run. With
-            # `self.latest = next(...)` an item could be lost between the call and the assignment.
-            for self.latest in self._iterator:  # noqa: B020
-                return True
-            return False
+            return self._read_next(self._iterator)
         if self._async_iterator is None:
             self._open()
             return await self.read()
         await self._read_async(self._async_iterator, remaining)
         return self.latest is not Input.NOTHING
+
+    def read_now(self) -> bool:
+        """Read the next item into `latest`, if no wait is needed for it. Return False if there is none.
+
+        The caller gives the event loop its turns: nobody may read many items by this alone.
+        """
+        if self._iterator is None or (self._remaining is not None and self._remaining() <= 0):
+            return False
+        return self._read_next(self._iterator)
+
+    def _read_next(self, iterator: Iterator[T]) -> bool:
+        # The loop takes an item and stores it in one step, in which no signal handler can run. With
+        # `self.latest = next(...)` an item could be lost between the call and the assignment.
+        for self.latest in iterator:
+            return True
+        return False
 
     def _open(self) -> None:
         if isinstance(self._items, AsyncIterable):

@@ -137,12 +137,16 @@ class Inviter:
         try:
             if job.answered is None and self._stopped_by is not None:
                 job.answered = failed(job.chunk, self._stopped_by)
-            if job.answered is None:
-                job.timeline = permit.timeline
-                await self._ask(job, permit)
-            else:
+            if job.answered is not None:
                 # Thousands of such jobs may follow each other, so each gives the event loop a turn.
                 await checkpoint()
+                return
+            job.timeline = permit.timeline
+            if self._journal is None:
+                await self._ask_in_parts(job, permit)
+            else:
+                await self._ask_on_record(job, permit, self._journal)
+            job.answered = job.account()
         finally:
             if self._journal is not None:
                 self._journal.settle(job.chunk)
@@ -166,12 +170,7 @@ class Inviter:
                 fan_out=span,
             )
 
-    async def _ask(self, job: Job, permit: Permit) -> None:
-        journal = self._journal
-        if journal is None:
-            await self._ask_in_parts(job, permit)
-            job.answered = job.account()
-            return
+    async def _ask_on_record(self, job: Job, permit: Permit, journal: Record) -> None:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
         number = journal.note_sent(job.chunk)
@@ -184,9 +183,9 @@ class Inviter:
         finally:
             # Also after a cancellation: the outcomes known by now are written with the next rows.
             journal.note_answered(number, job.account().answer.outcomes())
+            permit.release()  # the disk takes its time, and others can use it
         timeline.enter(JOURNAL)
         await journal.written()
-        job.answered = job.account()
 
     async def _ask_in_parts(self, job: Job, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""

@@ -75,7 +75,7 @@ class Job:
         self.taken = 0
         self._known: list[Answered] = []
         self._part: Chunk | None = None
-        self._track = Track()
+        self._track: Track | None = None  # of that part
         self._is_told = False
         self.timeline: Timeline | None = None
         self.ended: list[Ended] = []
@@ -87,7 +87,7 @@ class Job:
 
     def begin(self, part: Chunk) -> Track:
         """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
-        self._attempts += self._track.attempts
+        self._attempts = self.attempts
         track = Track(ambiguous=part.asked_before, is_told=self._is_told, ended=self.ended)
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
@@ -96,7 +96,7 @@ class Job:
     @property
     def attempts(self) -> int:
         """The number of attempts of all parts."""
-        return self._attempts + self._track.attempts
+        return self._attempts + (0 if self._track is None else self._track.attempts)
 
     def note(self, answered: Answered) -> None:
         """Note the outcomes of a part of the chunk."""
@@ -107,15 +107,20 @@ class Job:
         if self.answered is not None:
             return self.answered
         known = list(self._known)
-        part = self._part
-        if part is not None and all(each.chunk is not part for each in known):
-            known.append(interrupted(part, self._track.delivery))
+        if len(known) == 1 and known[0].chunk is self.chunk:  # as nearly always
+            return known[0]
+        # One read of both: they belong together.
+        part, track = self._part, self._track
+        if part is not None and track is not None and all(each.chunk is not part for each in known):
+            known.append(interrupted(part, track.delivery))
         return _put_together(self.chunk, known)
 
     def left(self) -> Iterator[InviteOutcome]:
         """Yield the outcomes that the user has not received. From now on nothing of this job is sent."""
         # Set before the account is taken: a send that begins later is refused, so the outcomes stay true.
-        self._is_told = self._track.is_told = True
+        self._is_told = True
+        if self._track is not None:
+            self._track.is_told = True
         outcomes = self.account().outcomes()
         # Skip the outcomes that the user has.
         for _ in zip(range(self.taken), outcomes, strict=False):

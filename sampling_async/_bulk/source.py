@@ -188,6 +188,9 @@ class MemberSource:
         self._drawn, self._places = job, {}
         return job
 
+    def draw_now(self) -> None:
+        """Return nothing: to fill a chunk takes many items."""
+
     def handed_over(self) -> None:
         """Forget the job that was drawn last: another object owns it now."""
         self._drawn = None
@@ -242,32 +245,49 @@ class PanelSource:
 
     async def draw(self) -> Job | None:
         """Return the next job, or None after the last."""
-        while True:
-            while self._plans:
-                job = self._plans[0].draw()
-                if job is None:
-                    self._plans.popleft()
-                    continue
-                # From here on, a later request about the same quotas waits for the outcomes of this job.
-                if self._journal is not None and job.answered is None:
-                    self._journal.take_up(job.chunk)
-                return job
+        while (job := self._planned()) is None:
             if self._recalling is not None:
                 await self._recall(self._recalling)
-            elif await self._input.read():
-                await self._take(self._input.latest)
+            elif self._input.latest is not Input.NOTHING or await self._input.read():
+                request = self._checked(self._input.latest)
+                self._take(request, _counted(request) or await _counted_in_steps(request))
             else:
                 return None
+        return job
 
-    async def _take(self, request: object) -> None:
-        """Make plans for a request, or begin to look it up in the journal."""
-        if not isinstance(request, InviteRequest):
-            self._input.latest = Input.NOTHING
-            raise InvalidRequestError(
-                "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not "
-                f"{type(request).__name__}"
-            )
-        counted = await _counted(request)
+    def draw_now(self) -> Job | None:
+        """Draw the next job, from the latest request or from one more, if that takes no wait."""
+        job = self._planned()
+        if job is None and self._journal is None and self._input.read_now():
+            request = self._checked(self._input.latest)
+            if counted := _counted(request):  # otherwise `draw` finds it in `latest`
+                self._take(request, counted)
+                job = self._planned()
+        return job
+
+    def _planned(self) -> Job | None:
+        while self._plans:
+            job = self._plans[0].draw()
+            if job is None:
+                self._plans.popleft()
+                continue
+            # From here on, a later request about the same quotas waits for the outcomes of this job.
+            if self._journal is not None and job.answered is None:
+                self._journal.take_up(job.chunk)
+            return job
+        return None
+
+    def _checked(self, request: object) -> InviteRequest:
+        if isinstance(request, InviteRequest):
+            return request
+        self._input.latest = Input.NOTHING
+        raise InvalidRequestError(
+            "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not "
+            f"{type(request).__name__}"
+        )
+
+    def _take(self, request: InviteRequest, counted: Sequence[Chunk]) -> None:
+        """Make plans for the latest request, or begin to look it up in the journal."""
         if self._journal is None:
             plans = deque(map(self._plan, counted))
             self._plans, self._input.latest = plans, Input.NOTHING
@@ -406,15 +426,21 @@ def _not_looked_up(chunk: Chunk) -> Answered:
     return failed(chunk, error)
 
 
-async def _counted(request: InviteRequest) -> Sequence[Chunk]:
+def _counted(request: InviteRequest) -> Sequence[Chunk] | None:
     """Return the distinct quota IDs of a request, in the order given, each with its number of places.
 
-    More than 65,536 IDs are in several chunks.
+    Return None for more than 65,536 IDs, which take too long to count in one step.
     """
     code, quota_ids = request.member_code, request.quota_ids
-    if len(quota_ids) <= ENTRIES:
-        # Loops in C: 65,536 IDs take 3 ms. Nearly always no ID is repeated, and nothing is copied.
-        return (Chunk(code, quota_ids) if _are_distinct(quota_ids) else Chunk.of(code, Counter(quota_ids)),)
+    if len(quota_ids) > ENTRIES:
+        return None
+    # Loops in C: 65,536 IDs take 3 ms. Nearly always no ID is repeated, and nothing is copied.
+    return (Chunk(code, quota_ids) if _are_distinct(quota_ids) else Chunk.of(code, Counter(quota_ids)),)
+
+
+async def _counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
+    """Do the same for a large request, in several chunks and with turns for the event loop."""
+    code, quota_ids = request.member_code, request.quota_ids
     # A dict of a million entries blocks the event loop when it grows. So the counts are in several dicts of at
     # most `ENTRIES`, in order. `piece_of` finds the dict of a repeated ID. It is divided by the remainder of
     # the ID, so that each of its dicts is small as well.

@@ -14,17 +14,20 @@ from sampling_async._pacing.stepwise import Turns, pieces
 from sampling_async._protocol.outcomes import BulkInviteResult, InviteOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
+    from typing import TypeAlias
 
     from sampling_async._bulk.invites import Inviter
     from sampling_async._bulk.job import Job
     from sampling_async._bulk.source import ChunkSource
     from sampling_async._contract.timing import Timeline
     from sampling_async._pacing.gate import Permit
-    from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.outcomes import RawOutcome
     from sampling_async._protocol.requests import InviteRequest
+
+    _Reply: TypeAlias = tuple[Sequence[int], Sequence[RawOutcome]]
+    """The quota IDs of a chunk and their results."""
 
 _UNREQUESTED_KEPT: Final = 10_000
 _STEPS_A_REPLY: Final = 4
@@ -190,7 +193,8 @@ class OutcomeStream:
 
     async def result(self, request: InviteRequest) -> BulkInviteResult:
         """Return the outcomes of a stream of one request, in the order given; this is faster than iterating."""
-        replies: dict[int, BulkReply] = {}  # by their first quota ID
+        # By their first quota ID. Only what the result needs: the garbage collector visits all that is kept.
+        replies: dict[int, _Reply] = {}
         last: Job | None = None  # the one that ended last, of those that sent something
         while jobs := await self._jobs.several():
             for job in jobs:
@@ -199,7 +203,7 @@ class OutcomeStream:
                 if job.timeline is not None:
                     last = job
                 self.unrequested.extend(answer.unrequested)
-                replies[job.chunk.quota_ids[0]] = answer
+                replies[job.chunk.quota_ids[0]] = answer.quota_ids, answer.answers
             await self._turns.step(len(jobs) * _STEPS_A_REPLY)
         code, asked = request.member_code, request.quota_ids
         in_order = await self._in_order(asked, replies)
@@ -213,25 +217,25 @@ class OutcomeStream:
         timing = timeline.timing(last.attempts)
         return evolve(timing, permit=timing.permit + timeline.began - self._began)
 
-    async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, BulkReply]) -> list[RawOutcome]:
+    async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[RawOutcome]:
         """Return the outcomes of all quota IDs in their order, from the replies to their chunks."""
         in_order: list[RawOutcome] = []
         # Without repeated IDs, each reply has the outcomes of the next IDs, in their order.
         while len(in_order) < len(quota_ids) and (reply := replies.get(quota_ids[len(in_order)])) is not None:
-            end = len(in_order) + len(reply.answers)
-            if reply.quota_ids != quota_ids[len(in_order) : end]:
+            asked, answered = reply
+            if asked != quota_ids[len(in_order) : len(in_order) + len(asked)]:
                 break
-            in_order += reply.answers
+            in_order += answered
             await self._turns.step(_STEPS_A_REPLY)
         if len(in_order) == len(quota_ids):
             return in_order
         # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
         divisor = pieces(len(quota_ids))
         answers: list[dict[int, RawOutcome]] = [{} for _ in range(divisor)]
-        for reply in replies.values():
-            for quota_id, each in zip(reply.quota_ids, reply.answers, strict=True):
+        for asked, answered in replies.values():
+            for quota_id, each in zip(asked, answered, strict=True):
                 answers[quota_id % divisor][quota_id] = each
-            await self._turns.step(len(reply.answers))
+            await self._turns.step(len(asked))
         for start in range(len(in_order), len(quota_ids), _AT_ONCE):
             in_order += [answers[id_ % divisor][id_] for id_ in quota_ids[start : start + _AT_ONCE]]
             await self._turns.step(_AT_ONCE)

@@ -127,6 +127,8 @@ class Caller:
         except BaseException as exc:
             self.ended(call, permit, track, exc)
             raise
+        finally:
+            permit.release()
         explain(answer, self.ended(call, permit, track))
         return answer
 
@@ -170,6 +172,7 @@ class Caller:
         Args:
             call: The call.
             permit: The permit for the attempts, with the deadline. It may be held already for the first one.
+                After a success it may still be held: its owner releases or renews it.
             track: Records what may have been sent, for a caller that is cancelled.
             read: Reads the body of a 200 in place of `Session`, and may decode it part by part.
 
@@ -181,9 +184,14 @@ class Caller:
         started = self.clock()
         failures: list[SamplingError] = []
         put_back = 0
+        answer: T | SamplingError
         while True:
             answered_at = self.outage.answered_at
-            answer = await self._try(call, permit, track, read)
+            needs_permit = not permit.is_held or permit.remaining <= 0
+            if not needs_permit or (refused := await self._refused(permit)) is None:
+                answer = await self._try(call, permit, track, read)
+            else:
+                answer = refused
             if not isinstance(answer, SamplingError):
                 self.budget.deposit()
                 return answer
@@ -314,7 +322,7 @@ class Caller:
         """
         began = self.clock()
         try:
-            return await self._session.guarded(run, track, seconds)
+            return await self._session.guarded(track, seconds, run)
         except SamplingError as exc:
             self._note(exc, call, track, began)
             # The traceback and the context have frames that hold the body.
@@ -322,43 +330,17 @@ class Caller:
             failure.__context__ = None
         raise failure
 
-    async def _try(
-        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
-    ) -> T | SamplingError:
-        if not permit.is_held or permit.remaining <= 0:
-            try:
-                # Checked before queueing: the gate of another event loop would never wake this task.
-                self._session.check_usable()
-            except SamplingError as exc:
-                return exc
-            with self._session.until_closed():
-                if not await permit.acquire():
-                    return self._not_let_in(permit)
-        number = track.attempts
+    async def _refused(self, permit: Permit) -> SamplingError | None:
+        """Wait for the permit; return an error if it is not granted."""
         try:
-            answer = await self._attempt(call, permit, track, read)
-        finally:
-            permit.release()
-        result: T | SamplingError
-        if isinstance(answer, SamplingError):
-            result = answer
-        else:
-            result = await self._result_of(call, permit, answer)
-        # Told now, because a response that cannot be read is a failed attempt. A closed client begins none.
-        if self.hooks is not None and track.attempts > number:
-            self.hooks.attempt_told(call.endpoint, track, result if isinstance(result, SamplingError) else None)
-        return result
-
-    async def _result_of(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
-        if reply.result is not None:
-            return cast("T", reply.result)
-        if len(reply.body) < _THREADED_BYTES:
-            return self._decoded(call, reply)
-        with anyio.move_on_after(permit.remaining):
-            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
-            async with self._threads:
-                return await in_thread(self._decoded, call, reply)
-        return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
+            # Checked before queueing: the gate of another event loop would never wake this task.
+            self._session.check_usable()
+        except SamplingError as exc:
+            return exc
+        with self._session.until_closed():
+            if await permit.acquire():
+                return None
+        return self._not_let_in(permit)
 
     def _not_let_in(self, permit: Permit) -> SamplingError:
         if self.outage.is_on and permit.remaining > 0:
@@ -385,6 +367,27 @@ class Caller:
             return None
         return error.retry_after or 0.0
 
+    async def _try(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> T | SamplingError:
+        """Make one attempt under a permit, which is still held after a success, and decode the response."""
+        number = track.attempts
+        answer = await self._attempt(call, permit, track, read)
+        result: T | SamplingError
+        if isinstance(answer, SamplingError):
+            result = answer
+        elif len(answer.body) < _THREADED_BYTES:
+            result = self._decoded(call, answer)
+        else:
+            result = await self._decoded_in_thread(call, permit, answer)
+        failure = result if isinstance(result, SamplingError) else None
+        if failure is not None:
+            permit.release()
+        # Told now, because a response that cannot be read is a failed attempt. A closed client begins none.
+        if self.hooks is not None and track.attempts > number:
+            self.hooks.attempt_told(call.endpoint, track, failure)
+        return result
+
     async def _attempt(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> Reply | SamplingError:
@@ -400,6 +403,7 @@ class Caller:
                 return answer
         except BaseException as exc:
             # The call was cancelled, or a signal handler raised.
+            permit.release()
             permit.timeline.enter(DECODE)
             if self.hooks is not None and track.attempts > number:
                 self.hooks.attempt_ended(call, track, None, before)
@@ -417,7 +421,17 @@ class Caller:
         self._log(call, track, now - began, ended)
         return answer
 
+    async def _decoded_in_thread(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
+        permit.release()
+        with anyio.move_on_after(permit.remaining):
+            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
+            async with self._threads:
+                return await in_thread(self._decoded, call, reply)
+        return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
+
     def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
+        if reply.result is not None:
+            return cast("T", reply.result)
         try:
             return call.read(reply.body)
         except DecodeError as exc:

@@ -179,7 +179,10 @@ class SurveyStream:
         return surveys
 
     async def _first(self) -> Sequence[Survey]:
-        first = await self._caller.run(self._call, self._permit, self._track, self._begin)
+        try:
+            first = await self._caller.run(self._call, self._permit, self._track, self._begin)
+        finally:
+            self._permit.release()
         self._permit.timeline.enter(DECODE)
         self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
         # A body in which no survey was found was decoded as a whole, into `Quotas`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Delivery, Endpoint
+from sampling_async._contract.errors import ClientClosedError, Delivery, Endpoint
 from sampling_async._contract.records import hidden
 
 if TYPE_CHECKING:
@@ -100,6 +100,16 @@ class Track:
     is_told: bool = False
     timeline: Timeline | None = None
     ended: list[Any] = field(factory=list, repr=False)
+
+    def may_send(self, may_be: bool) -> None:  # noqa: FBT001
+        """Learn whether bytes of the running attempt may have been sent, or may be from now on.
+
+        Raises:
+            ClientClosedError: The user already has the outcomes of this call.
+        """
+        if may_be and self.is_told:
+            raise ClientClosedError("the `async with` block of the fan-out has ended", delivery=self.delivery)
+        self.sent = may_be
 
     @property
     def delivery(self) -> Delivery:

@@ -91,6 +91,11 @@ class _Waiter:
         self.turn_came: Turn | None = None  # created only if the task has to wait
         self.gave_up = False
 
+    def wake(self) -> None:
+        """Wake the task, if it has to wait."""
+        if self.turn_came is not None:
+            self.turn_came.set()
+
 
 class Kind:
     """The state of one kind of work at a gate.
@@ -264,20 +269,16 @@ class Gate:
                 other.lowered_at = now
                 other.adaptive.overloaded(other.adaptive.generation)
 
-    async def acquire(self, permit: Permit, is_taken: Callable[[], bool]) -> None:
+    async def acquire(self, permit: Permit) -> None:
         """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.
 
         The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
-        permit's lane, return without the permit.
-
-        Args:
-            permit: The permit.
-            is_taken: Returns whether another task has begun to use it, through `begin`. Then return at once.
+        permit's lane, or if the permit is withdrawn, return without the permit.
         """
         kind = permit.kind
         try:
             # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
-            while not is_taken():
+            while not permit.is_withdrawn:
                 if self._is_shut(kind):
                     permit.release()
                     permit.timeline.enter(HOLD)
@@ -290,28 +291,43 @@ class Gate:
                     waiter = self._queue(permit)
                     # `_queue` grants the permit itself if one is free: then no event and no wait are needed.
                     if not permit.is_held:
-                        await self._turn_of(waiter, is_taken)
+                        await self._turn_of(waiter)
                 elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
                     await self._interruptible_sleep(wait)
                 else:
                     kind.pace.begin(self.clock())
                     return
         except BaseException:
-            if not is_taken():
-                permit.release()
+            permit.release()
             raise
 
-    def begin(self, permit: Permit) -> bool:
-        """Begin to use a permit that was granted to a task that has not noticed it yet.
+    def renew(self, permit: Permit) -> bool:
+        """Release a permit whose attempt has ended, and grant it again if it is its lane's turn.
+
+        It has the effect of `release` and a new place in the queue, but no task has to wait for the permit, and
+        none is woken.
 
         Returns:
-            False if the permit is not held, or an attempt must not begin now.
+            Whether the permit is held again, and another attempt may begin now.
         """
-        kind = permit.kind
-        if not permit.is_held or self._is_shut(kind) or kind.pace.wait(self.clock()):
-            return False
-        kind.pace.begin(self.clock())
-        return True
+        kind, now = permit.kind, self.clock()
+        self._take_back(permit)
+        # Nearly always the only other waiter, if any, is the next job of the same lane: then nobody has to be
+        # looked for.
+        alone = self.waiting <= bool(permit.lane)
+        if self._is_shut(kind) or kind.pace.wait(now) or not kind.has_room:
+            is_next = False
+        elif alone:
+            is_next = True
+            self._in_a_row = 0
+        elif is_next := self._next() is permit.lane:
+            self._count_turn(permit.lane)
+        if is_next:
+            self.grant(permit)
+            kind.pace.begin(now)
+        if kind.has_room or not is_next:  # the limit may have grown
+            self.serve()
+        return is_next
 
     def _lanes(self) -> Iterator[Lane]:
         for kind in self._kinds.values():
@@ -350,9 +366,7 @@ class Gate:
             # The waiters get no permit. They resume in `acquire`, which sees the outage and waits for its end.
             for lane in self._lanes():
                 while lane:
-                    waiter = lane.leave()
-                    if waiter.turn_came is not None:  # pragma: no branch  it is None before its first wait
-                        waiter.turn_came.set()
+                    lane.leave().wake()
             return
         for kind in self._kinds.values():
             kind.stale = set(kind.held)
@@ -366,8 +380,8 @@ class Gate:
         self.serve()
         return waiter
 
-    async def _turn_of(self, waiter: _Waiter, is_taken: Callable[[], bool]) -> None:
-        waiter.turn_came = Turn()
+    async def _turn_of(self, waiter: _Waiter) -> None:
+        waiter.turn_came, waiter.permit.waiter = Turn(), waiter
         self.waiting += 1
         try:
             await waiter.turn_came.wait()
@@ -375,11 +389,11 @@ class Gate:
             waiter.gave_up = True
             # `_grant_first` may have granted the permit in the moment of the cancellation. Without this
             # release, nobody would hold it, and one place less would be left for all others.
-            if not is_taken():
-                waiter.permit.release()
+            waiter.permit.release()
             raise
         finally:
             self.waiting -= 1
+            waiter.permit.waiter = None  # they refer to each other, and would stay until a garbage collection
 
     def grant(self, permit: Permit) -> None:
         """Mark a permit as held, and note the state of the gate at this moment."""
@@ -390,52 +404,62 @@ class Gate:
 
     def release(self, permit: Permit) -> None:
         """Take a permit back, and grant it to the next waiter."""
+        self._take_back(permit)
+        self.serve()
+
+    def _take_back(self, permit: Permit) -> None:
         permit.kind.held.discard(permit)
         permit.kind.stale.discard(permit)
         self._held.discard(permit)
-        self.serve()
 
     def serve(self) -> None:
         """Grant all free permits to the waiters whose turn it is."""
+        while len(self._held) < self.maximum and (lane := self._next()) is not None:
+            waiter = lane.leave()
+            self._count_turn(lane)
+            self.grant(waiter.permit)
+            waiter.wake()
+
+    def _next(self) -> Lane | None:
+        """Return the lane whose turn it is, of those with a waiter that their kind has room for."""
         # Interactive lanes first, up to nine permits in a row; then another lane; then interactive lanes again,
         # without that bound, if no other lane can use a permit.
-        while len(self._held) < self.maximum:
-            if not (self._serve_interactive(_MOST_IN_A_ROW) or self._serve_lane() or self._serve_interactive()):
-                return
+        interactive = self._first_interactive()
+        if interactive is not None and self._in_a_row < _MOST_IN_A_ROW:
+            return interactive
+        return self._first_in_line() or interactive
 
-    def _serve_interactive(self, most_in_a_row: float = inf) -> bool:
-        if self._in_a_row >= most_in_a_row:
-            return False
+    def _first_interactive(self) -> Lane | None:
         # Each kind has one interactive lane. The waiter that came first of all these lanes is next.
         first: Lane | None = None
         for kind in self._kinds.values():
             lane = kind.interactive
             if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
                 first = lane
-        if first is None:
-            return False
-        self._in_a_row += 1
-        self._grant_first(first)
-        return True
+        return first
 
-    def _serve_lane(self) -> bool:
-        while True:
-            first: Kind | None = None
-            for kind in self._kinds.values():
-                if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
-                    first = kind
-            if first is None:
-                return False
-            # Each served lane moves back by its stride, 1 / weight. So with weights 2 and 1 the turns are
-            # 0, 0.5, 1, 1.5, 2 and 0, 1, 2: the first lane is served twice as often.
-            self._now, _, lane = heapq.heappop(first.lanes)
-            lane.in_line = False
-            if lane:  # its waiters may have given up since it was put in line
-                self._in_a_row = 0
-                self._grant_first(lane)
-                lane.turn = self._now + lane.stride
-                self._put_in_line(lane)
-                return True
+    def _first_in_line(self) -> Lane | None:
+        first: Kind | None = None
+        for kind in self._kinds.values():
+            while kind.lanes and not kind.lanes[0][2]:  # its waiters have given up
+                heapq.heappop(kind.lanes)[2].in_line = False
+            if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
+                first = kind
+        return None if first is None else first.lanes[0][2]
+
+    def _count_turn(self, lane: Lane) -> None:
+        """Count a permit that is granted to a lane, which `_next` has returned."""
+        kind = self.kind(lane.kind)
+        if lane is kind.interactive:
+            self._in_a_row += 1
+            return
+        self._in_a_row = 0
+        # Each served lane moves back by its stride, 1 / weight. So with weights 2 and 1 the turns are
+        # 0, 0.5, 1, 1.5, 2 and 0, 1, 2: the first lane is served twice as often.
+        self._now, _, _ = heapq.heappop(kind.lanes)
+        lane.in_line = False
+        lane.turn = self._now + lane.stride
+        self._put_in_line(lane)
 
     def _put_in_line(self, lane: Lane) -> None:
         kind = self.kind(lane.kind)
@@ -444,12 +468,6 @@ class Gate:
             # A lane that was empty for some time has not saved up turns: it begins at the current turn.
             lane.turn = max(lane.turn, self._now)
             heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
-
-    def _grant_first(self, lane: Lane) -> None:
-        waiter = lane.leave()
-        self.grant(waiter.permit)
-        if waiter.turn_came is not None:
-            waiter.turn_came.set()
 
 
 class Permit:
@@ -465,9 +483,21 @@ class Permit:
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
         timeline: The stages of the call that the permit is for. It begins with the permit.
+        waiter: Its place in the queue, while a task waits there.
+        is_withdrawn: Whether the permit was withdrawn.
     """
 
-    __slots__ = ("_gate", "_until", "among", "generation", "kind", "lane", "timeline")
+    __slots__ = (
+        "_gate",
+        "_until",
+        "among",
+        "generation",
+        "is_withdrawn",
+        "kind",
+        "lane",
+        "timeline",
+        "waiter",
+    )
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
@@ -477,6 +507,8 @@ class Permit:
         self.generation = 0
         self.among = 0
         self.timeline = Timeline(gate.clock)
+        self.waiter: _Waiter | None = None
+        self.is_withdrawn = False
 
     @property
     def is_held(self) -> bool:
@@ -493,25 +525,34 @@ class Permit:
         """The seconds until the hold of the permit's kind ends."""
         return self._gate.held_for(self.kind)
 
-    async def acquire(self, is_taken: Callable[[], bool] = bool) -> bool:
-        """Wait until the permit is granted; return False if the deadline passes first.
+    async def acquire(self) -> bool:
+        """Wait until the permit is granted; return False if the deadline passes first, or it is withdrawn.
 
         If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
-
-        Args:
-            is_taken: Returns whether another task has begun to use the permit. Then return at once.
         """
         remaining = self.remaining
         if not self.is_held and remaining == inf:
-            await self._gate.acquire(self, is_taken)
+            await self._gate.acquire(self)
         elif not self.is_held and self.held_for < remaining:
             with anyio.move_on_after(remaining):
-                await self._gate.acquire(self, is_taken)
+                await self._gate.acquire(self)
         return self.is_held and remaining > 0
 
-    def begin(self) -> bool:
-        """Begin to use the permit in place of the waiting task. Return False if it was not granted."""
-        return self._gate.begin(self)
+    def renew(self) -> bool:
+        """Release the permit after an attempt, and return whether it is granted for another one at once."""
+        return self.is_held and self.remaining > 0 and self._gate.renew(self)
+
+    def begin_again(self) -> None:
+        """Begin the stages of another call."""
+        self.timeline = Timeline(self._gate.clock)
+
+    def withdraw(self) -> None:
+        """End the wait for the permit, or release it. It is of no use after that."""
+        self.is_withdrawn = True
+        self.release()
+        if self.waiter is not None:
+            self.waiter.gave_up = True
+            self.waiter.wake()
 
     def release(self) -> None:
         """Release the permit, if it is held."""

@@ -11,20 +11,21 @@ job itself records its progress.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from contextlib import aclosing
-from inspect import CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.background import Background
+from sampling_async._pacing.background import Background, Tasks
 from sampling_async._pacing.change import Change, Turn
 from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -35,7 +36,7 @@ Job = TypeVar("Job")
 Job_co = TypeVar("Job_co", covariant=True)
 
 # Jobs that `several` returns at once. With more of them, the garbage collector would visit many new objects.
-_BATCH: Final = 256
+_BATCH: Final = 32
 
 
 class Source(Protocol[Job_co]):
@@ -43,6 +44,9 @@ class Source(Protocol[Job_co]):
 
     async def draw(self) -> Job_co | None:
         """Return the next job, or None after the last. The source owns it until `handed_over`."""
+
+    def draw_now(self) -> Job_co | None:
+        """Draw the next job if that takes no wait; otherwise return None, and `draw` gets it."""
 
     def handed_over(self) -> None:
         """Learn that the job drawn last has another owner now."""
@@ -64,9 +68,9 @@ class JobStream(Background, Generic[Job]):
     Args:
         permit: Makes a permit. It is acquired before a task gets the job.
         source: The source of the jobs. A separate task draws from it and closes it at the end.
-        run: Runs one job, and notes the result in the job. It owns the permit, which is released at the latest
-            when `run` returns. The permit is not held if its deadline passed first. `run` must let the event
-            loop go round, because its task may go on to the next job without doing so.
+        run: Runs one job, and notes the result in the job. It may release the permit, which is otherwise used
+            for the next job or released after it. The permit is not held if its deadline passed first. `run`
+            must let the event loop go round, because its task may go on to the next job without doing so.
         window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
         needs_permit: Returns whether a job must wait for its permit.
 
@@ -91,12 +95,12 @@ class JobStream(Background, Generic[Job]):
         self._needs_permit = needs_permit
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
-        self._coroutines: list[Coroutine[Any, Any, None]] = []  # of the tasks
-        self._parked: Job | None = None  # drawn, and waiting for its permit
+        self._parked: Job | None = None  # drawn, and waiting for a permit
         self._drawing: anyio.CancelScope | None = None
         self._drawn = False  # whether no more jobs will be drawn
         self._window = window  # the places that are free
         self._in_batches = False
+        self._next_round: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
         self._room = Change()  # a place in the window is free
 
     async def __aexit__(
@@ -108,12 +112,6 @@ class JobStream(Background, Generic[Job]):
             # A job that no task has begun may still hold its permit. For all others, `release` has no effect.
             for permit in self.open.values():
                 permit.release()
-            # A task that was cancelled before its first step leaves its coroutine unstarted. Without `close`,
-            # Python warns that the coroutine was never awaited.
-            for coroutine in self._coroutines:
-                if getcoroutinestate(coroutine) == CORO_CREATED:
-                    coroutine.close()
-            self._coroutines.clear()  # each refers to this stream, and would keep it until a garbage collection
 
     @property
     def _has_more(self) -> bool:
@@ -136,10 +134,10 @@ class JobStream(Background, Generic[Job]):
         self.open.pop(job, None)
 
     async def several(self) -> list[Job]:
-        """Return up to 256 jobs that are done, or none after the last.
+        """Return up to 32 jobs that are done, or none after the last.
 
         This is for a consumer that keeps all results: the window no longer bounds the memory. The consumer
-        wakes up once for 256 jobs, which costs less than `next`. The jobs stay in `open` until `release`.
+        wakes up once for 32 jobs, which costs less than `next`. The jobs stay in `open` until `release`.
         """
         self._must_be_inside()
         if not self._in_batches:
@@ -156,7 +154,12 @@ class JobStream(Background, Generic[Job]):
 
     async def _work(self) -> None:
         """Draw jobs and run them in tasks; return when all tasks have ended."""
-        async with anyio.create_task_group() as running:
+        loop = asyncio_loop()
+        # `sleep(0)` of asyncio costs a quarter of anyio's checkpoint.
+        self._next_round = (
+            anyio.lowlevel.checkpoint if loop is None else partial(sys.modules["asyncio"].sleep, 0)
+        )
+        async with anyio.create_task_group() if loop is None else Tasks(loop) as running:
             with anyio.CancelScope() as self._drawing:
                 try:
                     await self._hand_out(running)
@@ -168,41 +171,59 @@ class JobStream(Background, Generic[Job]):
             for idle in self._idle:
                 idle.woken.set()
 
-    async def _hand_out(self, running: TaskGroup) -> None:
+    async def _hand_out(self, running: TaskGroup | Tasks) -> None:
         """Draw one job after the other, and give each to a task."""
         # Trio starts the new tasks of one moment in random order. A checkpoint after each one keeps the order.
-        shuffled = asyncio_loop() is None
+        shuffled = not isinstance(running, Tasks)
         async with aclosing(self._source) as source:
             while (job := await self._draw(source)) is not None:
                 # Stored first, then released by the source: in between both own the job, and it cannot be lost.
-                permit = self.open[job] = self._permit()
+                self.open[job] = self._permit()
                 source.handed_over()
-                if self._needs_permit(job) and await self._is_taken_over(job, permit):
+                if self._needs_permit(job) and (job := await self._permitted(job)) is None:
                     continue
                 self._set_to_work(job, running)
                 if shuffled:
                     await anyio.lowlevel.checkpoint()
 
-    async def _is_taken_over(self, job: Job, permit: Permit) -> bool:
-        """Wait for the permit of a job. Return whether a task that became free has taken the job meanwhile."""
-        self._parked = job
-        await permit.acquire(lambda: self._parked is not job)
-        if self._parked is not job:
-            return True
-        self._parked = None
-        return False
+    async def _permitted(self, job: Job) -> Job | None:
+        """Wait for a permit and return the job for it: a later one if a task took this one, or None."""
+        try:
+            self._parked = job
+            await self.open[job].acquire()
+            return self._parked
+        finally:
+            self._parked = None
 
-    def _take_over(self) -> Job | None:
-        """Take the job that waits for a permit, if the permit was granted a moment ago.
+    def _go_on(self, permit: Permit) -> Job | None:
+        """Return the job that waits for a permit, if this permit can be used for it; otherwise release it.
 
-        The task that released the permit goes on with that job itself. To wake another task costs more than all
-        other steps between two jobs.
+        The next job of the source takes its place. So while a stream has its permits, its tasks go from job to
+        job, and the task that draws sleeps. To wake that one costs more than all other steps between two jobs.
         """
         job = self._parked
-        if job is None or not self.open[job].begin():
+        if job is None or not permit.renew():
+            permit.release()
             return None
-        self._parked = None
+        waiting = self.open[job]
+        self.open[job], permit.timeline = permit, waiting.timeline
+        following = self._drawn_now()
+        self._parked = following
+        if following is not None:
+            waiting.begin_again()
+            self.open[following] = waiting
+            self._source.handed_over()
+            self._window -= 1
+        if following is None or not self._needs_permit(following):
+            waiting.withdraw()  # wakes the task that draws
         return job
+
+    def _drawn_now(self) -> Job | None:
+        try:
+            return self._source.draw_now() if self._window else None
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._fail(exc)
+            return None
 
     async def _draw(self, source: Source[Job]) -> Job | None:
         while self._window == 0:
@@ -211,7 +232,7 @@ class JobStream(Background, Generic[Job]):
         self._window -= 1
         return job
 
-    def _set_to_work(self, job: Job, running: TaskGroup) -> None:
+    def _set_to_work(self, job: Job, running: TaskGroup | Tasks) -> None:
         if self._idle:  # waking a task costs less than starting a new one
             # Removed from the list last: a signal handler may raise between these lines, and a task that is
             # neither in the list nor woken would never end.
@@ -219,19 +240,41 @@ class JobStream(Background, Generic[Job]):
             idle.job = job
             idle.woken.set()
             self._idle.pop()
-            return
-        coroutine = self._run_jobs(job)
-        self._coroutines.append(coroutine)
-        running.start_soon(lambda: coroutine)
+        else:
+            running.start_soon(self._run_jobs, job)
 
-    async def _run_jobs(self, first: Job) -> None:
+    async def _run_jobs(self, job: Job) -> None:
         """Run a job, then each further job that this task gets, until there are no more."""
-        job: Job | None = first
-        while job is not None:
-            await self._run_one(job, self.open[job])
-            job = self._take_over()
-            if job is None and not self._drawn:
-                job = await self._wait_for_job()
+        permit = self.open[job]
+        try:
+            while True:
+                try:
+                    await self._run(job, permit)
+                except BaseException as exc:  # noqa: BLE001  raised by _end
+                    self._fail(exc)
+                else:
+                    self._is_done(job)
+                following = self._go_on(permit)
+                if following is not None:
+                    # So all tasks that have a response handle it first, and then all send their next requests
+                    # at once. Requests that follow each other closely cost less on both sides: a service that
+                    # has nothing to do goes to sleep, and waking it takes time from the one that sends.
+                    await self._next_round()
+                elif not self._drawn:
+                    following = await self._wait_for_job()
+                if following is None:
+                    return
+                job, permit = following, self.open[following]
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            permit.release()
+            self._fail(exc)
+
+    def _is_done(self, job: Job) -> None:
+        self._done.append(job)
+        if self._in_batches:
+            self._leave_window()
+        if not self._in_batches or len(self._done) >= _BATCH:
+            self._progress.notify()
 
     async def _wait_for_job(self) -> Job | None:
         idle: _Idle[Job] = _Idle()
@@ -247,24 +290,11 @@ class JobStream(Background, Generic[Job]):
         self._window += 1
         self._room.notify()
 
-    async def _run_one(self, job: Job, permit: Permit) -> None:
-        try:
-            await self._run(job, permit)
-        except BaseException as exc:  # noqa: BLE001  raised by _end
-            self._fail(exc)
-        else:
-            self._done.append(job)
-        finally:
-            permit.release()
-        if self._in_batches:
-            self._leave_window()
-        if not self._in_batches or len(self._done) >= _BATCH:
-            self._progress.notify()
-
     def _fail(self, exc: BaseException) -> None:
         """Keep a failure for the consumer, and draw no more jobs."""
         assert self._drawing is not None
         self._drawing.cancel()
+        self._parked = None
         self._keep(exc)
 
 

@@ -106,7 +106,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
 
 def _columns(
     member_code: str, items: Sequence[WireItem]
-) -> tuple[list[RawOutcome], list[str], Collection[Rejection]] | None:
+) -> tuple[tuple[RawOutcome, ...], list[str], Collection[Rejection]] | None:
     """Return the results of the items, the links and rejections in them; None if an item contradicts itself.
 
     The careful decoder then reads the response again, to say what is wrong in that item. Users may keep the
@@ -134,7 +134,8 @@ def _columns(
         else:
             links.append(came.URL)
             answers.append(came if item.Result == SUCCESS else _with_its_name(member_code, item))
-    return answers, links, rejections.values()
+    # A tuple: the garbage collector visits it once, and a list again and again.
+    return tuple(answers), links, rejections.values()
 
 
 def _with_its_name(member_code: str, item: WireItem) -> WireItem:

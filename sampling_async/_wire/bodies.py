@@ -53,12 +53,23 @@ class BodyLimits:
         return (self.quotas, self.quotas) if endpoint == "get_quotas" else (self.wire, self.decoded)
 
 
+class Head:
+    """The headers of requests, and the same as lines of HTTP/1.1. Requests share it."""
+
+    __slots__ = ("headers", "lines")
+
+    def __init__(self, headers: httpx.Headers) -> None:
+        self.headers = headers
+        self.lines = b"".join([b"%b: %b\r\n" % header for header in headers.raw])
+
+
 class Request(httpx.Request):
     """A request that shares its origin and headers with others; httpx would copy both, and parse them again.
 
     Attributes:
         origin: Any URL of the service.
         target: Path and query, as they are sent. httpx parses them, into `url`, only if they are asked for.
+        lines: The headers as lines of HTTP/1.1.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class Request(httpx.Request):
         origin: httpx.URL,
         target: bytes,
         *,
-        headers: httpx.Headers,
+        head: Head,
         body: bytes,
         extensions: dict[str, Any],
     ) -> None:
@@ -75,7 +86,8 @@ class Request(httpx.Request):
         self.method = method
         self.origin = origin
         self.target = target
-        self.headers = headers
+        self.headers = head.headers
+        self.lines = head.lines
         self.extensions = extensions
         self.stream = RequestBody(body)
 
@@ -94,6 +106,11 @@ def origin_of(request: httpx.Request) -> httpx.URL:
 def target_of(request: httpx.Request) -> bytes:
     """Return the path and query of a request."""
     return request.target if isinstance(request, Request) else request.url.raw_path
+
+
+def lines_of(request: httpx.Request) -> bytes:
+    """Return the headers of a request as lines of HTTP/1.1."""
+    return request.lines if isinstance(request, Request) else Head(request.headers).lines
 
 
 class RequestBody(httpx.AsyncByteStream):
@@ -121,15 +138,17 @@ class Body:
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        own: Any = response.extensions.get("body")
-        headers = response.headers.raw if own is None else own.headers
-        encodings = [value for name, value in headers if name.lower() == b"content-encoding"]
-        self._encoding = b", ".join(encodings).strip().lower()
-        self._inflater = _Inflater() if b"gzip" in self._encoding else None
-        self._source = self._raw = _raw_parts(response, wire)
-        # A mock made this response from memory, and httpx has decompressed it already.
-        if response.is_stream_consumed:
-            self._inflater, self._source = None, Stepwise((response.content,))
+        self._own: Any = response.extensions.get("body")  # of our engine
+        if self._own is not None:
+            # The engine also counts the bytes around the body, such as chunk framing, which the parts do not
+            # contain.
+            self._own.most = wire
+            encoding = self._own.encoding
+        else:
+            encoding = response.headers.get("Content-Encoding", "").encode()
+        self._encoding: bytes = encoding.strip().lower()
+        self._inflater: _Inflater | None = None
+        self._source: AsyncIterator[bytes] | None = None  # until the first part is asked for
 
     @property
     def is_unchanged(self) -> bool:
@@ -150,12 +169,14 @@ class Body:
         """
         if self._encoding not in _ENCODINGS:
             raise DecodeError("$", "expected gzip or no content encoding, found another one", permanent=True)
+        if self._source is None:
+            self._source = self._begun()
         while True:
             if self._inflater is not None and (part := self._inflater.next()):
                 # One received part can decompress to a thousand times its size, so each slice gives a turn.
                 await anyio.lowlevel.checkpoint()
                 return self._within_limit(part)
-            raw = await self._next_raw()
+            raw = await self._next_raw(self._source)
             if self._inflater is None:
                 return self._within_limit(raw)
             if not raw:
@@ -163,8 +184,16 @@ class Body:
                 return raw
             self._inflater.feed(raw)
 
-    async def _next_raw(self) -> bytes:
-        while not (raw := await anext(self._source, None)):
+    def _begun(self) -> AsyncIterator[bytes]:
+        """Return the parts as received. Ours bypass httpx, which would cost as much as the reading."""
+        if self._response.is_stream_consumed:
+            # A mock made this response from memory, and httpx has decompressed it already.
+            return Stepwise((self._response.content,))
+        self._inflater = _Inflater() if b"gzip" in self._encoding else None
+        return self._response.aiter_raw() if self._own is None else aiter(self._own)
+
+    async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
+        while not (raw := await anext(source, None)):
             if raw is None:
                 return b""
         self._wire_left -= len(raw)
@@ -188,10 +217,9 @@ class Body:
         Raises:
             DecodeError: The body is larger than a limit.
         """
-        own: Any = self._response.extensions.get("body")
-        if own is None or not own.is_over or self._encoding not in {b"", b"identity"}:
+        if self._own is None or not self._own.is_over or self._encoding not in {b"", b"identity"}:
             return None
-        content: bytes = own.take()
+        content: bytes = self._own.take()
         self._wire_left -= len(content)
         if self._wire_left < 0:
             raise too_large(self._limits[0], "on the wire")
@@ -207,24 +235,14 @@ class Body:
     async def aclose(self) -> None:
         """Close the body, read completely or not."""
         await self._response.aclose()
-        if isasyncgen(self._raw):
+        source = self._source
+        if isasyncgen(source):
             # httpx reads through nested async generators, and trio warns about those that are left unfinished.
             # After the response is closed, a few more steps end them without reading. The number of steps is
             # limited, in case a generator does not end.
             with suppress(Exception):
                 for _ in range(_PARTS_A_TURN):
-                    await anext(self._source)
-
-
-def _raw_parts(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Return the parts as received. From our engine, they bypass httpx, which costs as much as the reading."""
-    own: Any = response.extensions.get("body")
-    if own is None:
-        return response.aiter_raw()
-    # The engine also counts the bytes around the body, such as chunk framing, which the parts do not contain.
-    own.most = most
-    parts: AsyncIterator[bytes] = aiter(own)
-    return parts
+                    await anext(source)
 
 
 def too_large(limit: float, where: str) -> DecodeError:

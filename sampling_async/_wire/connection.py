@@ -163,6 +163,7 @@ class Body(httpx.AsyncByteStream):
 
     Attributes:
         headers: The headers of the response, as they came.
+        encoding: Its Content-Encoding; empty without one.
         is_over: Whether the last byte has arrived, or the body was closed.
         most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
     """
@@ -171,6 +172,7 @@ class Body(httpx.AsyncByteStream):
         self, connection: Connection, answer: Answer, seconds: float, release: Callable[[Connection], None]
     ) -> None:
         self.headers = answer.headers
+        self.encoding = answer.fields.get(b"content-encoding", b"")
         self._connection = connection
         self._answer = answer
         self._seconds = seconds

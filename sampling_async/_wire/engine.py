@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from contextvars import Context
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -27,7 +27,7 @@ import httpx
 from sampling_async._contract.timing import FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.alerts import alert_in
-from sampling_async._wire.bodies import RequestBody, origin_of, target_of
+from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
 from sampling_async._wire.connection import CONNECTING, Body, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.idling import IdleTime
@@ -93,14 +93,12 @@ class Engine:
     @property
     def is_bypassed(self) -> bool:
         """Whether httpx's own engine is patched, as respx and pytest-httpx do. Then requests go through it."""
-        stock = httpx.AsyncHTTPTransport.handle_async_request
-        patched = getattr(stock, "__module__", "").split(".")[0] != "httpx"
         # Not imported for this check: a module that is not loaded cannot be patched.
         httpcore = sys.modules.get("httpcore")
-        if patched or httpcore is None:
-            return patched
-        method = httpcore.AsyncConnectionPool.handle_async_request
-        return getattr(method, "__module__", "").split(".")[0] != "httpcore"
+        pool = None if httpcore is None else httpcore.AsyncConnectionPool.handle_async_request
+        return _is_foreign(httpx.AsyncHTTPTransport.handle_async_request, "httpx") or (
+            pool is not None and _is_foreign(pool, "httpcore")
+        )
 
     @staticmethod
     def may_have_raised(exc: BaseException) -> bool:
@@ -280,6 +278,11 @@ class Engine:
             self._idle.pop().close()
 
 
+@lru_cache(maxsize=8)  # asked for each request
+def _is_foreign(method: object, module: str) -> bool:
+    return getattr(method, "__module__", "").split(".")[0] != module
+
+
 # The event loop holds this function and the next one. With weak references, it does not keep a dropped engine
 # alive.
 def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[Connection]) -> None:
@@ -300,20 +303,23 @@ def _check_proxy_accepts(answer: Answer, sent: Callable[[bool], None]) -> None:
     Raises:
         Refusal: The proxy asks for credentials.
     """
-    if answer.status == UNAUTHORIZED and b"proxy-authenticate" in {name.lower() for name, _ in answer.headers}:
+    if answer.status == UNAUTHORIZED and b"proxy-authenticate" in answer.fields:
         sent(False)
         raise refusal_of(answer.status)
 
 
 def _is_kept(answer: Answer) -> bool:
     """Return whether a proxy says that it keeps its connection open: tinyproxy closes it without notice."""
-    said = [value.lower() for name, value in answer.headers if name.lower().endswith(b"connection")]
-    return any(b"keep-alive" in value for value in said)
+    said = (value for name, value in answer.fields.items() if name.endswith(b"connection"))
+    return any(b"keep-alive" in value.lower() for value in said)
 
 
 def _message(request: httpx.Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
     assert isinstance(request.stream, RequestBody)
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), target or target_of(request))]
-    lines += [b"%b: %b" % header for header in request.headers.raw]
-    lines += [f"{name}: {value}".encode("ascii") for name, value in private.items()]
-    return b"%b\r\n\r\n%b" % (b"\r\n".join(lines), request.stream.content)
+    return b"%b %b HTTP/1.1\r\n%b%b\r\n%b" % (
+        request.method.encode("ascii"),
+        target or target_of(request),
+        lines_of(request),
+        "".join([f"{name}: {value}\r\n" for name, value in private.items()]).encode("ascii"),
+        request.stream.content,
+    )

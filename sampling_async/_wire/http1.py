@@ -35,6 +35,8 @@ class Answer:
     Attributes:
         status: The status as soon as the head is complete; 0 before.
         headers: The headers, in the order and case of the response.
+        fields: The values of the headers by their names in lower case, as soon as the head is complete. Several
+            values of one name are joined by commas.
         is_whole: Whether the last byte of the body has arrived.
     """
 
@@ -47,6 +49,7 @@ class Answer:
         "_parser",
         "_parts",
         "_stays_open",
+        "fields",
         "headers",
         "is_whole",
         "status",
@@ -55,6 +58,7 @@ class Answer:
     def __init__(self) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self.fields: dict[bytes, bytes] = {}
         self.is_whole = False
         self._parser: HttpResponseParser | None = None  # until the first bytes, and after the last
         self._parts: list[bytes] = []
@@ -175,13 +179,17 @@ class Answer:
         if status < _FINAL:
             self.headers.clear()
             return
-        names = {name.lower() for name, _ in self.headers}
+        fields: dict[bytes, bytes] = {}
+        for name, value in self.headers:
+            key = name.lower()
+            fields[key] = value if key not in fields else b"%b, %b" % (fields[key], value)
         # Transfer codings other than a single `chunked` are refused.
-        codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]) or not self._parser.get_http_version().startswith("1."):
+        coding = fields.get(b"transfer-encoding")
+        is_known = coding is None or coding.lower() == b"chunked"
+        if not is_known or not self._parser.get_http_version().startswith("1."):
             raise _NotHttp
-        self._is_framed = bool(codings) or b"content-length" in names or status in {204, 304}
-        self.status = status
+        self._is_framed = coding is not None or b"content-length" in fields or status in {204, 304}
+        self.fields, self.status = fields, status
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body."""

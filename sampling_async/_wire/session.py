@@ -11,9 +11,9 @@ import logging
 import os
 import warnings
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio
 import httpx
@@ -30,7 +30,7 @@ from sampling_async._pacing.blocks import Block, Blocks
 from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
-from sampling_async._wire.bodies import Body, BodyLimits, Request
+from sampling_async._wire.bodies import Body, BodyLimits, Head, Request
 from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
 from sampling_async._wire.failures import translated, was_never_sent, way_of
 
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
+    from sampling_async._contract.errors import Endpoint
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
     from sampling_async._wire.timeouts import Timeouts
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
 """A function that reads the body of a 200, or of the 304 to a `Call.known`, and closes it."""
 
@@ -99,7 +101,8 @@ class Session:
         self._carrier = Carrier(self.engine, transport, base_url, api_key)
         self._http = Client(self._carrier)
         # Cached: httpx needs more time for one set of headers than for the rest of a request.
-        self._headers_for = lru_cache(maxsize=256)(self._made_headers)
+        self._head_for = lru_cache(maxsize=256)(self._made_head)
+        self._limits_for = lru_cache(maxsize=256)(self._made_limits)
         self._blocks = Blocks()
         self._headers = httpx.Headers(
             {
@@ -143,15 +146,22 @@ class Session:
         track.sent = False
         self.check_usable()
         track.attempts += 1
-        wall = min(within, self.timeouts.wall_limit(call.endpoint, call.quota_ids))
-        return await self.guarded(partial(self._exchange, call, track, within, read), track, wall)
+        wall = min(within, self._limits_for(call.endpoint, call.quota_ids)[1])
+        return await self.guarded(track, wall, self._exchange, call, track, within, read)
 
-    async def guarded(self, run: Callable[[], Awaitable[T]], track: Track, seconds: float) -> T:
-        """Run a part of an attempt with a time limit, and turn every failure into an error of `attempt`."""
+    async def guarded(
+        self,
+        track: Track,
+        seconds: float,
+        run: Callable[Given, Awaitable[T]],
+        *args: Given.args,
+        **kwargs: Given.kwargs,
+    ) -> T:
+        """Call a part of an attempt with a time limit, and turn every failure into an error of `attempt`."""
         failure: SamplingError | None = None
         with self.until_closed(seconds) as scope:
             try:
-                return await run()
+                return await run(*args, **kwargs)
             except SamplingError as exc:
                 # The traceback's frames may hold a body.
                 failure = exc.with_traceback(None)
@@ -202,40 +212,37 @@ class Session:
             raise
 
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
-        def sent(may_be: bool) -> None:  # noqa: FBT001
-            if may_be and track.is_told:
-                raise ClientClosedError(
-                    "the `async with` block of the fan-out has ended", delivery=track.delivery
-                )
-            track.sent = may_be
-
         # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
-        sent(True)
-        limits = self.timeouts
-        read = limits.read_limit(call.endpoint, call.quota_ids)
-        timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
+        track.may_send(True)
+        timeout, _ = self._limits_for(call.endpoint, call.quota_ids)
         if within < inf:
             timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
         enter = bool if track.timeline is None else track.timeline.enter
-        extensions = {"timeout": timeout, "sent": sent, "enter": enter}
-        headers = self._headers if call.body is None else self._headers_for(len(call.body))
-        if call.known is not None:
-            headers = headers.copy()
-            headers["If-None-Match"] = call.known
-        target = f"{self._base_path}{call.target}".encode()
+        extensions = {"timeout": timeout, "sent": track.may_send, "enter": enter}
+        body = call.body or b""
         return Request(
             call.method,
             self._base_url,
-            target,
-            headers=headers,
-            body=call.body or b"",
+            f"{self._base_path}{call.target}".encode(),
+            head=self._head_for(len(body), call.known),
+            body=body,
             extensions=extensions,
         )
 
-    def _made_headers(self, length: int) -> httpx.Headers:
+    def _made_head(self, length: int, known: str | None) -> Head:
         headers = self._headers.copy()
-        headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
-        return headers
+        if length:
+            headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
+        if known is not None:
+            headers["If-None-Match"] = known
+        return Head(headers)
+
+    def _made_limits(self, endpoint: Endpoint, quota_ids: int) -> tuple[dict[str, float], float]:
+        """Return the time limits of an attempt, as httpx names them, and that of the whole attempt."""
+        limits = self.timeouts
+        read = limits.read_limit(endpoint, quota_ids)
+        timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
+        return timeout, limits.wall_limit(endpoint, quota_ids)
 
     def close_idle(self) -> None:
         """Close the idle connections."""
@@ -294,7 +301,7 @@ async def _read_whole(body: Body) -> Reply:
     content = body.whole()
     if content is None:
         content = await body.read()
-    await body.aclose()
+        await body.aclose()
     return Reply(OK, content)
 
 

@@ -200,10 +200,10 @@ class Wire:
         else:
             raise exc
 
-    async def _readable(self, seconds: float) -> None:
-        if self._waits is not None:
-            await self._waits.readable(seconds)
-            return
+    def _readable(self, seconds: float) -> Awaitable[None]:
+        return self._readable_by_anyio(seconds) if self._waits is None else self._waits.readable(seconds)
+
+    async def _readable_by_anyio(self, seconds: float) -> None:
         with anyio.move_on_after(seconds) as scope:
             await anyio.wait_readable(self._sock)
         if scope.cancelled_caught:
