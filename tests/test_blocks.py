@@ -32,20 +32,25 @@ class Loop:
         monkeypatch.setattr(loop, "call_at", noted)
 
 
+@pytest.mark.parametrize("is_ours", [False, True])
 @pytest.mark.parametrize("seconds", [0.005, 0, -1])
-async def test_a_block_ends_at_its_deadline(seconds):
+async def test_a_block_ends_at_its_deadline(seconds, is_ours):
     blocks = Blocks()
-    with blocks.within(60) as outer, blocks.within(seconds) as scope:
+    with blocks.within(60, is_ours=is_ours) as outer, blocks.within(seconds, is_ours=is_ours) as scope:
         await anyio.sleep_forever()
     assert (scope.cancelled_caught, outer.cancel_called, len(blocks)) == (True, False, 0)
+    await anyio.lowlevel.checkpoint()
 
 
-async def test_a_block_without_a_deadline_ends_by_itself():
+@pytest.mark.parametrize("is_ours", [False, True])
+async def test_a_block_without_a_deadline_ends_by_itself(is_ours):
     blocks = Blocks()
-    with blocks.within(float("inf")) as scope:
+    with blocks.within(float("inf"), is_ours=is_ours) as scope:
         await anyio.lowlevel.checkpoint()
         assert len(blocks) == 1
     assert (scope.cancelled_caught, len(blocks)) == (False, 0)
+    scope.cancel()  # it has ended, so nothing happens
+    await anyio.lowlevel.checkpoint()
 
 
 def test_each_block_ends_where_trio_is_loaded_too():
@@ -82,11 +87,12 @@ def test_a_block_begins_on_uvloop_while_the_timer_of_another_is_due():
     uvloop.run(main())
 
 
-async def test_all_blocks_end_together():
+@pytest.mark.parametrize("is_ours", [False, True])
+async def test_all_blocks_end_together(is_ours):
     blocks, ended = Blocks(), []
 
     async def wait(seconds: float) -> None:
-        with blocks.within(seconds):
+        with blocks.within(seconds, is_ours=is_ours):
             await anyio.sleep_forever()
         ended.append(seconds)
 
@@ -98,9 +104,10 @@ async def test_all_blocks_end_together():
         await blocks.end(5)
         assert sorted(ended) == [60, float("inf")]
     await blocks.end(5)
-    with blocks.within(60) as late:
+    with blocks.within(60, is_ours=is_ours) as late:
         await anyio.sleep_forever()
     assert late.cancelled_caught
+    await anyio.lowlevel.checkpoint()
 
 
 async def test_a_block_that_does_not_end_is_not_waited_for_for_long():
@@ -167,6 +174,84 @@ async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypat
         with anyio.move_on_after(10):
             await anyio.sleep_forever()
     assert first.cancelled_caught
+
+
+# --- Blocks around our own code, which asyncio's own cancellation ends
+
+
+async def ended_by(cancel, *, ends_late: bool = False) -> tuple[bool, int]:
+    """Wait in a block that something cancels; return whether it was caught, and what is left requested."""
+    blocks = Blocks()
+
+    async def wait() -> tuple[bool, int]:
+        with blocks.within(60, is_ours=True) as scope:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                if ends_late:
+                    raise ZeroDivisionError from None
+                raise
+        return scope.cancelled_caught, asyncio.current_task().cancelling()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    (scope,) = blocks._deadlines
+    cancel(scope, task)
+    return await task
+
+
+@pytest.mark.asyncio
+async def test_the_request_of_a_block_is_taken_back():
+    assert await ended_by(lambda scope, _: [scope.cancel(), scope.cancel()]) == (True, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("order", [1, -1])
+async def test_who_cancels_the_task_at_the_same_time_is_heeded(order):
+    def both(scope, task):
+        for cancel in (scope.cancel, task.cancel)[::order]:
+            cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await ended_by(both)
+
+
+@pytest.mark.asyncio
+async def test_a_failure_during_the_cancellation_comes_out_and_nothing_is_left_requested():
+    with pytest.raises(ZeroDivisionError):
+        await ended_by(lambda scope, _: scope.cancel(), ends_late=True)
+
+
+@pytest.mark.asyncio
+async def test_earlier_requests_that_the_task_did_not_heed_are_not_taken_back():
+    async def deaf() -> int:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            with Blocks().within(0.001, is_ours=True) as scope:
+                await asyncio.sleep(600)
+        assert scope.cancelled_caught
+        return asyncio.current_task().cancelling()
+
+    task = asyncio.create_task(deaf())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == 1
+
+
+@pytest.mark.asyncio
+async def test_a_scope_around_a_block_is_heeded_and_cancels_it_no_more_than_itself():
+    for ours_first in (False, True):
+        blocks = Blocks()
+        with anyio.CancelScope() as around:
+            with blocks.within(60, is_ours=True) as scope:
+                for cancelled in (scope, around) if ours_first else (around, scope):
+                    asyncio.get_running_loop().call_soon(cancelled.cancel)
+                await asyncio.sleep(600)
+            await asyncio.sleep(600)
+        assert around.cancelled_caught
+        assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0)
 
 
 def test_a_block_that_begins_after_the_end_may_be_in_another_loop():

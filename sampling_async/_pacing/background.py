@@ -197,14 +197,8 @@ class Tasks:
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Start a task that calls a coroutine function."""
-        task = self._loop.create_task(function(*args), name="sampling_async")
-        self._running.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Task[object]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen, or asyncio logs it
+        # One statement: if a signal handler raised in between, nobody would wait for the task.
+        self._running.add(self._loop.create_task(function(*args), name="sampling_async"))
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -212,9 +206,13 @@ class Tasks:
         if exc is not None:
             self._cancel()
         await outlast(self._running, on_cancel=self._cancel)
+        for task in self._running:
+            if not task.cancelled():
+                task.exception()  # marks it as seen, or asyncio logs it
+        self._running.clear()
 
     def _cancel(self) -> None:
-        for task in tuple(self._running):
+        for task in self._running:
             task.cancel()
 
 
@@ -228,7 +226,6 @@ async def outlast(tasks: Collection[asyncio.Task[Any]], on_cancel: Callable[[], 
     import asyncio  # noqa: PLC0415  loaded by now
 
     cancelled: asyncio.CancelledError | None = None
-    # Some may have ended without their callbacks having run, and others may be removed by them meanwhile.
     while running := [task for task in tasks if not task.done()]:
         try:
             await asyncio.wait(running)

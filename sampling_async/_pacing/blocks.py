@@ -2,7 +2,8 @@
 
 A cancel scope with a deadline sets and cancels a timer of its own, which costs as much as the scope. Nearly all
 blocks end long before their deadline. So on asyncio one timer serves all blocks: it is set for the earliest
-deadline, and is not touched when that block ends.
+deadline, and is not touched when that block ends. Blocks around our own code need no cancel scope either: the
+cancellation of asyncio itself does, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import weakref
 from contextvars import Context
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import anyio
 
@@ -41,7 +42,7 @@ class Blocks:
     )
 
     def __init__(self) -> None:
-        self._deadlines: dict[anyio.CancelScope, float] = {}  # of the open blocks
+        self._deadlines: dict[Scope, float] = {}  # of the open blocks
         self._now: Callable[[], float] = anyio.current_time  # of the event loop's own clock, as deadlines are
         self._is_new = True  # until the first block
         self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
@@ -53,18 +54,28 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    def within(self, seconds: float) -> Block:
-        """Return a block that is cancelled after a number of seconds, or when its owner is closed."""
+    def within(self, seconds: float, *, is_ours: bool = False) -> Block:
+        """Return a block that is cancelled after a number of seconds, or when its owner is closed.
+
+        Args:
+            seconds: The number of seconds.
+            is_ours: Whether only code of this package runs in the block. Then on asyncio it is cancelled as
+                `asyncio.timeout` does it: once, and without regard to anyio's shields. Foreign code may need
+                more, and a cancel scope takes 4 % of the time of a bulk request.
+        """
         if self._is_new:
             self._is_new, self._loop = False, asyncio_loop()
             if self._loop is not None:  # before Python 3.12, `current_time` asks the system for the process
                 self._now = self._loop.time
         until = inf if seconds == inf else self._now() + seconds
         if seconds > 0 and self._loop is not None:
-            return Block(self, anyio.CancelScope(), until)
-        return Block(self, anyio.CancelScope(deadline=until), inf)
+            # Not after `shut`: a task that cancels itself at the start of a block may feel it behind the block.
+            if is_ours and not self._is_shut:
+                return _NativeBlock(self, self._loop, until)
+            return _ScopedBlock(self, anyio.CancelScope(), until)
+        return _ScopedBlock(self, anyio.CancelScope(deadline=until), inf)
 
-    def enter(self, scope: anyio.CancelScope, until: float) -> None:
+    def enter(self, scope: Scope, until: float) -> None:
         """Note that a block has begun. After `shut` it is cancelled at once."""
         if self._is_shut:
             scope.cancel()
@@ -73,7 +84,7 @@ class Blocks:
         if until < self._rings_at and not self._is_shut:
             self._set_timer(until)
 
-    def leave(self, scope: anyio.CancelScope) -> None:
+    def leave(self, scope: Scope) -> None:
         """Note that a block has ended."""
         self._deadlines.pop(scope, None)
         if self._none_left is not None and not self._deadlines:
@@ -123,11 +134,8 @@ def _ring(blocks: weakref.ref[Blocks]) -> None:
         ours.ring()
 
 
-class Block:
-    """A block of `Blocks`: `with blocks.within(5) as scope`.
-
-    It is a class because each attempt enters one, and a generator costs four times as much.
-    """
+class _ScopedBlock:
+    """A block with a cancel scope. It is a class because a generator would cost four times as much."""
 
     __slots__ = ("_blocks", "_scope", "_until")
 
@@ -154,3 +162,53 @@ class Block:
         finally:
             suppresses = self._scope.__exit__(exc_type, exc, traceback)
         return suppresses
+
+
+class _NativeBlock:
+    """A block that cancels its task itself, and takes that cancellation back at its end."""
+
+    __slots__ = ("_before", "_blocks", "_loop", "_task", "_until", "cancel_called", "cancelled_caught")
+
+    def __init__(self, blocks: Blocks, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        self._blocks = blocks
+        self._loop = loop
+        self._until = until
+        self._task: asyncio.Task[object] | None = None
+        self._before = 0  # the cancellations of the task that others have requested
+        self.cancel_called = self.cancelled_caught = False
+
+    def cancel(self) -> None:
+        """Cancel the block."""
+        if self._task is not None and not self.cancel_called:
+            self.cancel_called = True
+            self._task.cancel()
+
+    def __enter__(self) -> Self:
+        task = sys.modules["asyncio"].current_task(self._loop)
+        assert task is not None
+        self._task, self._before = task, task.cancelling()
+        try:
+            self._blocks.enter(self, self._until)
+        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._blocks.leave(self)
+        task, self._task = self._task, None
+        if task is None or not self.cancel_called:
+            return False
+        # With more requests than at the beginning, somebody else wants to cancel the task too: that goes on.
+        is_only_ours = task.uncancel() <= self._before
+        self.cancelled_caught = is_only_ours and isinstance(exc, sys.modules["asyncio"].CancelledError)
+        return self.cancelled_caught
+
+
+Scope: TypeAlias = anyio.CancelScope | _NativeBlock
+"""What a block gives: it can be cancelled, and tells whether it was."""
+
+Block: TypeAlias = _ScopedBlock | _NativeBlock
+"""A block of `Blocks`: `with blocks.within(5) as scope`."""

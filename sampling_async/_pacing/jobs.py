@@ -160,16 +160,18 @@ class JobStream(Background, Generic[Job]):
             anyio.lowlevel.checkpoint if loop is None else partial(sys.modules["asyncio"].sleep, 0)
         )
         async with anyio.create_task_group() if loop is None else Tasks(loop) as running:
-            with anyio.CancelScope() as self._drawing:
-                try:
-                    await self._hand_out(running)
-                except BaseException as exc:  # noqa: BLE001  raised by _end
-                    self._is_of_the_work_itself = isinstance(exc, SystemExit | KeyboardInterrupt)
-                    self._keep(exc)
-            # Set before the idle tasks wake up: they end if they get no job and `_drawn` is set.
-            self._drawn = True
-            for idle in self._idle:
-                idle.woken.set()
+            try:
+                with anyio.CancelScope() as self._drawing:
+                    try:
+                        await self._hand_out(running)
+                    except BaseException as exc:  # noqa: BLE001  raised by _end
+                        self._is_of_the_work_itself = isinstance(exc, SystemExit | KeyboardInterrupt)
+                        self._keep(exc)
+            finally:
+                # Set before the idle tasks wake up: they end if they get no job and `_drawn` is set.
+                self._drawn = True
+                for idle in self._idle:
+                    idle.woken.set()
 
     async def _hand_out(self, running: TaskGroup | Tasks) -> None:
         """Draw one job after the other, and give each to a task."""

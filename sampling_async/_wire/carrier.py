@@ -15,7 +15,6 @@ from sampling_async._wire.bodies import origin_of
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Coroutine
     from contextlib import AbstractContextManager
 
     from sampling_async._wire.address import Secret
@@ -37,10 +36,10 @@ class Client(httpx.AsyncClient):
         # Set again: an agent may have wrapped the transport while `__init__` ran.
         self._transport = carrier
 
-    def send(self, request: httpx.Request, **_: Any) -> Coroutine[Any, Any, httpx.Response]:
+    async def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
         """Send a request and return its response, whose body is still to be read."""
         # Through this method and not `self._transport`, because respx patches it.
-        return self._transport_for_url(origin_of(request)).handle_async_request(request)
+        return await self._transport_for_url(origin_of(request)).handle_async_request(request)
 
 
 class Carrier(httpx.AsyncBaseTransport):

@@ -159,7 +159,7 @@ class Session:
     ) -> T:
         """Call a part of an attempt with a time limit, and turn every failure into an error of `attempt`."""
         failure: SamplingError | None = None
-        with self.until_closed(seconds) as scope:
+        with self._blocks.within(seconds, is_ours=self._carrier.knows_what_was_sent) as scope:
             try:
                 return await run(*args, **kwargs)
             except SamplingError as exc:
