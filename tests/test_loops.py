@@ -212,7 +212,7 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
     async def main() -> None:
         loop = asyncio.get_running_loop()
         reader = Reader(loop, ours.fileno())
-        waiting = asyncio.create_task(reader.readable(5))
+        waiting = asyncio.ensure_future(reader.readable(5))
         await turns()
         future = reader._future
         reader._tell()
@@ -259,13 +259,13 @@ def test_one_timer_serves_many_waits(sockets):
         timers = Timers()
         reader = Reader(timers, ours.fileno())
         for limit in (5.0, 5.0, 7.0):  # each wait ends early, and the timer of the first stays
-            waiting = asyncio.create_task(reader.readable(limit))
+            waiting = asyncio.ensure_future(reader.readable(limit))
             await turns()
             reader._tell()
             await waiting
             timers.now += 1.0
         assert (timers.at, timers.set) == (105.0, 1)
-        waiting = asyncio.create_task(reader.readable(6.0))  # until 109
+        waiting = asyncio.ensure_future(reader.readable(6.0))  # until 109
         await turns()
         timers.now = 105.0
         reader._look_at_time()
@@ -275,12 +275,12 @@ def test_one_timer_serves_many_waits(sockets):
         with pytest.raises(TooSlow):
             await waiting
         reader._look_at_time()  # nothing waits
-        waiting = asyncio.create_task(reader.readable(9.0))
+        waiting = asyncio.ensure_future(reader.readable(9.0))
         await turns()
         reader._tell()
         await waiting
         assert timers.at == 118.0
-        waiting = asyncio.create_task(reader.readable(1.0))  # sooner than the timer
+        waiting = asyncio.ensure_future(reader.readable(1.0))  # sooner than the timer
         await turns()
         assert timers.at == 110.0
         reader._tell()

@@ -128,7 +128,7 @@ def test_invites_are_created_when_they_are_read_and_equal_each_time():
 def test_invites_of_all_kinds_of_results_are_found():
     came = as_they_came()
     from_journal = evolve(came[0], replayed=True)
-    other_name = WireItem(2, 1, "OK", came._answers[2])
+    other_name = WireItem(QuotaID=2, Invite=came._answers[2], ResultCode=1, Result="OK")
     failure = Failure("unknown", None, None, SamplingError("lost"))
     mixed = BulkInviteResult(
         [from_journal, Rejection(9, "NO"), other_name, failure, came[1]],

@@ -79,7 +79,8 @@ class SamplingAsyncCounted(SamplingAsync):
         result = await self.client.bulk_invite(member_code, quota_ids)
         if sum(result.counts.values()) != len(quota_ids):
             raise ValueError("a quota ID was not counted")
-        return len(result.invites)
+        # Each invite is created when it is read.
+        return sum(invite.url != "" for invite in result.invites)
 
 
 def quotas_of(body: bytes, known: KnownSurveys) -> Quotas:

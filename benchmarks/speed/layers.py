@@ -77,7 +77,9 @@ class Layers(OurClient):
             call.read((await self._session.attempt(call, Track())).body)
 
         async def calls(call: Call[Any]) -> None:
-            await client._caller.run(call, Permit(client._gate, self._lane))  # noqa: SLF001
+            permit = Permit(client._gate, self._lane)  # noqa: SLF001
+            await client._caller.run(call, permit)  # noqa: SLF001
+            permit.release()
 
         layers = {
             "the request as bytes": request,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from anyio.lowlevel import checkpoint
@@ -191,12 +190,12 @@ class Inviter:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""
         # Example: of the IDs 1 to 4 the service refuses 3. The requests are (1 2 3 4), then (1 2), (3 4), then
         # (3), (4). Only 3 ends refused.
-        parts = deque([job.chunk])
+        parts = [job.chunk]
         answered_before = self._answered
         asked = accepted = 0
         refused: SamplingError | None = None
         while parts:
-            part = parts.popleft()
+            part = parts.pop(0)
             if refused is not None and not self._continues_splitting(refused, asked, accepted):
                 job.note(failed(part, refused))
                 continue

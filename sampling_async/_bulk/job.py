@@ -52,19 +52,18 @@ class Job:
     Attributes:
         answered: The final outcomes, once they are known.
         timeline: The stages of its request, once there is one.
-        ended: Its attempts that have ended, if anybody watches the client.
         taken: How many of its outcomes the user has received.
     """
 
     __slots__ = (
         "_attempts",
+        "_ended",
         "_is_told",
         "_known",
         "_part",
         "_track",
         "answered",
         "chunk",
-        "ended",
         "taken",
         "timeline",
     )
@@ -73,13 +72,14 @@ class Job:
         self.chunk = chunk
         self.answered = answered
         self.taken = 0
-        self._known: list[Answered] = []
+        self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
         self._track: Track | None = None  # of that part
         self._is_told = False
         self.timeline: Timeline | None = None
-        self.ended: list[Ended] = []
-        self._attempts = 0  # of the parts before the latest one
+        # Both of the parts before the latest one.
+        self._attempts = 0
+        self._ended: tuple[Ended, ...] = ()
 
     def __repr__(self) -> str:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
@@ -87,8 +87,8 @@ class Job:
 
     def begin(self, part: Chunk) -> Track:
         """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
-        self._attempts = self.attempts
-        track = Track(ambiguous=part.asked_before, is_told=self._is_told, ended=self.ended)
+        self._attempts, self._ended = self.attempts, self.ended
+        track = Track(ambiguous=part.asked_before, is_told=self._is_told)
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
         return track
@@ -98,21 +98,26 @@ class Job:
         """The number of attempts of all parts."""
         return self._attempts + (0 if self._track is None else self._track.attempts)
 
+    @property
+    def ended(self) -> tuple[Ended, ...]:
+        """The attempts of all parts that have ended, if anybody watches the client."""
+        return self._ended if self._track is None else self._ended + self._track.ended
+
     def note(self, answered: Answered) -> None:
         """Note the outcomes of a part of the chunk."""
-        self._known.append(answered)
+        self._known += (answered,)
 
     def account(self) -> Answered:
         """Return the outcomes as known now: a part in flight as its `Track` says, the rest `not_sent`."""
         if self.answered is not None:
             return self.answered
-        known = list(self._known)
+        known = self._known
         if len(known) == 1 and known[0].chunk is self.chunk:  # as nearly always
             return known[0]
         # One read of both: they belong together.
         part, track = self._part, self._track
         if part is not None and track is not None and all(each.chunk is not part for each in known):
-            known.append(interrupted(part, track.delivery))
+            known += (interrupted(part, track.delivery),)
         return _put_together(self.chunk, known)
 
     def left(self) -> Iterator[InviteOutcome]:

@@ -195,9 +195,8 @@ class Hooks:
         """
         assert track.timeline is not None
         after = tuple(track.timeline.seconds)
-        track.ended.append(Ended(track.attempts, call.quota_ids, _status_of(answer), before, after))
-        if len(track.ended) > _MOST_ATTEMPTS:
-            del track.ended[0]
+        ended = Ended(track.attempts, call.quota_ids, _status_of(answer), before, after)
+        track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
 
     def attempt_told(self, endpoint: Endpoint, track: Track, error: BaseException | None) -> None:
         """Report the attempt that was noted last, with its failure, if it failed or was cut off."""

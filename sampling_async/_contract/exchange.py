@@ -99,7 +99,7 @@ class Track:
     attempts: int = 0
     is_told: bool = False
     timeline: Timeline | None = None
-    ended: list[Any] = field(factory=list, repr=False)
+    ended: tuple[Any, ...] = field(default=(), repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
         """Learn whether bytes of the running attempt may have been sent, or may be from now on.

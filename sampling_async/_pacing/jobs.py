@@ -11,10 +11,8 @@ job itself records its progress.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -22,7 +20,7 @@ import anyio.lowlevel
 
 from sampling_async._pacing.background import Background, Tasks
 from sampling_async._pacing.change import Change, Turn
-from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.loops import asyncio_loop, next_round
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -155,10 +153,7 @@ class JobStream(Background, Generic[Job]):
     async def _work(self) -> None:
         """Draw jobs and run them in tasks; return when all tasks have ended."""
         loop = asyncio_loop()
-        # `sleep(0)` of asyncio costs a quarter of anyio's checkpoint.
-        self._next_round = (
-            anyio.lowlevel.checkpoint if loop is None else partial(sys.modules["asyncio"].sleep, 0)
-        )
+        self._next_round = anyio.lowlevel.checkpoint if loop is None else next_round
         async with anyio.create_task_group() if loop is None else Tasks(loop) as running:
             try:
                 with anyio.CancelScope() as self._drawing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import types
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +12,7 @@ import anyio.lowlevel
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
@@ -67,6 +68,12 @@ def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     # no time. That of asyncio is a function in Python that calls this one in C; loops of tests have their own.
     is_usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
     return loop.time if isinstance(loop, asyncio.BaseEventLoop) and not is_usual else time.monotonic
+
+
+@types.coroutine
+def next_round() -> Generator[None, None, None]:
+    """On asyncio: let the event loop go round once, as `asyncio.sleep(0)` does, at a third of its cost."""
+    yield
 
 
 class LoopClock:

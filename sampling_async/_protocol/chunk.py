@@ -47,6 +47,8 @@ class Chunk:
     @property
     def places(self) -> int:
         """The number of outcomes that the caller gets."""
+        if not self.repeated:
+            return len(self.quota_ids)
         return len(self.quota_ids) + sum(self.repeated.values()) - len(self.repeated)
 
     def each_place(self) -> Iterator[int]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Self
 import httpx
 from attrs import define
 
-from sampling_async._contract.timing import BODY
 from sampling_async._wire.alerts import ABOUT_THE_CLIENT, alert_in
 from sampling_async._wire.bodies import too_large
 from sampling_async._wire.http1 import Answer
@@ -106,13 +105,9 @@ class Connection:
                     self._wire.must_not_be_refused()
                 raise
 
-    async def read_head(self, seconds: float, enter: Callable[[int], object]) -> Answer:
-        """Return the response as soon as its head is complete."""
+    def new_answer(self) -> Answer:
+        """Return the response to the request that was sent, which `read_on` is going to receive."""
         answer = self._answer = Answer()
-        await self.read_on(seconds)
-        enter(BODY)
-        while not answer.status:
-            await self.read_on(seconds)
         return answer
 
     async def read_on(self, seconds: float) -> None:

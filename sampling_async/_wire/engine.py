@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import httpx
 
-from sampling_async._contract.timing import FIRST_BYTE, SEND
+from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.alerts import alert_in
 from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
@@ -96,9 +96,7 @@ class Engine:
         # Not imported for this check: a module that is not loaded cannot be patched.
         httpcore = sys.modules.get("httpcore")
         pool = None if httpcore is None else httpcore.AsyncConnectionPool.handle_async_request
-        return _is_foreign(httpx.AsyncHTTPTransport.handle_async_request, "httpx") or (
-            pool is not None and _is_foreign(pool, "httpcore")
-        )
+        return _are_patched(httpx.AsyncHTTPTransport.handle_async_request, pool)
 
     @staticmethod
     def may_have_raised(exc: BaseException) -> bool:
@@ -126,7 +124,11 @@ class Engine:
             enter(SEND)
             await connection.send(message, sent, limits["write"])
             enter(FIRST_BYTE)
-            answer = await connection.read_head(limits["read"], enter)
+            answer = connection.new_answer()
+            await connection.read_on(limits["read"])
+            enter(BODY)
+            while not answer.status:
+                await connection.read_on(limits["read"])
             if is_fetched:
                 _check_proxy_accepts(answer, sent)
                 connection.is_kept = _is_kept(answer)
@@ -279,8 +281,10 @@ class Engine:
 
 
 @lru_cache(maxsize=8)  # asked for each request
-def _is_foreign(method: object, module: str) -> bool:
-    return getattr(method, "__module__", "").split(".")[0] != module
+def _are_patched(transport: object, pool: object | None) -> bool:
+    """Return whether one of these methods is not that of its own library."""
+    modules = [getattr(method, "__module__", "").split(".")[0] for method in (transport, pool)]
+    return modules[0] != "httpx" or (pool is not None and modules[1] != "httpcore")
 
 
 # The event loop holds this function and the next one. With weak references, it does not keep a dropped engine

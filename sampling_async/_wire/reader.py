@@ -58,11 +58,10 @@ class Reader:
         self._rings_at = inf  # no later than the deadline; uvloop's timers cannot always tell
         self.news: Callable[[], object] = bool  # no effect
 
-    async def readable(self, seconds: float) -> None:
-        """Wait until there are bytes to read, or the end of the connection.
+    def readable(self, seconds: float) -> asyncio.Future[None]:
+        """Return a future that is done when there are bytes to read, or the end of the connection.
 
-        Raises:
-            TooSlow: Nothing came for that time.
+        It raises `TooSlow` if nothing comes for that time.
         """
         future = self._future = self._loop.create_future()
         self._idled = False
@@ -75,10 +74,7 @@ class Reader:
         # wait itself; it looks at the deadline of the wait that it finds.
         if self._deadline < self._rings_at:
             self._set_timer()
-        try:
-            await future
-        finally:
-            self._future = None
+        return future
 
     def _set_timer(self) -> None:
         self._stop_timer()
@@ -101,9 +97,8 @@ class Reader:
             self._set_timer()
 
     def _tell(self) -> None:
-        if self._future is not None:
-            if not self._future.done():
-                self._future.set_result(None)
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
         elif self._idled:
             # Nobody reads these bytes. Stop watching, or the loop spins: it would call this in each round.
             self._stop()

@@ -36,7 +36,7 @@ from sampling_async._wire.failures import translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from sampling_async._contract.errors import Endpoint
     from sampling_async._wire.address import Proxy, Secret
@@ -119,14 +119,14 @@ class Session:
         key = self._key.reveal()
         return key, key.replace("-", "")
 
-    async def attempt(
+    def attempt(
         self,
         call: Call[Any],
         track: Track,
         within: float = inf,
         read: BodyReader | None = None,
-    ) -> Reply:
-        """Make one attempt and return the reply, with any status.
+    ) -> Coroutine[Any, Any, Reply]:
+        """Make one attempt and return the reply, with any status. Await what this returns at once.
 
         Args:
             call: The call.
@@ -147,7 +147,7 @@ class Session:
         self.check_usable()
         track.attempts += 1
         wall = min(within, self._limits_for(call.endpoint, call.quota_ids)[1])
-        return await self.guarded(track, wall, self._exchange, call, track, within, read)
+        return self.guarded(track, wall, self._exchange, call, track, within, read)
 
     async def guarded(
         self,

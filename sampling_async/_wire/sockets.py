@@ -178,7 +178,7 @@ class Wire:
         asked, self._asked = self._asked, 0
         if sys.platform == "linux" and self._is_tcp:
             left = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, _NUMBER)
-            if int.from_bytes(left, sys.byteorder) >= asked:
+            if left != _NUMBER and int.from_bytes(left, sys.byteorder) >= asked:
                 raise OSError(
                     errno.EPROTO, "bytes came before the request had arrived, so they are not its response"
                 )
