@@ -288,8 +288,11 @@ class Gate:
                     finally:
                         permit.timeline.enter(PERMIT)
                 elif not permit.is_held:
+                    if not self.waiting and self._has_place(kind):
+                        self.grant(permit)
+                        continue
                     waiter = self._queue(permit)
-                    # `_queue` grants the permit itself if one is free: then no event and no wait are needed.
+                    # `_queue` grants the permit itself if it is its turn: then no event and no wait are needed.
                     if not permit.is_held:
                         await self._turn_of(waiter)
                 elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
@@ -328,6 +331,9 @@ class Gate:
         if kind.has_room or not is_next:  # the limit may have grown
             self.serve()
         return is_next
+
+    def _has_place(self, kind: Kind) -> bool:
+        return len(self._held) < self.maximum and kind.has_room
 
     def _lanes(self) -> Iterator[Lane]:
         for kind in self._kinds.values():
