@@ -57,8 +57,11 @@ class Spans:
         self.address, self.gauges = (host, port), gauges
         return self
 
-    def attempt_ended(self, endpoint, attempt, seconds):
-        self._keep("attempt", endpoint, attempt.number, seconds)
+    def attempt_ended(self, endpoint, attempt, fan_out):
+        self._keep("attempt", endpoint, attempt.number, attempt.seconds, fan_out)
+
+    def needs_reports(self, span):
+        return span == "span"
 
     def call_ended(self, endpoint, seconds, outcomes, report, fan_out):
         self._keep("call", endpoint, seconds, outcomes, report().timing.total, fan_out)
@@ -196,10 +199,10 @@ async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
         await client.bulk_invite(CANARY, [1, 2])
     outcomes = {("invited", 1): 1, ("rejected", 9): 1}
     assert spans.told == [
-        ("attempt", "get_settings", 1, 2.0),
+        ("attempt", "get_settings", 1, 2.0, None),
         ("call", "get_settings", 2.0, {}, 2.0, None),
         ("began",),
-        ("attempt", "bulk_invite", 1, 2.0),
+        ("attempt", "bulk_invite", 1, 2.0, "span"),
         ("call", "bulk_invite", 2.0, outcomes, 2.0, "span"),
         ("ended", "span", 2, 2),
     ]

@@ -81,6 +81,7 @@ class Inviter:
         self._isolates = True
         self._answered = 0
         self._span: object = None
+        self._is_explained = False  # whether somebody may ask for the stages of its requests
 
     @property
     def is_paused(self) -> bool:
@@ -110,6 +111,7 @@ class Inviter:
             self._is_open = True
         if self._caller.hooks is not None:
             self._span = self._caller.hooks.fan_out_began()
+            self._is_explained = self._caller.hooks.needs_reports(self._span)
 
     async def end(self, progress: Callable[[], Progress]) -> None:
         """Close the journal, if `begin` opened it. Otherwise another fan-out may be using it.
@@ -201,7 +203,8 @@ class Inviter:
                 continue
             asked += 1
             try:
-                job.note(await self._request(part, permit, job.begin(part)))
+                track = job.begin(part, is_explained=self._is_explained, fan_out=self._span)
+                job.note(await self._request(part, permit, track))
                 accepted += 1
                 self._answered += 1
             except InvalidRequestError:  # pragma: no cover  the first request of a wrong loop raises earlier

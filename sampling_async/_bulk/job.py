@@ -85,10 +85,17 @@ class Job:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
         return f"<Job of {len(self.chunk.quota_ids)} quota IDs: {state}>"
 
-    def begin(self, part: Chunk) -> Track:
-        """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left."""
+    def begin(self, part: Chunk, *, is_explained: bool = True, fan_out: object = None) -> Track:
+        """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left.
+
+        Args:
+            part: The part.
+            is_explained: See `Track`.
+            fan_out: Likewise.
+        """
         self._attempts, self._ended = self.attempts, self.ended
-        track = Track(ambiguous=part.asked_before, is_told=self._is_told)
+        ambiguous = part.asked_before
+        track = Track(ambiguous=ambiguous, is_told=self._is_told, is_explained=is_explained, fan_out=fan_out)
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
         return track

@@ -29,7 +29,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import OK, TOO_MANY, Track
+from sampling_async._contract.exchange import OK, TOO_MANY, Reply, Track
 from sampling_async._contract.timing import BACKOFF, CONNECT, DECODE, HOLD, PERMIT, explain
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from sampling_async._calls.reports import Hooks
-    from sampling_async._contract.exchange import Call, Reply
+    from sampling_async._contract.exchange import Call
     from sampling_async._contract.timing import Timing
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
@@ -371,8 +371,23 @@ class Caller:
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> T | SamplingError:
         """Make one attempt under a permit, which is still held after a success, and decode the response."""
-        number = track.attempts
-        answer = await self._attempt(call, permit, track, read)
+        began, number = permit.timeline.enter(CONNECT), track.attempts
+        before = tuple(permit.timeline.seconds) if self.hooks is not None and track.is_explained else ()
+        try:
+            answer = await self._answer(call, permit, track, read)
+        except BaseException as exc:
+            # The call was cancelled, or a signal handler raised.
+            permit.release()
+            now = permit.timeline.enter(DECODE)
+            if self.hooks is not None and track.attempts > number:
+                self.hooks.attempt_ended(call, track, None, exc, seconds=now - began, before=before)
+            raise
+        if track.attempts == number:  # the client is closed, so nothing was begun
+            permit.release()
+            return cast("SamplingError", answer)
+        now = permit.timeline.enter(DECODE)
+        self.learned.attempt_ended(call, permit, answer, began, now)
+        self._log(call, track, now - began, answer)
         result: T | SamplingError
         if isinstance(answer, SamplingError):
             result = answer
@@ -383,43 +398,22 @@ class Caller:
         failure = result if isinstance(result, SamplingError) else None
         if failure is not None:
             permit.release()
-        # Told now, because a response that cannot be read is a failed attempt. A closed client begins none.
-        if self.hooks is not None and track.attempts > number:
-            self.hooks.attempt_told(call.endpoint, track, failure)
+        # Told now, because a response that cannot be read is a failed attempt.
+        if self.hooks is not None:
+            self.hooks.attempt_ended(call, track, answer, failure, seconds=now - began, before=before)
         return result
 
-    async def _attempt(
+    async def _answer(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> Reply | SamplingError:
-        began, number = permit.timeline.enter(CONNECT), track.attempts
-        answer: Reply | SamplingError
-        before = () if self.hooks is None else tuple(permit.timeline.seconds)
         try:
-            answer = await self._session.attempt(call, track, permit.remaining, read)
+            reply = await self._session.attempt(call, track, permit.remaining, read)
         except SamplingError as exc:
             # The traceback has this frame, and would keep it until a garbage collection.
-            answer, ended = exc.with_traceback(None), type(exc).__name__
-            if track.attempts == number:  # the client is closed, so nothing was begun
-                return answer
-        except BaseException as exc:
-            # The call was cancelled, or a signal handler raised.
-            permit.release()
-            permit.timeline.enter(DECODE)
-            if self.hooks is not None and track.attempts > number:
-                self.hooks.attempt_ended(call, track, None, before)
-                self.hooks.attempt_told(call.endpoint, track, exc)
-            raise
-        else:
-            ended = str(answer.status)
-            if answer.status != OK:
-                unprocessed = self.policy.unprocessed
-                answer = refusal(answer, private=self._secrets_of(call), unprocessed=unprocessed) or answer
-        now = permit.timeline.enter(DECODE)
-        self.learned.attempt_ended(call, permit, answer, began, now)
-        if self.hooks is not None:
-            self.hooks.attempt_ended(call, track, answer, before)
-        self._log(call, track, now - began, ended)
-        return answer
+            return exc.with_traceback(None)
+        if reply.status == OK:
+            return reply
+        return refusal(reply, private=self._secrets_of(call), unprocessed=self.policy.unprocessed) or reply
 
     async def _decoded_in_thread(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
         permit.release()
@@ -457,10 +451,11 @@ class Caller:
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
-    def _log(self, call: Call[Any], track: Track, seconds: float, ended: str) -> None:
+    def _log(self, call: Call[Any], track: Track, seconds: float, answer: Reply | SamplingError) -> None:
         """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
         if not logger.isEnabledFor(logging.DEBUG):
             return
+        ended = str(answer.status) if isinstance(answer, Reply | ServiceError) else type(answer).__name__
         logger.debug(
             "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
             call.method,

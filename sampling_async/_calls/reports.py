@@ -92,7 +92,8 @@ class Ended:
         number: 1 for the first attempt of a request.
         quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
-        before: The seconds in each stage of the call when the attempt began.
+        seconds: Its duration.
+        before: The seconds in each stage of the call when the attempt began; empty if no report will be made.
         after: The same when it ended.
         error: The name of the failure, or None.
         delivery: See `AttemptReport`.
@@ -101,6 +102,7 @@ class Ended:
     number: int
     quota_ids: int
     status: int | None
+    seconds: float
     before: Sequence[float]
     after: Sequence[float]
     error: str | None = None
@@ -124,8 +126,8 @@ class Ended:
 class Spans(Protocol):
     """What makes spans and metrics of what ends."""
 
-    def attempt_ended(self, endpoint: Endpoint, attempt: Ended, seconds: float) -> None:
-        """Learn that an attempt has ended."""
+    def attempt_ended(self, endpoint: Endpoint, attempt: Ended, fan_out: object) -> None:
+        """Learn that an attempt has ended, of a fan-out if its span is given."""
 
     def call_ended(
         self,
@@ -139,6 +141,10 @@ class Spans(Protocol):
 
     def fan_out_began(self) -> object:
         """Return the span of a fan-out that begins, for `fan_out_ended`."""
+
+    def needs_reports(self, fan_out: object) -> bool:
+        """Return whether the reports of the requests of a fan-out may be asked for."""
+        ...
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         """Learn that a fan-out has ended."""
@@ -183,32 +189,36 @@ class Hooks:
         return None
 
     def attempt_ended(
-        self, call: Call[Any], track: Track, answer: Reply | SamplingError | None, before: Sequence[float]
+        self,
+        call: Call[Any],
+        track: Track,
+        answer: Reply | SamplingError | None,
+        error: BaseException | None,
+        *,
+        seconds: float,
+        before: Sequence[float],
     ) -> None:
-        """Note an attempt that has ended, for `attempt_told`.
+        """Report an attempt, and note it for the report of its call.
 
         Args:
             call: The call.
             track: What is known about it.
-            answer: The result of the attempt; None if it was cut off.
+            answer: The response; None if the attempt was cut off.
+            error: Its failure, if it failed or was cut off, or its response could not be read.
+            seconds: Its duration.
             before: The seconds in each stage when the attempt began.
         """
         assert track.timeline is not None
-        after = tuple(track.timeline.seconds)
-        ended = Ended(track.attempts, call.quota_ids, _status_of(answer), before, after)
-        track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
-
-    def attempt_told(self, endpoint: Endpoint, track: Track, error: BaseException | None) -> None:
-        """Report the attempt that was noted last, with its failure, if it failed or was cut off."""
-        ended: Ended = track.ended[-1]
+        after = tuple(track.timeline.seconds) if track.is_explained else ()
+        ended = Ended(track.attempts, call.quota_ids, _status_of(answer), seconds, before, after)
         if error is not None:
             ended.error = type(error).__name__
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
+        track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
         if self._spans is not None:
-            seconds = sum(ended.after) - sum(ended.before)
-            self._tell("telemetry", self._spans.attempt_ended, endpoint, ended, seconds)
+            self._tell("telemetry", self._spans.attempt_ended, call.endpoint, ended, track.fan_out)
         if self._on_attempt is not None:
-            self._tell("on_attempt", self._on_attempt, ended.report(endpoint))
+            self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint))
 
     def call_ended(
         self,
@@ -257,6 +267,12 @@ class Hooks:
     def fan_out_began(self) -> object:
         """Return the span of a fan-out, or None without telemetry."""
         return None if self._spans is None else self._tell("telemetry", self._spans.fan_out_began)
+
+    def needs_reports(self, fan_out: object) -> bool:
+        """Return whether somebody may ask for the reports of the requests of a fan-out."""
+        if self._on_attempt is not None or self._on_outcome is not None:
+            return True
+        return self._spans is not None and self._tell("telemetry", self._spans.needs_reports, fan_out) is True
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         """Report the end of a fan-out: how many quota IDs were taken, and of how many the outcome was given."""

@@ -92,6 +92,8 @@ class Track:
             it would make these outcomes wrong.
         timeline: Told of each stage that the call enters, if any.
         ended: Its attempts that have ended, if anybody watches the client.
+        is_explained: Whether somebody may ask for the stages of these attempts.
+        fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
     """
 
     sent: bool = False
@@ -100,6 +102,8 @@ class Track:
     is_told: bool = False
     timeline: Timeline | None = None
     ended: tuple[Any, ...] = field(default=(), repr=False)
+    is_explained: bool = True
+    fan_out: object = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
         """Learn whether bytes of the running attempt may have been sent, or may be from now on.
