@@ -168,6 +168,34 @@ def test_a_reader_waits_for_bytes_and_for_the_end(sockets):
     assert asyncio.run(main()) == [b"a", b"b", b""]
 
 
+def test_on_a_foreign_loop_the_socket_is_watched_anew_where_a_response_goes_on(sockets, monkeypatch):
+    ours, theirs = sockets
+
+    async def main() -> list[str]:
+        loop, calls = asyncio.get_running_loop(), []
+        wire = Wire(ours)
+        reader = wire._waits
+        reader._is_foreign = True
+        for name in ("add_reader", "remove_reader"):
+            method = getattr(loop, name)
+            monkeypatch.setattr(
+                loop, name, lambda *a, method=method, name=name: (calls.append(name), method(*a))
+            )
+        for request in (b"first", b"second"):
+            await wire.send(request, lambda _: None)
+            calls.append("sent")
+            assert theirs.recv(9) == request
+            for part in (b"a", b"b"):
+                theirs.send(part)
+                assert await wire.receive() == part
+        monkeypatch.undo()
+        wire.close()
+        return calls
+
+    anew = ["remove_reader", "add_reader"]
+    assert asyncio.run(main()) == ["sent", "add_reader", *anew, "sent", *anew]
+
+
 def test_unread_bytes_are_reported_twice_at_most(sockets):
     ours, theirs = sockets
 

@@ -93,7 +93,7 @@ def waits(monkeypatch) -> list[str]:
     """Record waits for a socket instead of waiting."""
     seen: list[str] = []
 
-    async def readable(*_: object) -> None:
+    async def readable(*_: object, again: bool = True) -> None:
         seen.append("read")
 
     async def writable(*_: object) -> None:

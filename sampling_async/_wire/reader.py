@@ -25,7 +25,8 @@ class Reader:
     """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
 
     Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops
-    only: uvloop tells of a broken connection once, perhaps together with bytes before it, and then of nothing.
+    only, and only where a response goes on: uvloop tells of a broken connection once, perhaps together with
+    bytes before it, and then of nothing.
 
     Attributes:
         news: Called when bytes, or the end, arrive and no task is reading.
@@ -58,14 +59,18 @@ class Reader:
         self._rings_at = inf  # no later than the deadline; uvloop's timers cannot always tell
         self.news: Callable[[], object] = bool  # no effect
 
-    def readable(self, seconds: float) -> asyncio.Future[None]:
+    def readable(self, seconds: float, *, again: bool = True) -> asyncio.Future[None]:
         """Return a future that is done when there are bytes to read, or the end of the connection.
 
         It raises `TooSlow` if nothing comes for that time.
+
+        Args:
+            seconds: The longest wait.
+            again: Whether bytes may have been read since the connection was last found unbroken.
         """
         future = self._future = self._loop.create_future()
         self._idled = False
-        if self._watched and self._is_foreign:
+        if again and self._watched and self._is_foreign:
             self._stop()
         if not self._watched:
             self._watch()

@@ -152,7 +152,8 @@ class Wire:
         if self._tls and self._tls.pending():
             await anyio.lowlevel.checkpoint()
         else:
-            await self._readable(seconds)
+            # With `_asked`, this is the first wait since the request was sent.
+            await self._readable(seconds, again=not self._asked)
         while True:
             self._check_process()
             try:
@@ -200,8 +201,10 @@ class Wire:
         else:
             raise exc
 
-    def _readable(self, seconds: float) -> Awaitable[None]:
-        return self._readable_by_anyio(seconds) if self._waits is None else self._waits.readable(seconds)
+    def _readable(self, seconds: float, *, again: bool = True) -> Awaitable[None]:
+        if self._waits is None:
+            return self._readable_by_anyio(seconds)
+        return self._waits.readable(seconds, again=again)
 
     async def _readable_by_anyio(self, seconds: float) -> None:
         with anyio.move_on_after(seconds) as scope:
