@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sampling_async._pacing.background import Background
+from sampling_async._pacing.background import Background, Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,6 +110,34 @@ async def test_work_is_cancelled_and_waited_for_when_its_block_is_left():
     async with Work(slow):
         await anyio.wait_all_tasks_blocked()
     assert ended == [True]
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_tasks_is_waited_for_however_often_the_wait_is_cancelled():
+    cancelled, ended = [], []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    async def block() -> None:
+        async with Tasks(asyncio.get_running_loop()) as tasks:
+            tasks.start_soon(slow)
+            tasks.start_soon(slow)
+
+    blocked = asyncio.create_task(block())
+    await anyio.wait_all_tasks_blocked()
+    while not blocked.done():
+        blocked.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+    assert (len(cancelled), len(ended)) == (2, 2)
 
 
 @pytest.mark.asyncio

@@ -18,6 +18,7 @@ import tokenize
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -64,9 +65,8 @@ class Bug:
 
 def rows(run: Run) -> list[Row]:
     """Plant all bugs. The short version plants every third one, and the seed selects which."""
-    listed = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bug"]
-    listed = run.of(listed[run.seed % 3 :: 3], listed)
-    bugs = [Bug(**{**each, "tests": tuple(each["tests"])}) for each in listed]
+    listed = listed_bugs()
+    bugs = run.of(listed[run.seed % 3 :: 3], listed)
     with tempfile.TemporaryDirectory() as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(AT_ONCE):
@@ -82,6 +82,12 @@ def rows(run: Run) -> list[Row]:
         exactly("bugs that the tests find", len(bugs), len(caught), note=note),
         Row("the same tests without bugs", "green", unplanted, unplanted == "green"),
     ]
+
+
+def listed_bugs() -> list[Bug]:
+    """Return all bugs of the list."""
+    listed = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bug"]
+    return [Bug(**{**each, "tests": tuple(each["tests"])}) for each in listed]
 
 
 def _copy(place: Path) -> Path:
@@ -142,13 +148,11 @@ def _without_bug(tests: tuple[str, ...], copies: SimpleQueue[Path]) -> str:
 def _planted(bug: Bug, copies: SimpleQueue[Path]) -> str:
     """Plant a bug, and return one of `FOUND`, or in what way it was not noticed."""
     place = copies.get()
-    module, text, start, end = _found(place / "sampling_async", bug.where)
-    before, planted_in, after = text[:start], without_comments(text[start:end]), text[end:]
-    old = without_comments(bug.old)
+    module, text, with_bug = with_bug_of(bug, place / "sampling_async")
     try:
-        if planted_in.count(old) != 1:
+        if with_bug is None:
             return "text not found"
-        module.write_text(f"{before}{planted_in.replace(old, bug.new)}{after}", encoding="utf-8")
+        module.write_text(with_bug, encoding="utf-8")
         done = _pytest(place, *bug.tests)
     except subprocess.TimeoutExpired:
         return "hung"
@@ -161,6 +165,15 @@ def _planted(bug: Bug, copies: SimpleQueue[Path]) -> str:
         last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
         return f"the tests did not run: exit code {done.returncode}: {last}"
     return "caught" if done.returncode == FAILED else "survived"
+
+
+def with_bug_of(bug: Bug, package: Path) -> tuple[Path, str, str | None]:
+    """Return the file of a bug, its text, and its text with the bug; None if the place is not as it was."""
+    module, text, start, end = _found(package, bug.where)
+    code, old = without_comments(text[start:end]), without_comments(bug.old)
+    if code.count(old) != 1:
+        return module, text, None
+    return module, text, f"{text[:start]}{code.replace(old, bug.new)}{text[end:]}"
 
 
 def without_comments(code: str) -> str:
@@ -187,13 +200,18 @@ def _found(package: Path, where: str) -> tuple[Path, str, int, int]:
         if not name:
             return module, text, 0, len(text)
         lines = text.splitlines(keepends=True)
-        for node in _definitions(ast.parse(text).body, name.split(".")):
+        for node in _definitions(_statements(text), name.split(".")):
             start = min(each.lineno for each in (node, *getattr(node, "decorator_list", [])))
             end = sum(map(len, lines[: node.end_lineno]))
             places.append((module, text, sum(map(len, lines[: start - 1])), end))
     if len(places) != 1:
         raise LookupError(f"{where!r} of planted/bugs.toml is {len(places)} places of the package, not one")
     return places[0]
+
+
+@cache
+def _statements(code: str) -> list[ast.stmt]:
+    return ast.parse(code).body
 
 
 def _definitions(body: list[ast.stmt], name: list[str]) -> Iterator[ast.stmt]:

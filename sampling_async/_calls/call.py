@@ -172,7 +172,7 @@ class Caller:
         Args:
             call: The call.
             permit: The permit for the attempts, with the deadline. It may be held already for the first one.
-                After a success it may still be held: its owner releases or renews it.
+                After a success or a cancellation it may still be held: its owner releases or renews it.
             track: Records what may have been sent, for a caller that is cancelled.
             read: Reads the body of a 200 in place of `Session`, and may decode it part by part.
 
@@ -375,9 +375,7 @@ class Caller:
         before = tuple(permit.timeline.seconds) if self.hooks is not None and track.is_explained else ()
         try:
             answer = await self._answer(call, permit, track, read)
-        except BaseException as exc:
-            # The call was cancelled, or a signal handler raised.
-            permit.release()
+        except BaseException as exc:  # the call was cancelled, or a signal handler raised
             now = permit.timeline.enter(DECODE)
             if self.hooks is not None and track.attempts > number:
                 self.hooks.attempt_ended(call, track, None, exc, seconds=now - began, before=before)
