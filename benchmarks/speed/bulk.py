@@ -30,8 +30,11 @@ def measure(run: Run) -> Measured:
     engines = [OURS, *ENGINES, *([UVLOOP] if find_spec("uvloop") else [])]
     with canned_service() as address:
         of_clients = samples_of((*PEERS, COUNTED), address, requests, run.of(3, 11))
+        # The slow clients take most of the time of a round, so the fast ones are compared in many more.
+        compared = samples_of((OURS, AIOHTTP, COUNTED), address, requests, run.of(9, 61))
         of_engines = samples_of(engines, address, requests, run.of(1, 7))
-    cpu = {name: [sample.cpu for sample in taken] for name, taken in of_clients.items()}
+    cpu = {name: [sample.cpu for sample in taken] for name, taken in compared.items()}
+    times_less = ratio(*([sample.cpu for sample in of_clients[name]] for name in (HTTPX, OURS)))
     return Measured(
         goals=[
             at_most(
@@ -42,13 +45,14 @@ def measure(run: Run) -> Measured:
                 1.0,
                 ratio(cpu[COUNTED], cpu[AIOHTTP]).median,
             ),
-            at_least(f"the same: times less than {HTTPX} + gather", 8, ratio(cpu[HTTPX], cpu[OURS]).median),
+            at_least(f"the same: times less than {HTTPX} + gather", 8, times_less.median),
         ],
         tables=[
             _table("The clients", "client", of_clients, requests),
+            _table("The fast ones again, in more rounds", "client", compared, requests),
             _table("Engines under sampling_async", "engine", of_engines, requests),
         ],
-        samples={"requests": requests, "clients": of_clients, "engines": of_engines},
+        samples={"requests": requests, "clients": of_clients, "compared": compared, "engines": of_engines},
     )
 
 

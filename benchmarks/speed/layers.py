@@ -114,6 +114,7 @@ class Layers(OurClient):
         async def work() -> None:
             for call in left:
                 await run(call)
+                await asyncio.sleep(0)  # as in a fan-out, so that requests leave together in all layers
 
         await asyncio.gather(*(work() for _ in range(WIDTH)))
 
