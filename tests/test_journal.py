@@ -40,6 +40,7 @@ from sampling_async._journal import file as _journal_file
 from sampling_async._journal import lock as _journal_lock
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
+from sampling_async._journal.lines import line_of
 from sampling_async._journal.lock import JournalLock
 from sampling_async._journal.rows import APPLICATION, SENT, Note, Rows
 from sampling_async._pacing.threads import in_thread
@@ -1053,3 +1054,31 @@ os.kill(os.getpid(), 9)
     lock = JournalLock(journal)
     lock.take()
     lock.release()
+
+
+def test_pages_that_sqlite_finds_damaged_are_damage_even_if_all_rows_can_be_read(tmp_path):
+    path = tmp_path / "journal"
+    file = JournalFile(path, OWNER)
+    file.open()
+    file.note(SENT, 1, b"m", b"[1]")
+    file.leave()
+    content = bytearray(path.read_bytes())
+    content[36:40] = (7).to_bytes(4, "big")  # the number of free pages, of which there are none
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=r"is damaged: SQLite finds damaged pages in the file\. Restore"):
+        JournalFile(path, OWNER).open()
+
+
+def test_a_file_is_made_only_where_there_is_none(tmp_path):
+    path = tmp_path / "journal"
+    _journal_file._make(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        _journal_file._make(path)
+
+
+def test_a_line_with_an_error_is_as_short_as_the_others():
+    error = SamplingError("gone", endpoint="bulk_invite", delivery="unknown")
+    assert line_of(InviteOutcome("m", 5, "unknown", error=error, anomaly="late")) == (
+        b'\n[5,"unknown",null,null,null,["gone","unknown"],"late"]'
+    )

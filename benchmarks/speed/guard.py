@@ -23,8 +23,8 @@ from speed.measuring import ratio  # noqa: E402
 TRIES: Final = 3
 ROUNDS: Final = 5
 REQUESTS: Final = 100
-MOST_OF_AIOHTTP: Final = 2.6
-LEAST_OF_HTTPX: Final = 3.5
+MOST_OF_AIOHTTP: Final = 2.4
+LEAST_OF_HTTPX: Final = 4.5
 
 
 def main() -> int:

@@ -333,8 +333,9 @@ def through_a_link(path: Path) -> None:
 def by_another_name(path: Path) -> None:
     other = path.with_name("other")
     os.link(path, other)
-    with pytest.raises(JournalError, match="hard link"):
+    with pytest.raises(JournalError, match="hard link") as caught:
         JournalFile(other, OWNER).open()
+    assert caught.value.path == other
     other.unlink()
 
 
