@@ -40,7 +40,7 @@ from sampling_async._journal import file as _journal_file
 from sampling_async._journal import lock as _journal_lock
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
-from sampling_async._journal.lines import line_of
+from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._journal.lock import JournalLock
 from sampling_async._journal.rows import APPLICATION, SENT, Note, Rows
 from sampling_async._pacing.threads import in_thread
@@ -1082,3 +1082,34 @@ def test_a_line_with_an_error_is_as_short_as_the_others():
     assert line_of(InviteOutcome("m", 5, "unknown", error=error, anomaly="late")) == (
         b'\n[5,"unknown",null,null,null,["gone","unknown"],"late"]'
     )
+
+
+def test_a_line_that_cannot_be_read_is_an_error_about_its_journal(tmp_path):
+    with pytest.raises(JournalError, match="a response cannot be read") as caught:
+        list(outcomes_of("m", {5: b"[5,"}, tmp_path / "journal", replayed=True))
+    assert caught.value.path == tmp_path / "journal"
+
+
+def test_a_database_is_removed_with_all_files_of_sqlite(tmp_path):
+    for end in ("", "-wal", "-shm", "-journal"):
+        (tmp_path / f"database{end}").touch()
+    _journal_file._remove(tmp_path / "database")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_says_nothing_about_damage_is_told_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    file = JournalFile(path, OWNER)
+    file.open()
+    file.note(SENT, 1, b"m", b"[1]")
+    file.leave()
+
+    def has_none(_: Rows) -> bool:
+        full = sqlite3.OperationalError("full")
+        full.sqlite_errorcode, full.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+        raise full
+
+    monkeypatch.setattr(Rows, "has_none", has_none)
+    with pytest.raises(JournalError, match="cannot be used: the disk is full"):
+        JournalFile(path, OWNER, accept_damage=True).open()
+    assert not (tmp_path / "journal-damaged").exists()

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from sampling_async import Invite, InviteOutcome, Journal, JournalError
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of
-from sampling_async._journal.lock import Damage
+from sampling_async._journal.lock import Damage, Header, JournalLock
 from sampling_async._journal.rows import ANSWERED, SENT, Rows
 
 OWNER = "https://service.example", doubles.PANEL
@@ -221,6 +222,25 @@ def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
     assert text in is_noticed(path)
     doubted(path)
     assert Path(f"{path}-damaged").exists()
+
+
+def test_the_newest_rows_of_a_file_that_is_gone_are_kept_beside_the_mended_one(killed, tmp_path, monkeypatch):
+    path = copy_of(killed, tmp_path)
+    newest = Path(f"{path}-wal").read_bytes()
+    path.unlink()
+    durable, write = [], JournalLock.write
+
+    def noted(lock: JournalLock, header: Header, *, durably: bool = False) -> None:
+        durable.append(bool(durably))
+        write(lock, header, durably=durably)
+
+    monkeypatch.setattr(JournalLock, "write", noted)
+    file = JournalFile(path, OWNER, accept_damage=True)
+    file.open()
+    assert durable == [True]
+    file.leave()
+    kept = Path(f"{path}-damaged-wal")
+    assert (kept.read_bytes(), stat.S_IMODE(kept.stat().st_mode)) == (newest, 0o600)
 
 
 def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
