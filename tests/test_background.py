@@ -156,6 +156,18 @@ async def test_a_cancellation_from_elsewhere_is_a_failure_that_says_so():
 
 
 @pytest.mark.asyncio
+async def test_what_ended_the_loop_is_not_raised_a_second_time():
+    async def loses_a_task() -> None:
+        # What a task group raises when one of its tasks has raised SystemExit out of the event loop.
+        raise BaseExceptionGroup("", [SystemExit(3)])
+
+    async with Work(loses_a_task) as work:
+        with pytest.raises(RuntimeError, match=r"^the stream was ended by SystemExit$"):
+            await work.over()
+    assert work.has_ended_the_loop is True
+
+
+@pytest.mark.asyncio
 async def test_a_task_that_is_cancelled_ends_the_work_and_the_reader_hears_of_it():
     async with Work(anyio.sleep_forever) as work:
         await anyio.wait_all_tasks_blocked()

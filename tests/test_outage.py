@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from itertools import pairwise, repeat
 
@@ -475,6 +476,13 @@ async def test_pauses_double_up_to_the_longest():
     probes.fail(3)
     assert await probes.outage.over(600.0, 0.0)
     assert probes.time.slept == pytest.approx([0.25, 0.5, 1.0, 1.5, 1.5, 1.5])
+
+
+async def test_each_fourth_probe_may_take_as_long_as_it_likes():
+    probes = Probes(*[0.0] * 8)
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.limits == [2.0, 2.0, 2.0, math.inf] * 2 + [2.0]
 
 
 async def test_pauses_are_drawn_from_their_half_up():
