@@ -77,6 +77,48 @@ async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
     assert await source.draw() is None
 
 
+async def test_jobs_of_this_request_and_the_next_are_drawn_without_a_wait():
+    requests = [InviteRequest("m", [1, 2, 3]), InviteRequest("n", [4, 4]), InviteRequest("o", [5])]
+    source, drawn = PanelSource(requests, size=2), []
+    assert source.draw_now() is None  # the input is not open yet
+    job = await source.draw()
+    while job is not None:
+        drawn.append((job.chunk.member_code, job.chunk.quota_ids, dict(job.chunk.repeated)))
+        source.handed_over()
+        job = source.draw_now()
+    assert drawn == [("m", (1, 2), {}), ("m", (3,), {}), ("n", (4,), {4: 2}), ("o", (5,), {})]
+    assert await source.draw() is None
+
+
+async def test_a_large_request_is_left_for_a_draw_that_can_wait():
+    large = InviteRequest("n", range(1, ENTRIES + 2))
+    source = PanelSource([InviteRequest("m", [1]), large, InviteRequest("o", [2])], size=ENTRIES)
+    await source.draw()
+    source.handed_over()
+    for _ in range(2):
+        assert source.draw_now() is None
+        assert told(source) == not_sent(*large.quota_ids)
+    assert (await source.draw()).chunk.member_code == "n"
+
+
+async def test_what_is_wrong_in_the_next_request_is_found_without_a_wait():
+    source = PanelSource([InviteRequest("m", [1]), "n"], size=2)
+    await source.draw()
+    source.handed_over()
+    with pytest.raises(InvalidRequestError, match="fan_out takes requests of the form"):
+        source.draw_now()
+    assert told(source) == []
+
+
+async def test_with_a_journal_nothing_is_drawn_without_a_look_into_it():
+    source = PanelSource([InviteRequest("m", [3]), InviteRequest("m", [4])], size=2, journal=Kept(REJECTED))
+    assert (await source.draw()).chunk.quota_ids == (3,)
+    source.handed_over()
+    assert source.draw_now() is None
+    source._input.latest = InviteRequest("m", [5])  # as in the moment before it is looked up
+    assert told(source) == [(5, "unknown")]
+
+
 async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_are_in_flight():
     journal = Kept(REJECTED, DOUBTFUL)
     source = PanelSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)

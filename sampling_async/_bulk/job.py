@@ -18,7 +18,7 @@ from sampling_async._protocol.chunk import Chunk
 from sampling_async._protocol.outcomes import Failure, InviteOutcome, OutcomeStatus, made
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
@@ -119,8 +119,6 @@ class Job:
         if self.answered is not None:
             return self.answered
         known = self._known
-        if len(known) == 1 and known[0].chunk is self.chunk:  # as nearly always
-            return known[0]
         # One read of both: they belong together.
         part, track = self._part, self._track
         if part is not None and track is not None and all(each.chunk is not part for each in known):
@@ -161,10 +159,9 @@ def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
     return failed(chunk, error)
 
 
-def _put_together(chunk: Chunk, known: Iterable[Answered]) -> Answered:
+def _put_together(chunk: Chunk, parts: tuple[Answered, ...]) -> Answered:
     """Return the outcomes of a chunk from those of its parts. Quota IDs in no part are `not_sent`."""
-    parts = tuple(known)
-    if len(parts) == 1 and parts[0].chunk is chunk:
+    if len(parts) == 1 and parts[0].chunk is chunk:  # as nearly always
         return parts[0]
     # Begin with `not_sent` for all quota IDs. The parts then replace what is known better.
     answers: dict[int, RawOutcome] = {}

@@ -258,7 +258,8 @@ class PanelSource:
     def draw_now(self) -> Job | None:
         """Draw the next job, from the latest request or from one more, if that takes no wait."""
         job = self._planned()
-        if job is None and self._journal is None and self._input.read_now():
+        is_free = self._journal is None and self._input.latest is Input.NOTHING
+        if job is None and is_free and self._input.read_now():
             request = self._checked(self._input.latest)
             if counted := _counted(request):  # otherwise `draw` finds it in `latest`
                 self._take(request, counted)
