@@ -79,6 +79,15 @@ class Spans:
         self.told.append(facts)
 
 
+@pytest.mark.parametrize("on_attempt", [None, bool])
+@pytest.mark.parametrize("on_outcome", [None, bool])
+def test_reports_are_needed_by_each_hook_and_by_spans_that_are_recorded(on_attempt, on_outcome):
+    hooks = reports.Hooks(on_attempt, on_outcome, None)
+    assert hooks.needs_reports(None) is (on_attempt is bool or on_outcome is bool)
+    assert reports.Hooks(None, None, Spans()).needs_reports("span")
+    assert not reports.Hooks(None, None, Spans()).needs_reports("sampled out")
+
+
 async def test_each_attempt_and_each_call_is_reported():
     seen, time = Watcher(), doubles.FakeTime()
     service = doubles.Service(httpx.Response(500), httpx.ReadError("cut"), [])

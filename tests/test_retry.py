@@ -18,7 +18,7 @@ from sampling_async import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
-from sampling_async._calls.retry import RetryBudget
+from sampling_async._calls.retry import RetryBudget, shows_overload
 
 READS = ["get_quotas", "get_settings", "recontact_members"]
 ALL = [*READS, "generate_invite", "bulk_invite"]
@@ -82,6 +82,18 @@ def test_statuses_that_prove_non_processing_can_be_chosen():
 def test_invalid_statuses_are_refused(unprocessed):
     with pytest.raises(InvalidRequestError, match="unprocessed"):
         RetryPolicy(unprocessed=unprocessed)
+
+
+def test_statuses_are_shown_in_order_whatever_they_are():
+    with pytest.raises(InvalidRequestError, match=r"^RetryPolicy\.unprocessed must .* not \[429, 503, 'x'\]"):
+        RetryPolicy(unprocessed={"x", 503, 429})
+
+
+@pytest.mark.parametrize(
+    ("error", "shows"), [(CUT, True), (status(503), True), (CERTIFICATE, False), (GARBLED, False)]
+)
+def test_a_response_that_cannot_be_read_does_not_show_overload(error, shows):
+    assert shows_overload(error) is shows
 
 
 def test_the_number_of_attempts_is_limited():

@@ -72,6 +72,15 @@ async def test_the_stages_of_a_repeated_call_add_up_to_its_time():
     assert page.timing.total == pytest.approx(time.now)
 
 
+async def test_a_page_without_a_code_that_the_user_has_explains_its_time_too():
+    time = doubles.FakeTime()
+    handler = slow(time, doubles.page("a", "b", more=True), doubles.page("b", "c"))
+    async with doubles.client(handler, time) as client:
+        pages = [page async for page in client.recontact_pages(5)]
+    assert [page.member_codes for page in pages] == [("a", "b"), ("c",)]
+    assert [page.timing.first_byte for page in pages if page.timing is not None] == [1.0, 1.0]
+
+
 async def test_an_error_explains_its_time():
     time = doubles.FakeTime()
     policy = RetryPolicy(base=4.0, max_attempts=2)
