@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
-from sampling_async._bulk.source import MemberSource, PanelSource, checked_request
+from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, source_of
 from sampling_async._pacing.stepwise import ENTRIES
 
 LOST = SamplingError("lost", delivery="unknown")
@@ -152,6 +152,20 @@ async def test_ids_of_a_request_that_is_being_counted_are_not_sent():
     with anyio.move_on_after(0):
         await source.draw()
     assert told(source) == not_sent(*range(1, ENTRIES * 2))
+
+
+@pytest.mark.parametrize("length", [10, 20_000])
+async def test_the_ids_of_a_collection_are_cut_as_the_best_size_says(length):
+    asked = []
+
+    def size_of(quota_ids: int) -> int:
+        asked.append(quota_ids)
+        return 4
+
+    source = source_of("m", range(1, length + 1), size=10, size_of=size_of, remaining=None)
+    assert (await source.draw()).chunk.quota_ids == (1, 2, 3, 4)
+    assert asked == [length]
+    await source.aclose()
 
 
 async def test_a_deadline_before_the_first_item_is_the_end_of_the_input():
