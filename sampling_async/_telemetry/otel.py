@@ -215,7 +215,7 @@ class ClientTelemetry:
         for (status, code), number in outcomes.items():
             key = endpoint, status, code
             self._counts[key] = self._counts.get(key, 0) + number
-        if isinstance(fan_out, _FanOut) and not fan_out.span.is_recording():
+        if isinstance(fan_out, _FanOut) and not self.needs_reports(fan_out):
             return
         end = time.time_ns()
         began = end - int(seconds * _NANO)
