@@ -48,13 +48,9 @@ from sampling_async._contract.timing import Timing
 from sampling_async._json.codec import from_json, to_json
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.sketch import Percentiles
-from sampling_async._protocol.outcomes import (
-    BulkInviteResult,
-    IncompleteBulkError,
-    InviteOutcome,
-    OutcomeStatus,
-)
+from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 from sampling_async._protocol.requests import InviteRequest
+from sampling_async._protocol.results import BulkInviteResult, IncompleteBulkError
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._version import __version__
 from sampling_async._wire.timeouts import Timeouts

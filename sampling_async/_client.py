@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from sampling_async._contract.settings import PartnerSettings
     from sampling_async._journal.journal import Journal
     from sampling_async._pacing.sketch import Percentiles
-    from sampling_async._protocol.outcomes import BulkInviteResult
+    from sampling_async._protocol.results import BulkInviteResult
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
 

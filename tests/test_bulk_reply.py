@@ -20,10 +20,10 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 from sampling_async._contract.exchange import Reply
-from sampling_async._json.fast import WireInvite, WireItem
+from sampling_async._json.fast import WireInvite
 from sampling_async._protocol import bulk_reply
+from sampling_async._protocol.answers import SUCCESS, Columns
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
-from sampling_async._protocol.outcomes import Rejection
 from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after, without
 
 # --- Refusals
@@ -274,28 +274,38 @@ def test_an_invite_with_another_name_than_the_contract_gives_keeps_it():
     answer = read_bulk("m", (5, 6, 7), json.dumps({"Invites": named}).encode())
     assert [outcome.result for outcome in answer.outcomes()] == ["OK", "SUCCESS", "<hidden> is IN"]
     assert {outcome.status for outcome in answer.outcomes()} == {"invited"}
-    assert answer.tally() == ({("invited", 1): 3}, None)
+    assert answer.answers.tally() == {("invited", 1): 3}
     # Users keep millions of results, so no outcome is made of what the wire says.
-    assert [type(each) for each in answer.answers] == [WireItem, WireInvite, WireItem]
+    assert isinstance(answer.answers, Columns)
+    assert [type(invite) for invite in answer.answers.invites] == [WireInvite] * 3
 
 
-def test_equal_rejections_are_one_object_and_are_told_apart_by_code_and_name():
+def test_equal_rejections_have_one_number_and_are_told_apart_by_code_and_name():
     items = [doubles.item(1), doubles.item(2), doubles.item(3, 9, Result="OTHER"), doubles.item(4, 16)]
     answer = read_bulk("m", (1, 2, 3, 4), json.dumps({"Invites": items}).encode())
-    first, second, third, fourth = answer.answers
-    assert first is second
-    assert len({id(each) for each in (first, third, fourth)}) == 3
+    assert isinstance(answer.answers, Columns)
+    assert list(answer.answers.numbers) == [1, 1, 2, 3]
+    assert answer.answers.said[0] == SUCCESS
     told = [(outcome.result_code, outcome.result) for outcome in answer.outcomes()]
     assert told[0] == told[1] != told[2]
     assert (told[2], told[3][0]) == ((9, "OTHER"), 16)
-    assert answer.tally() == ({("rejected", 9): 3, ("rejected", 16): 1}, None)
+    assert answer.answers.tally() == {("rejected", 9): 3, ("rejected", 16): 1}
+
+
+@pytest.mark.parametrize(("names", "is_fast"), [(255, True), (256, False)])
+def test_a_response_that_says_too_many_different_things_is_read_with_care(names, is_fast):
+    ids = tuple(range(1, names + 1))
+    items = [doubles.item(id_, 9, Result=f"NAME_{id_}") for id_ in ids]
+    answer = read_bulk("m", ids, json.dumps({"Invites": items}).encode())
+    assert isinstance(answer.answers, Columns) is is_fast
+    assert [outcome.result for outcome in answer.outcomes()] == [f"NAME_{id_}" for id_ in ids]
 
 
 def test_items_that_had_to_be_matched_are_counted_too():
     items = [doubles.item(6, 1), doubles.item(5), doubles.item(8, 1)]
-    counted, error = read_bulk("m", (5, 6, 7), json.dumps({"Invites": items}).encode()).tally()
-    assert counted == {("rejected", 9): 1, ("invited", 1): 1, ("unknown", None): 1}
-    assert isinstance(error, DecodeError)
+    answers = read_bulk("m", (5, 6, 7), json.dumps({"Invites": items}).encode()).answers
+    assert answers.tally() == {("rejected", 9): 1, ("invited", 1): 1, ("unknown", None): 1}
+    assert [type(error) for error in answers.errors] == [DecodeError]
 
 
 def test_unrequested_items_are_reported():
@@ -374,11 +384,11 @@ def test_an_id_without_an_item_is_unknown_for_its_member_and_says_why():
     reply = reconcile(
         "m1", (5, 6), [{"QuotaID": 5, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE", "Invite": None}]
     )
-    missing = reply.answers[1]
+    _, missing = reply.outcomes()
     assert (missing.member_code, missing.quota_id, missing.status) == ("m1", 6, "unknown")
     assert str(missing.error) == "bulk_invite: $.Invites: expected an item for this quota ID"
     assert missing.error.endpoint == "bulk_invite"
-    assert reply.errors == (missing.error,)
+    assert reply.answers.errors == (missing.error,)
 
 
 def test_the_shortcut_for_a_response_in_order_makes_no_outcomes(monkeypatch):
@@ -386,7 +396,7 @@ def test_the_shortcut_for_a_response_in_order_makes_no_outcomes(monkeypatch):
     monkeypatch.setattr(bulk_reply, "parse", None)
     item = b'{"QuotaID":%d,"ResultCode":9,"Result":"QUOTA_NOT_LIVE","Invite":null}'
     reply = read_bulk("m1", (5, 6), b'{"Invites":[%b,%b]}' % (item % 5, item % 6))
-    assert [type(each) for each in reply.answers] == [Rejection, Rejection]
+    assert isinstance(reply.answers, Columns)
 
 
 def test_each_name_of_a_result_is_cleaned_once(monkeypatch):

@@ -16,4 +16,6 @@ def test_a_job_shows_its_state_and_no_member_code():
 def test_the_ids_of_an_interrupted_chunk_share_a_failure():
     reply = interrupted(Chunk("m", (1, 2)), "unknown").answer
     assert reply.quota_ids == (1, 2)
-    assert reply.answers[0] is reply.answers[1]
+    first, second = reply.outcomes()
+    assert first.error is second.error
+    assert first.error is not None

@@ -22,6 +22,7 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import UNAVAILABLE
 from sampling_async._contract.records import ResultCode
 from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT
+from sampling_async._protocol.answers import Listed
 from sampling_async._protocol.chunk import Chunk, cut
 from sampling_async._protocol.requests import bulk_invite
 
@@ -157,7 +158,8 @@ class Inviter:
 
     @staticmethod
     def _report(job: Job, timeline: Timeline, hooks: Hooks, span: object) -> None:
-        outcomes, error = job.account().answer.tally()
+        answers = job.account().answer.answers
+        outcomes, error = answers.tally(), next(iter(answers.errors), None)
         if outcomes:  # none if all are from a journal
             hooks.call_ended(
                 "bulk_invite",
@@ -247,8 +249,8 @@ class Inviter:
     async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
         call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
         answer = await self._caller.run(call, permit, track)
-        self._caller.hand(chunk.member_code, answer.links, call, track, path="$.Invites", started=started)
-        for error in answer.errors:
+        self._caller.hand(chunk.member_code, answer.links(), call, track, path="$.Invites", started=started)
+        for error in answer.answers.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started
         return Answered(chunk, _reply_to_resent(answer) if track.ambiguous else answer)
@@ -274,7 +276,7 @@ def _reply_to_resent(answer: BulkReply) -> BulkReply:
 
     A rejection proves nothing in this case: the service may reject the member because of the lost invite.
     """
-    return evolve(answer, answers=[_marked_as_resent(outcome) for outcome in answer.outcomes()])
+    return evolve(answer, answers=Listed(tuple([_marked_as_resent(outcome) for outcome in answer.outcomes()])))
 
 
 def _marked_as_resent(outcome: InviteOutcome) -> InviteOutcome:

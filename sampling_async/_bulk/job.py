@@ -13,9 +13,9 @@ from attrs import frozen
 
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
 from sampling_async._contract.exchange import Track
+from sampling_async._protocol.answers import Failed, Listed
 from sampling_async._protocol.bulk_reply import BulkReply
 from sampling_async._protocol.chunk import Chunk
-from sampling_async._protocol.outcomes import Failure, InviteOutcome, OutcomeStatus, made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
-    from sampling_async._protocol.outcomes import RawOutcome
+    from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
 
 @frozen
@@ -35,11 +35,11 @@ class Answered:
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Yield one outcome for each place. An ID that was given twice has two places."""
-        chunk, answers = self.chunk, self.answer.answers
-        if not chunk.repeated:
-            return made(chunk.member_code, chunk.quota_ids, answers)
-        answer_of = dict(zip(chunk.quota_ids, answers, strict=True))
-        return made(chunk.member_code, chunk.each_place(), map(answer_of.__getitem__, chunk.each_place()))
+        outcomes = self.answer.outcomes()
+        if not self.chunk.repeated:
+            return outcomes
+        outcome_of = {outcome.quota_id: outcome for outcome in outcomes}
+        return map(outcome_of.__getitem__, self.chunk.each_place())
 
 
 class Job:
@@ -147,8 +147,8 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     # The traceback's frames hold the job. Users keep thousands of outcomes, which would keep all jobs alive.
     error = error.with_traceback(None)
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
-    failures = [Failure(status, code, result, error)] * len(chunk.quota_ids)
-    return Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, failures))
+    answers = Failed(len(chunk.quota_ids), status, code, result, error)
+    return Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers))
 
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
@@ -164,8 +164,10 @@ def _put_together(chunk: Chunk, parts: tuple[Answered, ...]) -> Answered:
     if len(parts) == 1 and parts[0].chunk is chunk:  # as nearly always
         return parts[0]
     # Begin with `not_sent` for all quota IDs. The parts then replace what is known better.
-    answers: dict[int, RawOutcome] = {}
+    outcomes: dict[int, InviteOutcome] = {}
     for part in (interrupted(chunk, "not_sent"), *parts):
-        answers.update(zip(part.answer.quota_ids, part.answer.answers, strict=True))
+        outcomes.update((outcome.quota_id, outcome) for outcome in part.answer.outcomes())
     unrequested = tuple(outcome for part in parts for outcome in part.answer.unrequested)
-    return Answered(chunk, BulkReply(chunk.member_code, tuple(answers), list(answers.values()), unrequested))
+    return Answered(
+        chunk, BulkReply(chunk.member_code, chunk.quota_ids, Listed(tuple(outcomes.values())), unrequested)
+    )

@@ -23,6 +23,7 @@ from sampling_async._bulk.job import Answered, Job, failed
 from sampling_async._contract.errors import InvalidRequestError, SamplingError
 from sampling_async._pacing.limit import Line
 from sampling_async._pacing.stepwise import ENTRIES, Turns, pieces
+from sampling_async._protocol.answers import Listed
 from sampling_async._protocol.bulk_reply import BulkReply
 from sampling_async._protocol.chunk import Chunk
 from sampling_async._protocol.outcomes import InviteOutcome
@@ -135,7 +136,7 @@ class Plan:
     def _job(self, chunk: Chunk) -> Job:
         if self._known is None:
             return Job(chunk)
-        answers = [self._known[quota_id] for quota_id in chunk.quota_ids]
+        answers = Listed(tuple([self._known[quota_id] for quota_id in chunk.quota_ids]))
         return Job(chunk, Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers)))
 
     def left(self) -> Iterator[Job]:

@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.stepwise import Turns, pieces
-from sampling_async._protocol.outcomes import BulkInviteResult, InviteOutcome
+from sampling_async._protocol.answers import Answers, Listed, outcomes_from
+from sampling_async._protocol.results import BulkInviteResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from sampling_async._bulk.source import ChunkSource
     from sampling_async._contract.timing import Timeline
     from sampling_async._pacing.gate import Permit
-    from sampling_async._protocol.outcomes import RawOutcome
+    from sampling_async._protocol.outcomes import InviteOutcome
     from sampling_async._protocol.requests import InviteRequest
 
-    _Reply: TypeAlias = tuple[Sequence[int], Sequence[RawOutcome]]
+    _Reply: TypeAlias = tuple[Sequence[int], Answers]
     """The quota IDs of a chunk and their results."""
 
 _UNREQUESTED_KEPT: Final = 10_000
@@ -205,9 +206,12 @@ class OutcomeStream:
                 self.unrequested.extend(answer.unrequested)
                 replies[job.chunk.quota_ids[0]] = answer.quota_ids, answer.answers
             await self._turns.step(len(jobs) * _STEPS_A_REPLY)
-        code, asked = request.member_code, request.quota_ids
-        in_order = await self._in_order(asked, replies)
-        result = BulkInviteResult(in_order, self.unrequested, member_code=code, quota_ids=asked)
+        result = BulkInviteResult(
+            unrequested=self.unrequested,
+            member_code=request.member_code,
+            quota_ids=request.quota_ids,
+            answers=await self._in_order(request, replies),
+        )
         if last is not None and last.timeline is not None:
             explain(result, self._timing(last, last.timeline))
         return result
@@ -217,29 +221,33 @@ class OutcomeStream:
         timing = timeline.timing(last.attempts)
         return evolve(timing, permit=timing.permit + timeline.began - self._began)
 
-    async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[RawOutcome]:
-        """Return the outcomes of all quota IDs in their order, from the replies to their chunks."""
-        in_order: list[RawOutcome] = []
-        # Without repeated IDs, each reply has the outcomes of the next IDs, in their order.
-        while len(in_order) < len(quota_ids) and (reply := replies.get(quota_ids[len(in_order)])) is not None:
-            asked, answered = reply
-            if asked != quota_ids[len(in_order) : len(in_order) + len(asked)]:
+    async def _in_order(self, request: InviteRequest, replies: Mapping[int, _Reply]) -> list[Answers]:
+        """Return the results of all quota IDs in their order, from the replies to their chunks."""
+        code, quota_ids = request.member_code, request.quota_ids
+        in_order: list[Answers] = []
+        # Without repeated IDs, each reply has the results of the next IDs, in their order.
+        known = 0
+        while known < len(quota_ids) and (reply := replies.get(quota_ids[known])) is not None:
+            asked, answers = reply
+            if asked != quota_ids[known : known + len(asked)]:
                 break
-            in_order += answered
+            in_order.append(answers)
+            known += len(asked)
             await self._turns.step(_STEPS_A_REPLY)
-        if len(in_order) == len(quota_ids):
+        if known == len(quota_ids):
             return in_order
         # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
         divisor = pieces(len(quota_ids))
-        answers: list[dict[int, RawOutcome]] = [{} for _ in range(divisor)]
-        for asked, answered in replies.values():
-            for quota_id, each in zip(asked, answered, strict=True):
-                answers[quota_id % divisor][quota_id] = each
+        outcomes: list[dict[int, InviteOutcome]] = [{} for _ in range(divisor)]
+        for asked, answers in replies.values():
+            for outcome in outcomes_from((answers,), code, asked):
+                outcomes[outcome.quota_id % divisor][outcome.quota_id] = outcome
             await self._turns.step(len(asked))
-        for start in range(len(in_order), len(quota_ids), _AT_ONCE):
-            in_order += [answers[id_ % divisor][id_] for id_ in quota_ids[start : start + _AT_ONCE]]
+        for start in range(known, len(quota_ids), _AT_ONCE):
+            places = quota_ids[start : start + _AT_ONCE]
+            in_order.append(Listed(tuple([outcomes[id_ % divisor][id_] for id_ in places])))
             await self._turns.step(_AT_ONCE)
-        for some in answers:
+        for some in outcomes:
             some.clear()
             await self._turns.step(_AT_ONCE)
         return in_order

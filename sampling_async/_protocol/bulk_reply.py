@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.errors import (
-    DecodeError,
-    SamplingError,
-)
+from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, ResultCode, hidden
 from sampling_async._json.codec import bulk_items, from_json, parse, structure
-from sampling_async._protocol.outcomes import SUCCESS, InviteOutcome, RawOutcome, Rejection, made, tally
+from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
+from sampling_async._protocol.outcomes import InviteOutcome
 from sampling_async._protocol.refusals import code_of, text_of, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async._json.fast import WireItem
+    from sampling_async._json.fast import WireInvite, WireItem
+    from sampling_async._protocol.answers import Said
+    from sampling_async._protocol.outcomes import OutcomeStatus
 
 
 def read_invite(quota_id: int, body: bytes) -> Invite:
@@ -44,42 +43,24 @@ class BulkReply:
     Attributes:
         member_code: The member.
         quota_ids: The requested quota IDs, in the order of the request.
-        answers: The result of each of them, in the same order; see `RawOutcome`.
+        answers: The results of these IDs, in the same order.
         unrequested: Outcomes of quota IDs that were not requested.
-        errors: The errors in the outcomes of requested IDs.
-        links: The links of all invites in the response.
-        rejections: The different rejections, if every answer is one of them or an invite; otherwise None.
+        other_links: The links of invites that are not in `answers`: of unrequested IDs, or not to be trusted.
     """
 
     member_code: str = field(repr=hidden)
     quota_ids: Sequence[int]
-    answers: Sequence[RawOutcome]
+    answers: Answers
     unrequested: tuple[InviteOutcome, ...] = ()
-    errors: tuple[SamplingError, ...] = ()
-    links: Sequence[str] = field(default=(), repr=False)
-    rejections: Collection[Rejection] | None = None
+    other_links: tuple[str, ...] = field(default=(), repr=False)
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Return an outcome for each requested quota ID."""
-        return made(self.member_code, self.quota_ids, self.answers)
+        return outcomes_from((self.answers,), self.member_code, self.quota_ids)
 
-    def tally(self) -> tuple[dict[tuple[str, int | None], int], SamplingError | None]:
-        """Count the outcomes by status and result code, without those from a journal; also return an error."""
-        if self.rejections is None:
-            return tally(self.answers)
-        # Without a loop in Python: this runs for each request of a client that is watched.
-        counted: dict[tuple[str, int | None], int] = {}
-        if self.links:
-            counted["invited", int(ResultCode.SUCCESS)] = len(self.links)
-        if len(self.rejections) == 1:
-            (only,) = self.rejections
-            counted["rejected", only.result_code] = len(self.answers) - len(self.links)
-        elif self.rejections:
-            times = Counter(map(id, self.answers))
-            for each in self.rejections:
-                key = "rejected", each.result_code
-                counted[key] = counted.get(key, 0) + times[id(each)]
-        return counted, None
+    def links(self) -> list[str]:
+        """Return the links of all invites in the response."""
+        return [*self.answers.links(), *self.other_links]
 
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkReply:
@@ -89,13 +70,13 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
         DecodeError: The body has no list of items. A single unreadable item only makes its own ID `unknown`.
     """
     items = bulk_items(body)
-    answers = None if items is None else _columns(member_code, items)
-    if items is not None and answers is not None:
+    columns = None if items is None else _columns(member_code, items)
+    if items is not None and columns is not None:
         # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
         given = tuple([item.QuotaID for item in items])
         if given == quota_ids:
-            return BulkReply(member_code, quota_ids, answers[0], links=answers[1], rejections=answers[2])
-        return _matched(member_code, quota_ids, tuple(made(member_code, given, answers[0])))
+            return BulkReply(member_code, quota_ids, columns)
+        return _matched(member_code, quota_ids, tuple(outcomes_from((columns,), member_code, given)))
     document = parse(body)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")
@@ -104,21 +85,18 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
     return reconcile(member_code, quota_ids, document["Invites"])
 
 
-def _columns(
-    member_code: str, items: Sequence[WireItem]
-) -> tuple[tuple[RawOutcome, ...], list[str], Collection[Rejection]] | None:
-    """Return the results of the items, the links and rejections in them; None if an item contradicts itself.
+def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
+    """Return the results of the items; None if an item contradicts itself, or they are too various for columns.
 
-    The careful decoder then reads the response again, to say what is wrong in that item. Users may keep the
-    results of a million IDs, so each is as small as possible, and all rejections with one code are one object.
+    The careful decoder then reads the response again, to say what is wrong in that item.
     """
     # This runs for each quota ID of a bulk, so it does little in each step.
-    success, rejections = int(ResultCode.SUCCESS), _Rejections(member_code)
-    answers: list[RawOutcome] = []
-    links: list[str] = []
+    success, said = int(ResultCode.SUCCESS), _AllSaid(member_code)
+    numbers: list[int] = []
+    invites: list[WireInvite] = []
     code: int | None = None
     name: str | None = None
-    rejection = Rejection(0, None)
+    number = 0
     for item in items:
         came = item.Invite
         if came is None:
@@ -127,33 +105,33 @@ def _columns(
                 code, name = item.ResultCode, item.Result
                 if code == success:
                     return None
-                rejection = rejections[code, name]
-            answers.append(rejection)
+                number = said[code, name]
+            numbers.append(number)
         elif item.ResultCode != success or came.QuotaID != item.QuotaID:
             return None
         else:
-            links.append(came.URL)
-            answers.append(came if item.Result == SUCCESS else _with_its_name(member_code, item))
-    # A tuple: the garbage collector visits it once, and a list again and again.
-    return tuple(answers), links, rejections.values()
+            invites.append(came)
+            numbers.append(0 if item.Result == SUCCESS[2] else said[success, item.Result])
+    return Columns(bytes(numbers), tuple(said.each), tuple(invites)) if len(said.each) <= MOST_SAID else None
 
 
-def _with_its_name(member_code: str, item: WireItem) -> WireItem:
-    item.Result = _result_of(member_code, item.Result)
-    return item
+class _AllSaid(dict[tuple[int, str | None], int]):
+    """What the service said in one response, each once, by code and name, with the number that stands for it.
 
-
-class _Rejections(dict[tuple[int, str | None], Rejection]):
-    """The rejections of one response, each code and name once. The names are cleaned of the member code."""
+    The names are cleaned of the member code.
+    """
 
     def __init__(self, member_code: str) -> None:
         super().__init__()
         self._member_code = member_code
+        self.each: list[Said] = [SUCCESS]
 
-    def __missing__(self, key: tuple[int, str | None]) -> Rejection:
+    def __missing__(self, key: tuple[int, str | None]) -> int:
         code, name = key
-        rejection = self[key] = Rejection(code, _result_of(self._member_code, name))
-        return rejection
+        number = self[key] = len(self.each)
+        status: OutcomeStatus = "invited" if code == ResultCode.SUCCESS else "rejected"
+        self.each.append((status, code, _result_of(self._member_code, name)))
+        return number
 
 
 def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) -> BulkReply:
@@ -166,16 +144,15 @@ def reconcile(member_code: str, quota_ids: Sequence[int], items: Sequence[Any]) 
 
 
 def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[InviteOutcome]) -> BulkReply:
-    answers: dict[int, InviteOutcome] = {}
+    found: dict[int, InviteOutcome] = {}
     for outcome in outcomes:
-        earlier = answers.get(outcome.quota_id)
-        answers[outcome.quota_id] = outcome if earlier is None else _merged(earlier, outcome)
-    missing = [quota_id for quota_id in quota_ids if quota_id not in answers]
-    answers.update((quota_id, _missing(member_code, quota_id)) for quota_id in missing)
-    asked = {quota_id: answers.pop(quota_id) for quota_id in quota_ids}
-    errors = tuple(outcome.error for outcome in asked.values() if outcome.error is not None)
-    links = [outcome.invite.url for outcome in outcomes if outcome.invite is not None]
-    return BulkReply(member_code, tuple(asked), tuple(asked.values()), tuple(answers.values()), errors, links)
+        earlier = found.get(outcome.quota_id)
+        found[outcome.quota_id] = outcome if earlier is None else _merged(earlier, outcome)
+    asked = [found.pop(id_) if id_ in found else _missing(member_code, id_) for id_ in quota_ids]
+    answers = Listed(tuple(asked))
+    links = {outcome.invite.url for outcome in outcomes if outcome.invite is not None}
+    others = tuple(links.difference(answers.links()))
+    return BulkReply(member_code, quota_ids, answers, tuple(found.values()), others)
 
 
 def _result_of(member_code: str, value: Any) -> str | None:

@@ -9,11 +9,12 @@ import doubles
 import httpx
 import pytest
 from anyio import run
-from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sampling_async import BulkInviteResult, Invite, InviteOutcome, SamplingError
-from sampling_async._json.fast import WireItem
-from sampling_async._protocol.outcomes import Failure, Rejection
+from sampling_async._json.fast import WireInvite
+from sampling_async._protocol.answers import SUCCESS, Columns, Failed, Listed
 
 OUTCOMES = [
     InviteOutcome("member-1", 1, "invited"),
@@ -47,8 +48,6 @@ def test_counts_and_invites_agree_with_the_outcomes():
     assert result.counts == {"invited": 6, "rejected": 6, "not_sent": 0, "unknown": 0}
     assert [invite.quota_id for invite in result.invites] == [2, 4, 6, 8, 10, 4]
     assert result.invites == tuple(outcome.invite for outcome in result.invited)
-    with pytest.raises(AssertionError):
-        BulkInviteResult([object()]).counts  # noqa: B018
 
 
 def test_every_outcome_has_exactly_one_status(result):
@@ -125,19 +124,60 @@ def test_invites_are_created_when_they_are_read_and_equal_each_time():
         invites[3]
 
 
-def test_invites_of_all_kinds_of_results_are_found():
-    came = as_they_came()
-    from_journal = evolve(came[0], replayed=True)
-    other_name = WireItem(QuotaID=2, Invite=came._answers[2], ResultCode=1, Result="OK")
-    failure = Failure("unknown", None, None, SamplingError("lost"))
-    mixed = BulkInviteResult(
-        [from_journal, Rejection(9, "NO"), other_name, failure, came[1]],
-        member_code="m",
-        quota_ids=(4, 3, 2, 1, 3),
+def columns_of(*invited: int) -> Columns:
+    """Return results with an invite for each of these places of five, and two kinds of rejections."""
+    numbers = bytes(0 if place in invited else 1 + place % 2 for place in range(5))
+    invites = tuple(
+        WireInvite(
+            SurveyID=1,
+            WaveID=2,
+            QuotaID=place,
+            PartnerAmount=1.5,
+            URL=f"https://s.example/{place}",
+            LOI=9,
+            IR=30,
+        )
+        for place in invited
     )
-    assert mixed.invites == (came[0].invite, came[2].invite)
-    assert mixed.invites == tuple(outcome.invite for outcome in mixed.invited)
-    assert mixed.counts == {"invited": 2, "rejected": 2, "not_sent": 0, "unknown": 1}
+    return Columns(numbers, (SUCCESS, ("rejected", 9, "NOT_LIVE"), ("rejected", 16, "FULL")), invites)
+
+
+FAILED = Failed(2, "unknown", None, None, SamplingError("lost"))
+MIXED = [columns_of(0, 3), FAILED, Listed(tuple(OUTCOMES)), columns_of(), columns_of(0, 1, 2, 3, 4)]
+
+
+def mixed() -> tuple[BulkInviteResult, BulkInviteResult]:
+    """Return a result of parts of all kinds, and the same of outcomes."""
+    quota_ids = tuple(range(101, 101 + sum(map(len, MIXED))))
+    result = BulkInviteResult(member_code="m", quota_ids=quota_ids, answers=MIXED)
+    return result, BulkInviteResult(tuple(result))
+
+
+def test_parts_of_all_kinds_are_one_sequence():
+    result, flat = mixed()
+    assert result == flat
+    assert len(result) == len(flat) == len(list(result)) == 22
+    # The quota IDs are those of the request, except where there was an outcome already.
+    of_outcomes = [outcome.quota_id for outcome in OUTCOMES]
+    assert [outcome.quota_id for outcome in result] == [*range(101, 108), *of_outcomes, *range(113, 123)]
+    assert result.invites == flat.invites == tuple(o.invite for o in result if o.invite is not None)
+    assert len(result.invites) == 7
+    assert result.counts == flat.counts == {"invited": 8, "rejected": 9, "not_sent": 2, "unknown": 3}
+    for status in ("invited", "rejected", "not_sent", "unknown"):
+        assert getattr(result, status) == tuple(outcome for outcome in flat if outcome.status == status)
+
+
+@given(st.slices(22), st.integers(-22, 21))
+def test_any_outcomes_of_the_sequence_can_be_taken(some, one):
+    result, flat = mixed()
+    assert result[some] == tuple(flat)[some]
+    assert result[one] == tuple(flat)[one]
+
+
+@pytest.mark.parametrize("place", [22, -23])
+def test_a_place_outside_is_an_index_error(place):
+    with pytest.raises(IndexError):
+        mixed()[0][place]
 
 
 def test_created_outcomes_equal_constructed_ones():
