@@ -11,6 +11,7 @@ import sampling_async
 from sampling_async import (
     BadRequestError,
     BulkInviteResult,
+    ClientClosedError,
     DecodeError,
     IncompleteBulkError,
     InvalidRequestError,
@@ -18,6 +19,7 @@ from sampling_async import (
     JournalError,
     PagingError,
     SamplingError,
+    ServiceError,
     TransportError,
 )
 from sampling_async._contract.errors import delivered
@@ -117,3 +119,26 @@ def test_an_error_with_another_delivery_is_a_copy():
 )
 def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
     assert track.delivery == delivery
+
+
+def test_an_error_without_words_has_none_of_its_own():
+    assert (SamplingError().args, ServiceError().args) == (("",), ("",))
+    assert str(JournalError(path=Path("night.db"))) == "the journal night.db "
+    assert SamplingError("refused").timing is None
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("ambiguous", [True, False])
+def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
+    track = Track(is_told=is_told, ambiguous=ambiguous)
+    track.may_send(False)  # to say that nothing left is always allowed
+    assert track.sent is False
+    if not is_told:
+        track.may_send(True)
+        assert (track.sent, track.delivery) == (True, "unknown")
+        return
+    with pytest.raises(ClientClosedError) as caught:
+        track.may_send(True)
+    assert caught.value.args == ("the `async with` block of the fan-out has ended",)
+    assert caught.value.delivery == track.delivery == ("unknown" if ambiguous else "not_sent")
+    assert track.sent is False

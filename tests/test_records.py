@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from sampling_async import Invite, Price, RecontactMembers, ResultCode, Setting
+from sampling_async import Invite, InviteOutcome, Price, RecontactMembers, ResultCode, Setting
 
 
 def test_records_are_frozen_and_slotted():
@@ -33,3 +33,7 @@ def test_result_codes_are_open():
     assert ResultCode.QUOTA_NOT_LIVE == 9
     assert ResultCode.name_of(9) == "QUOTA_NOT_LIVE"
     assert ResultCode.name_of(999) is None
+
+
+def test_what_is_hidden_is_said_to_be_hidden():
+    assert "member_code=<hidden>" in repr(InviteOutcome("m-1", 7, "not_sent"))

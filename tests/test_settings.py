@@ -91,3 +91,14 @@ def test_settings_are_a_sequence_and_compare_by_value():
     copy = pickle.loads(pickle.dumps(read))
     assert (copy, hash(copy), len(copy)) == (read, hash(read), 2)
     assert read != list(read)
+
+
+def test_different_settings_have_different_hashes():
+    one, same, other = ([Setting(name="Qualified URL", value=value)] for value in ("a", "a", "b"))
+    hashes = [hash(PartnerSettings(settings)) for settings in (one, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_setting_is_found_whatever_its_case_and_blanks():
+    settings = PartnerSettings([Setting(name=" qualifiedurl", value="https://example.com/q?pid=[pid]")])
+    assert settings.qualified_url == "https://example.com/q?pid=[pid]"
