@@ -56,7 +56,7 @@ from sampling_async._version import __version__
 from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from sampling_async._bulk.source import Goal
+    from sampling_async._bulk.plans import Goal
     from sampling_async._bulk.stream import OutcomeStream, Progress
     from sampling_async._calls.recontact import RecontactStream
     from sampling_async._calls.reports import AttemptReport, CallReport
@@ -138,7 +138,7 @@ _OF_CLIENT: Final = {
     "CallReport": "_calls.reports",
     "Change": "_watch.changes",
     "ChangeKind": "_watch.changes",
-    "Goal": "_bulk.source",
+    "Goal": "_bulk.plans",
     "Journal": "_journal.journal",
     "OutcomeStream": "_bulk.stream",
     "Progress": "_bulk.stream",

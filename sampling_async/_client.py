@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 
 import anyio
 
+from sampling_async._bulk.counting import total_of
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.options import BULK, BulkOptions, options_of
-from sampling_async._bulk.source import (
-    ChunkSource,
-    Goal,
-    PanelSource,
-    checked_request,
-    source_of,
-    total_of,
-)
+from sampling_async._bulk.source import ChunkSource, PanelSource, checked_request, source_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
@@ -66,6 +60,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from sampling_async._bulk.plans import Goal
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings

@@ -11,7 +11,7 @@ from sampling_async import (
     InviteRequest,
     Progress,
 )
-from sampling_async._bulk import source as _chunks
+from sampling_async._bulk import counting as _counting
 
 if TYPE_CHECKING:
     import httpx
@@ -75,7 +75,7 @@ async def test_progress_of_empty_input_is_complete():
     ],
 )
 async def test_progress_of_a_list_of_requests_knows_the_total(monkeypatch, requests, total):
-    monkeypatch.setattr(_chunks, "_COUNTED", 8)
+    monkeypatch.setattr(_counting, "_COUNTED", 8)
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         assert client.fan_out(requests).progress.total == total
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from sampling_async._bulk.source import Goal, spread
+from sampling_async._bulk.plans import Goal, spread
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS

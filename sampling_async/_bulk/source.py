@@ -1,4 +1,4 @@
-"""Cut the input into jobs, on demand, in chunk sizes that suit the goal.
+"""Turn the input into jobs, on demand.
 
 At any moment, the quota IDs that were taken from the input and not handed over can be listed (`left`). For this
 the state is never in a generator, which an exception ends, nor only in a local variable. The statement that
@@ -10,23 +10,18 @@ Quota IDs whose outcomes are in the journal become jobs that are answered alread
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from math import ceil
-from typing import TYPE_CHECKING, Final, Literal, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, SupportsIndex, TypeAlias
 
-from attrs import frozen
-
+from sampling_async._bulk.counting import counted, counted_in_steps
 from sampling_async._bulk.inputs import AnyIterable, Input
-from sampling_async._bulk.job import Answered, Job, failed
-from sampling_async._contract.errors import InvalidRequestError, SamplingError
-from sampling_async._pacing.limit import Line
-from sampling_async._pacing.stepwise import ENTRIES, Turns, pieces
-from sampling_async._protocol.answers import Listed
-from sampling_async._protocol.bulk_reply import BulkReply
+from sampling_async._bulk.job import Job
+from sampling_async._bulk.plans import Plan
+from sampling_async._bulk.recalling import Recalling, not_looked_up
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.stepwise import Turns
 from sampling_async._protocol.chunk import Chunk
-from sampling_async._protocol.outcomes import InviteOutcome
 from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of, request_of
 
 if TYPE_CHECKING:
@@ -34,52 +29,8 @@ if TYPE_CHECKING:
 
     from sampling_async._journal.record import Record
 
-T = TypeVar("T")
-
-Goal: TypeAlias = Literal["throughput", "first"]
-"""The goal of a bulk: as few requests as possible, or the last response as early as possible."""
-
-# Before any response, the only hint is the contract: the time of a request grows with its number of quota IDs.
-_IN_PROPORTION: Final = Line(0.0, 1.0)
-_NEARLY: Final = 1.05
-"""Chunk sizes whose time is within 5 % of the best one count as equally good."""
-
 _MANY: Final = 4096
-"""How many quota IDs are checked, counted or sorted before the event loop gets a turn."""
-
-_FEW: Final = 128
-"""The same, for work in which each quota ID may make a different dict grow."""
-
-_COUNTED: Final = 65_536
-"""The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
-
-_RECALLED: Final = 1000
-"""How many quota IDs are looked up in the journal at once."""
-
-
-def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> int:
-    """Return the chunk size for an early last response; of nearly equal sizes, the one with fewest requests.
-
-    Args:
-        quota_ids: The number of IDs to send, at least one.
-        slots: How many requests can run at once.
-        line: The seconds of a request by its number of IDs, if known.
-        largest: The largest allowed chunk.
-    """
-    # Requests run in waves of `slots`, and each wave takes `line(size)`. Example: 100 IDs, 8 slots, and a line
-    # of 0.5 + 0.01 * n seconds. Size 50 is one wave of 1 s, size 13 is one wave of 0.63 s, size 12 is two waves
-    # of 0.62 s each. So 13 is best. Size 16 (0.66 s) is within 5 % and needs 7 requests in place of 8: it wins.
-    # The 7 requests then get even sizes, ceil(100 / 7) = 15.
-    line = line or _IN_PROPORTION
-    sizes = range(1, min(largest, quota_ids) + 1)
-
-    def seconds(size: int) -> float:
-        return ceil(ceil(quota_ids / size) / slots) * line(size)
-
-    best = min(map(seconds, sizes))
-    largest = max(size for size in sizes if seconds(size) <= best * _NEARLY)
-    # The same number of requests, with even sizes.
-    return ceil(quota_ids / ceil(quota_ids / largest))
+"""How many quota IDs are checked before the event loop gets a turn."""
 
 
 async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) -> InviteRequest:
@@ -102,50 +53,6 @@ async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) 
     # Freeing a long list takes time too. It happens here, after a turn, and not together with the next steps.
     checked.clear()
     return request_of(request.member_code, whole)
-
-
-class Plan:
-    """Quota IDs of one request that are still to become jobs.
-
-    Args:
-        whole: All of the quota IDs, as a chunk of any size.
-        size: Quota IDs in one job.
-        known: The outcome of each quota ID, if they are all known and the jobs send nothing.
-
-    Attributes:
-        drawn: The job that was drawn last, until it is handed over.
-    """
-
-    def __init__(self, whole: Chunk, size: int, known: Mapping[int, InviteOutcome] | None = None) -> None:
-        self._whole = whole
-        self._size = size
-        self._known = known
-        self._at = 0
-        self.drawn: Job | None = None
-
-    def draw(self) -> Job | None:
-        """Return the next job, or None at the end. The job stays in `drawn` until it is handed over."""
-        chunk = self._whole.part(self._at, self._at + self._size)
-        if not chunk.quota_ids:
-            return None
-        job = self._job(chunk)
-        # One assignment: each quota ID is either in `drawn` or beyond `_at`, never in both and never lost.
-        self.drawn, self._at = job, self._at + len(chunk.quota_ids)
-        return job
-
-    def _job(self, chunk: Chunk) -> Job:
-        if self._known is None:
-            return Job(chunk)
-        answers = Listed(tuple([self._known[quota_id] for quota_id in chunk.quota_ids]))
-        return Job(chunk, Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers)))
-
-    def left(self) -> Iterator[Job]:
-        """Yield jobs with the quota IDs that were not handed over."""
-        if self.drawn is not None:
-            yield self.drawn
-        rest = self._whole.part(self._at, len(self._whole.quota_ids))
-        if rest.quota_ids:
-            yield self._job(rest)
 
 
 class MemberSource:
@@ -241,7 +148,7 @@ class PanelSource:
         self._size = size
         self._size_of = size_of
         self._journal = journal
-        self._recalling: _Recalling | None = None
+        self._recalling: Recalling | None = None
         self._plans: deque[Plan] = deque()
 
     async def draw(self) -> Job | None:
@@ -251,7 +158,7 @@ class PanelSource:
                 await self._recall(self._recalling)
             elif self._input.latest is not Input.NOTHING or await self._input.read():
                 request = self._checked(self._input.latest)
-                self._take(request, _counted(request) or await _counted_in_steps(request))
+                self._take(request, counted(request) or await counted_in_steps(request))
             else:
                 return None
         return job
@@ -262,8 +169,8 @@ class PanelSource:
         is_free = self._journal is None and self._input.latest is Input.NOTHING
         if job is None and is_free and self._input.read_now():
             request = self._checked(self._input.latest)
-            if counted := _counted(request):  # otherwise `draw` finds it in `latest`
-                self._take(request, counted)
+            if chunks := counted(request):  # otherwise `draw` finds it in `latest`
+                self._take(request, chunks)
                 job = self._planned()
         return job
 
@@ -288,16 +195,16 @@ class PanelSource:
             f"{type(request).__name__}"
         )
 
-    def _take(self, request: InviteRequest, counted: Sequence[Chunk]) -> None:
+    def _take(self, request: InviteRequest, chunks: Sequence[Chunk]) -> None:
         """Make plans for the latest request, or begin to look it up in the journal."""
         if self._journal is None:
-            plans = deque(map(self._plan, counted))
+            plans = deque(map(self._plan, chunks))
             self._plans, self._input.latest = plans, Input.NOTHING
         else:
-            recalling = _Recalling(request.member_code, counted, self._journal)
+            recalling = Recalling(request.member_code, chunks, self._journal)
             self._recalling, self._input.latest = recalling, Input.NOTHING
 
-    async def _recall(self, recalling: _Recalling) -> None:
+    async def _recall(self, recalling: Recalling) -> None:
         """Make plans for the next part of a request, from its outcomes in the journal."""
         part = await recalling.next()
         if part is None:
@@ -325,161 +232,11 @@ class PanelSource:
         request = self._input.latest
         if isinstance(request, InviteRequest):  # pragma: no cover  swept in tests/faults
             whole = Chunk.of(request.member_code, Counter(request.quota_ids))
-            yield Job(whole, None if self._journal is None else _not_looked_up(whole))
+            yield Job(whole, None if self._journal is None else not_looked_up(whole))
 
     async def aclose(self) -> None:
         """Close the input."""
         await self._input.aclose()
-
-
-class _Recalling:
-    """A request that is looked up in the journal, one part after the other.
-
-    Args:
-        member_code: The member.
-        counted: Its quota IDs.
-        journal: The journal.
-
-    Attributes:
-        part: The part that was looked up last, until plans for it are made.
-    """
-
-    def __init__(self, member_code: str, counted: Sequence[Chunk], journal: Record) -> None:
-        self._member_code = member_code
-        self._counted = counted
-        self._items = self._places()
-        self._read = 0
-        self._journal = journal
-        self.part: _Part | None = None
-
-    def _places(self) -> Iterator[tuple[int, int]]:
-        return ((id_, whole.repeated.get(id_, 1)) for whole in self._counted for id_ in whole.quota_ids)
-
-    async def next(self) -> _Part | None:
-        """Look up the next part, after all chunks in flight about the same quotas. Return None at the end."""
-        places = dict(islice(self._items, _RECALLED))
-        if not places:
-            return None
-        try:
-            await self._journal.settled(self._member_code, places)
-        finally:
-            # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
-            known = await self._journal.recall(self._member_code, places)
-            again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
-            part = _Part.of(self._member_code, places, known, again)
-            self.part, self._read = part, self._read + len(places)
-        return part
-
-    def left(self) -> Iterator[Job]:
-        """Yield jobs with the quota IDs that are in no plan. Those not looked up yet are `unknown`."""
-        if self.part is not None:
-            yield from Plan(self.part.answered, _RECALLED, self.part.known).left()
-            yield Job(self.part.again)
-            yield Job(self.part.fresh)
-        rest = Chunk.of(self._member_code, dict(islice(self._places(), self._read, None)))
-        yield Job(rest, _not_looked_up(rest))
-
-
-@frozen
-class _Part:
-    """Quota IDs of a request, divided by what the journal says about them.
-
-    Attributes:
-        answered: IDs with an outcome that is final; they are not sent.
-        again: IDs to send again although an invite may exist.
-        fresh: IDs that are not in the journal.
-        known: The outcomes in the journal, by quota ID.
-    """
-
-    answered: Chunk
-    again: Chunk
-    fresh: Chunk
-    known: Mapping[int, InviteOutcome]
-
-    @classmethod
-    def of(
-        cls,
-        member_code: str,
-        places: Mapping[int, int],
-        known: Mapping[int, InviteOutcome],
-        again: AbstractSet[int],
-    ) -> Self:
-        """Divide quota IDs into the three kinds."""
-        kinds: tuple[dict[int, int], ...] = ({}, {}, {})
-        for quota_id, times in places.items():
-            kind = 2 if quota_id not in known else 1 if quota_id in again else 0
-            kinds[kind][quota_id] = times
-        answered, asked_again, fresh = kinds
-        return cls(
-            Chunk.of(member_code, answered),
-            Chunk.of(member_code, asked_again, asked_before=True),
-            Chunk.of(member_code, fresh),
-            known,
-        )
-
-
-def _not_looked_up(chunk: Chunk) -> Answered:
-    """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
-    error = SamplingError(
-        "interrupted before the journal was read: an earlier run may have sent this",
-        endpoint="bulk_invite",
-        delivery="unknown",
-    )
-    return failed(chunk, error)
-
-
-def _counted(request: InviteRequest) -> Sequence[Chunk] | None:
-    """Return the distinct quota IDs of a request, in the order given, each with its number of places.
-
-    Return None for more than 65,536 IDs, which take too long to count in one step.
-    """
-    code, quota_ids = request.member_code, request.quota_ids
-    if len(quota_ids) > ENTRIES:
-        return None
-    # Loops in C: 65,536 IDs take 3 ms. Nearly always no ID is repeated, and nothing is copied.
-    return (Chunk(code, quota_ids) if _are_distinct(quota_ids) else Chunk.of(code, Counter(quota_ids)),)
-
-
-async def _counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
-    """Do the same for a large request, in several chunks and with turns for the event loop."""
-    code, quota_ids = request.member_code, request.quota_ids
-    # A dict of a million entries blocks the event loop when it grows. So the counts are in several dicts of at
-    # most `ENTRIES`, in order. `piece_of` finds the dict of a repeated ID. It is divided by the remainder of
-    # the ID, so that each of its dicts is small as well.
-    counted: list[dict[int, int]] = [{}]
-    divisor, turns = pieces(len(quota_ids)), Turns()
-    piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]
-    for start in range(0, len(quota_ids), _FEW):
-        if len(counted[-1]) > ENTRIES - _FEW:
-            counted.append({})
-        for quota_id in quota_ids[start : start + _FEW]:
-            piece = piece_of[quota_id % divisor].setdefault(quota_id, counted[-1])
-            piece[quota_id] = piece.get(quota_id, 0) + 1
-        await turns.step(_FEW)
-    # Freeing a million entries takes time too, so it is done in steps.
-    for pieces_of_some in piece_of:
-        pieces_of_some.clear()
-        await turns.step(_MANY)
-    chunks: list[Chunk] = []
-    for places in counted:
-        chunks.append(Chunk.of(code, places))
-        places.clear()
-        await turns.step(_MANY)
-    return chunks
-
-
-def _are_distinct(quota_ids: tuple[int, ...]) -> bool:
-    return len(set(quota_ids)) == len(quota_ids)
-
-
-def total_of(requests: object) -> int | None:
-    """Return the number of quota IDs in all requests; None if it is not known in advance."""
-    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
-        return None
-    if not all(isinstance(request, InviteRequest) for request in requests):
-        # Not an error here: it is raised when the first invalid item is drawn.
-        return None
-    return sum(len(request.quota_ids) for request in requests)
 
 
 def source_of(
