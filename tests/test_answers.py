@@ -80,14 +80,25 @@ def test_what_nobody_said_is_not_counted():
 
 
 @pytest.mark.parametrize("answers", [COLUMNS, FAILED, LISTED])
-def test_a_part_has_the_outcomes_of_its_places(answers):
+def test_a_tail_has_the_outcomes_of_the_last_ids(answers):
     ids = range(1, len(answers) + 1)
     whole = list(outcomes_from([answers], "m", ids))
-    for start in ids:
-        for end in range(start - 1, len(answers) + 3):
-            part = answers.part(start - 1, end)
-            assert len(part) == len(whole[start - 1 : end])
-            assert list(outcomes_from([part], "m", ids[start - 1 :])) == whole[start - 1 : end]
+    for start in range(len(answers) + 1):
+        tail = answers.tail(start)
+        assert len(tail) == len(whole[start:])
+        assert list(outcomes_from([tail], "m", ids[start:])) == whole[start:]
+
+
+@pytest.mark.parametrize("answers", [COLUMNS, FAILED, LISTED])
+def test_outcomes_end_with_the_ids(answers):
+    whole = list(outcomes_from([answers], "m", range(1, 9)))
+    assert list(outcomes_from([answers, answers], "m", (1, 2))) == whole[:2]
+
+
+def test_the_failure_of_a_request_is_the_outcome_of_each_of_its_ids():
+    first, *others = outcomes_from([FAILED], "m", (5, 6, 7))
+    assert first == InviteOutcome("m", 5, "unknown", None, 13, "FAILED", LOST)
+    assert [(each.member_code, each.quota_id) for each in others] == [("m", 6), ("m", 7)]
 
 
 def test_each_part_takes_as_many_ids_as_it_has_results():
@@ -102,7 +113,7 @@ def test_errors_are_those_of_the_ids_without_an_answer():
 
 def test_the_garbage_collector_visits_no_columns():
     """It would visit them for each of a million quota IDs; see the module."""
-    invites = COLUMNS.part(0, 5)
+    invites = COLUMNS.tail(0)
     gc.collect()
     assert not gc.is_tracked(invites)
     assert not gc.is_tracked(invites.invites)

@@ -320,6 +320,12 @@ def test_two_equal_items_count_once():
         assert (outcome.status, outcome.anomaly) == ("invited", "answered twice, with equal items")
 
 
+def test_two_equal_items_keep_what_is_odd_about_them():
+    outcome = one(*[doubles.item(5, 1, Invite=doubles.invite(6))] * 2)
+    assert outcome.status == "invited"
+    assert outcome.anomaly == "the invite names quota 6; answered twice, with equal items"
+
+
 @pytest.mark.parametrize(
     "pair",
     [
@@ -332,7 +338,8 @@ def test_two_different_items_for_an_id_make_it_unknown(pair):
     for items in (pair, pair[::-1]):
         outcome = one(*items)
         assert (outcome.status, outcome.invite) == ("unknown", None)
-        assert "several that differ" in outcome.anomaly
+        assert outcome.anomaly == "expected one item for this quota ID, found several that differ"
+        assert outcome.error.path == "$.Invites"
 
 
 _items = st.builds(
@@ -353,10 +360,72 @@ def test_every_requested_id_has_one_outcome_whatever_the_response(asked, items):
     assert not {outcome.quota_id for outcome in answer.unrequested} & set(asked)
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"Invites": null}', b'{"Invites": {}}', b"null", b""])
-def test_a_body_without_a_list_of_items_is_unreadable(body):
-    with pytest.raises(DecodeError):
+@pytest.mark.parametrize(
+    ("body", "path", "rule"),
+    [
+        (b"[]", "$", "expected an object with Invites"),
+        (b"null", "$", "expected an object with Invites"),
+        (b"{}", "$.Invites", "expected an array of results"),
+        (b'{"Invites": null}', "$.Invites", "expected an array of results"),
+        (b'{"Invites": {}}', "$.Invites", "expected an array of results"),
+    ],
+)
+def test_a_body_without_a_list_of_items_is_unreadable(body, path, rule):
+    with pytest.raises(DecodeError) as caught:
         read_bulk("m", [1], body)
+    assert (caught.value.path, caught.value.rule) == (path, rule)
+
+
+def test_an_empty_body_is_unreadable():
+    with pytest.raises(DecodeError):
+        read_bulk("m", [1], b"")
+
+
+@pytest.mark.parametrize(
+    ("item", "path", "rule"),
+    [
+        (doubles.item(5, None), "ResultCode", "expected a whole number"),
+        (doubles.item(5, 9, Invite=doubles.invite(5)), "Invite", "expected null beside result code 9"),
+        (doubles.item(5, 1, Invite=None), "Invite", "expected an invite beside result code 1"),
+        (
+            doubles.item(5, 1, Invite=doubles.invite(5, URL=7)),
+            "Invite.URL",
+            "expected text, found a whole number",
+        ),
+    ],
+)
+def test_an_item_that_contradicts_itself_makes_its_id_unknown_and_says_why(item, path, rule):
+    (outcome,) = read_bulk("m", (5,), json.dumps({"Invites": [item]}).encode()).outcomes()
+    assert (outcome.member_code, outcome.status, outcome.anomaly) == ("m", "unknown", rule)
+    assert isinstance(outcome.error, DecodeError)
+    assert (outcome.error.path, outcome.error.rule) == (f"$.Invites[0].{path}", rule)
+
+
+@pytest.mark.parametrize("name", ["QuotaID", "QuotaId"])
+def test_the_id_of_an_item_may_be_spelled_in_two_ways(name):
+    item = {name: 5, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE", "Invite": None}
+    (outcome,) = read_bulk("m", (5,), json.dumps({"Invites": [item]}).encode()).outcomes()
+    assert (outcome.member_code, outcome.quota_id, outcome.status) == ("m", 5, "rejected")
+
+
+def test_items_in_another_order_are_those_of_the_member():
+    items = [doubles.item(6, 1), doubles.item(5), doubles.item(8, 1)]
+    reply = read_bulk("m", (5, 6), json.dumps({"Invites": items}).encode())
+    assert {outcome.member_code for outcome in (*reply.outcomes(), *reply.unrequested)} == {"m"}
+    assert reply.member_code == "m"
+
+
+def test_the_links_of_a_reply_are_all_links_in_it():
+    """Also those of unrequested IDs and of items that differ: each may belong to another member."""
+
+    def link(quota_id: int, name: str) -> dict[str, object]:
+        return doubles.item(quota_id, 1, Invite=doubles.invite(quota_id, URL=name))
+
+    items = [link(6, "six"), link(5, "five"), link(8, "eight"), link(7, "seven"), link(7, "another seven")]
+    reply = read_bulk("m", (5, 6, 7), json.dumps({"Invites": items}).encode())
+    assert sorted(reply.links()) == ["another seven", "eight", "five", "seven", "six"]
+    plain = read_bulk("m", (6, 5), json.dumps({"Invites": items[:2]}).encode())
+    assert plain.links() == ["six", "five"]
 
 
 @pytest.mark.parametrize("invite", [None, {"SurveyID": "7"}])  # the careful decoder reads the second one

@@ -85,21 +85,78 @@ def test_any_member_code_is_one_path_segment(code):
     assert (len(segments), target.isascii(), "?" in target, "#" in target) == (7, True, False, False)
 
 
-@pytest.mark.parametrize("code", ["", ".", "..", "a\nb", "\x00", "\x7f", "\x85", "\ud800", None, 7, b"m"])
-def test_a_member_code_that_cannot_be_a_path_segment_is_refused(code):
+_DROPPED = "a member code cannot be empty, '.' or '..': a URL path would drop it"
+_CONTROL = "a member code cannot hold control characters or lone surrogates"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        *((code, _DROPPED) for code in ("", ".", "..")),
+        *((code, _CONTROL) for code in ("a\nb", "\x00", "\x7f", "\x85", "\ud800", "\udfff")),
+        (None, "a member code must be a str, not NoneType"),
+        (7, "a member code must be a str, not int"),
+        (b"m", "a member code must be a str, not bytes"),
+    ],
+)
+def test_a_member_code_that_cannot_be_a_path_segment_is_refused(code, message):
     with pytest.raises(InvalidRequestError) as caught:
         protocol.member_code_of(code)
     assert caught.value.delivery == "not_sent"
-    assert "a\nb" not in str(caught.value)
+    assert caught.value.args == (message,)
+
+
+def test_a_character_that_is_not_printed_may_be_in_a_member_code():
+    assert protocol.member_code_of("a\u200bb") == "a\u200bb"
 
 
 @pytest.mark.parametrize("place", range(10))
 def test_an_invalid_quota_id_is_refused(place):
-    value = [0, -1, True, 1.0, "7", "\ud800", None, 2**63, 10**5000, [1]][place]
-    with pytest.raises(InvalidRequestError, match="a quota ID must be a whole number"):
+    value, shown = [
+        (0, "0"),
+        (-1, "-1"),
+        (True, "True"),
+        (1.0, "1.0"),
+        ("7", "a str"),
+        (None, "a NoneType"),
+        (2**63, "9223372036854775808"),
+        (10**60, "1" + "0" * 39),
+        (10**5000, "a larger one"),
+        ([1], "a list"),
+    ][place]
+    message = f"a quota ID must be a whole number from 1 to 2**63 - 1, not {shown}; take it from get_quotas()"
+    with pytest.raises(InvalidRequestError) as caught:
         protocol.quota_id_of(value)
-    with pytest.raises(InvalidRequestError, match="a quota ID must be a whole number"):
+    assert caught.value.args == (message,)
+    with pytest.raises(InvalidRequestError) as caught:
         InviteRequest("m", [5, value])
+    assert caught.value.args == (message,)
+
+
+def test_the_largest_quota_id_is_valid():
+    assert protocol.quota_id_of(2**63 - 1) == 2**63 - 1
+    assert InviteRequest("m", (2**63 - 1, 1)).quota_ids == (2**63 - 1, 1)
+
+
+def test_quota_ids_that_are_no_iterable_are_refused():
+    with pytest.raises(InvalidRequestError) as caught:
+        InviteRequest("m", 7)
+    assert caught.value.args == (
+        "quota_ids must be an iterable of quota IDs; only stream_bulk_invite takes an async iterable",
+    )
+
+
+def test_a_bulk_invite_has_1_to_100_ids():
+    for number in (0, 101):
+        with pytest.raises(AssertionError):
+            protocol.bulk_invite(PANEL, "m", range(1, number + 1))
+    assert b"100" in protocol.bulk_invite(PANEL, "m", tuple(range(1, 101))).body
+
+
+def test_a_call_knows_the_texts_that_no_message_may_repeat():
+    assert protocol.bulk_invite(PANEL, "m/1", (5,)).private == ("m/1", "m%2F1")
+    assert protocol.recontact_members(PANEL, 5, max_results=None, after="m/1").private == ("m/1", "m%2F1")
+    assert protocol.recontact_members(PANEL, 5, max_results=None, after=None).private == ()
 
 
 def test_any_object_with_an_index_is_a_quota_id():

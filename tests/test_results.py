@@ -12,7 +12,7 @@ from anyio import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async import BulkInviteResult, Invite, InviteOutcome, SamplingError
+from sampling_async import BulkInviteResult, IncompleteBulkError, Invite, InviteOutcome, SamplingError
 from sampling_async._json.fast import WireInvite
 from sampling_async._protocol.answers import SUCCESS, Columns, Failed, Listed
 
@@ -207,3 +207,24 @@ def test_outcomes_of_a_subclass_are_accepted():
     result = BulkInviteResult([Marked("member-1", 1, "not_sent")])
     assert [type(outcome) for outcome in result] == [Marked]
     assert (result.resendable(), len(result.not_sent)) == ((1,), 1)
+
+
+@pytest.mark.parametrize(("status", "told"), [("not_sent", (1, 0)), ("unknown", (0, 1))])
+def test_one_id_without_an_answer_makes_a_bulk_incomplete(status, told):
+    result = BulkInviteResult([OUTCOMES[0], InviteOutcome("member-1", 2, status)])
+    with pytest.raises(IncompleteBulkError) as caught:
+        result.raise_for_incomplete()
+    assert caught.value.args == (
+        (
+            f"{told[0]} of 2 quota IDs were not sent, and {told[1]} have an unknown outcome; "
+            "resendable() gives those that are safe to send again"
+        ),
+    )
+    assert caught.value.bulk_result is result
+    assert (caught.value.endpoint, caught.value.delivery) == ("bulk_invite", "unknown")
+
+
+def test_an_error_of_an_incomplete_bulk_may_be_made_by_hand():
+    error = IncompleteBulkError()
+    assert error.args == ("",)
+    assert not hasattr(error, "bulk_result")

@@ -158,7 +158,7 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], sample: int | Non
     survivors = tuple(
         mutant
         for mutant in alive
-        if (mutant.where, mutant.old, mutant.new) not in equal and not _is_sql_in_another_case(mutant)
+        if (mutant.where, mutant.old, mutant.new) not in equal and not _is_always_equal(mutant)
     )
     return Verdict(room, len(made), len(tried), len(alive) - len(survivors), survivors)
 
@@ -218,9 +218,14 @@ def _shown(place: Path, name: str) -> Mutant:
     return Mutant(name, changed["-"], changed["+"])
 
 
-def _is_sql_in_another_case(mutant: Mutant) -> bool:
-    """Return whether only the case of SQL was changed: to SQLite it is the same. Values are bound."""
-    return ".execute(" in mutant.old and mutant.old.casefold() == mutant.new.casefold()
+def _is_always_equal(mutant: Mutant) -> bool:
+    """Return whether a change cannot be seen anywhere.
+
+    It changes only the case of SQL, whose values are bound, or `strict=False`, which is what `zip` does anyway.
+    """
+    if ".execute(" in mutant.old and mutant.old.casefold() == mutant.new.casefold():
+        return True
+    return mutant.new in {mutant.old.replace("strict=False", other) for other in ("strict=None", "")}
 
 
 def _equal() -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.records import Invite, ResultCode
@@ -82,15 +82,11 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
                 counted[status, code] = counted.get((status, code), 0) + times
         return counted
 
-    def part(self, start: int, end: int) -> Columns:
-        """Return the results from one index to before another."""
-        numbers, before = self.numbers[start:end], sum(self._is_invited(self.numbers[:start]))
-        invites = self.invites[before : before + sum(self._is_invited(numbers))]
-        return Columns(numbers, self.said, invites)
-
-    def _is_invited(self, numbers: bytes) -> bytes:
-        """Return 1 for each number that stands for an invite, and 0 for the others."""
-        return numbers.translate(bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID))
+    def tail(self, start: int) -> Columns:
+        """Return the results from an index on."""
+        is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID)
+        before = sum(self.numbers[:start].translate(is_invite))  # a byte of 1 for each invite
+        return Columns(self.numbers[start:], self.said, self.invites[before:])
 
 
 @frozen
@@ -137,9 +133,9 @@ class Listed:
                 counted[key] = counted.get(key, 0) + 1
         return counted
 
-    def part(self, start: int, end: int) -> Listed:
-        """Return the results from one index to before another."""
-        return Listed(self.listed[start:end])
+    def tail(self, start: int) -> Listed:
+        """Return the results from an index on."""
+        return Listed(self.listed[start:])
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:  # noqa: ARG002
         """Yield the outcomes, and take as many quota IDs as there are results."""
@@ -189,10 +185,9 @@ class Failed:
         """Count the IDs by status and result code, without those whose outcome is from a journal."""
         return {(self.status, self.result_code): self.length}
 
-    def part(self, start: int, end: int) -> Failed:
-        """Return the results from one index to before another."""
-        length = len(range(self.length)[start:end])
-        return Failed(length, self.status, self.result_code, self.result, self.error)
+    def tail(self, start: int) -> Failed:
+        """Return the results from an index on."""
+        return evolve(self, length=self.length - start)
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:
         """Yield the outcomes, and take as many quota IDs as there are results."""

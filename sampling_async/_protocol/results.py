@@ -100,10 +100,10 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
     def _between(self, start: int, end: int) -> Iterator[InviteOutcome]:
         """Yield the outcomes from one place to before another."""
         first, last = bisect_right(self._ends, start), bisect_left(self._ends, end) + 1
-        parts = []
-        for answers, after in zip(self._answers[first:last], self._ends[first:last], strict=True):
-            before = after - len(answers)
-            parts.append(answers.part(max(start - before, 0), end - before))
+        parts = list(self._answers[first:last])
+        if parts:
+            parts[0] = parts[0].tail(start - self._ends[first] + len(parts[0]))
+        # They end with the quota IDs.
         return outcomes_from(parts, self._member_code, self._quota_ids[start:end])
 
     def _having(self, status: OutcomeStatus) -> tuple[InviteOutcome, ...]:
