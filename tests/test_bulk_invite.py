@@ -27,6 +27,7 @@ from sampling_async import (
     TransportTimeoutError,
 )
 from sampling_async._contract import errors as _errors
+from sampling_async._protocol.answers import Columns, Listed
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -43,6 +44,32 @@ async def test_outcomes_come_in_the_callers_order():
     assert [outcome.quota_id for outcome in result] == quota_ids
     assert (len(result.invited), len(result.rejected)) == (175, 177)
     assert result[0].invite.quota_id == 350
+    assert {outcome.member_code for outcome in result} == {"m"}
+
+
+async def test_a_result_is_its_responses_one_after_the_other():
+    """Unless an ID is repeated: then its places are looked up, some at once."""
+    result = await bulk(doubles.Service(doubles.bulk), range(1, 251))
+    assert [(type(part), len(part)) for part in result._answers] == [
+        (Columns, 100),
+        (Columns, 100),
+        (Columns, 50),
+    ]
+    quota_ids = [*range(1, 5001), 7]
+    result = await bulk(doubles.Service(doubles.bulk), quota_ids)
+    parts = [(type(part), len(part)) for part in result._answers]
+    assert parts == [(Columns, 100)] * 50 + [(Listed, 1)]
+    result = await bulk(doubles.Service(doubles.bulk), [7, *range(1, 5001)])
+    assert [(type(part), len(part)) for part in result._answers] == [(Listed, 4096), (Listed, 905)]
+    assert {outcome.member_code for outcome in result} == {"m"}
+
+
+async def test_the_outcomes_of_a_failed_request_are_those_of_the_member():
+    result = await bulk(doubles.Service(lambda _: httpx.Response(403)), [5, 6])
+    assert [(each.member_code, each.quota_id, each.status) for each in result] == [
+        ("m", 5, "not_sent"),
+        ("m", 6, "not_sent"),
+    ]
 
 
 async def test_an_error_holds_nothing_of_the_request():
@@ -425,5 +452,7 @@ def test_every_id_has_one_true_outcome_whatever_the_service_does(quota_ids, chun
 async def test_invalid_input_is_refused_at_once(nothing):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         for ask in (client.fan_out, partial(client.stream_bulk_invite, "m")):
-            with pytest.raises(InvalidRequestError, match="must be an iterable or an async iterable, not"):
+            with pytest.raises(InvalidRequestError) as caught:
                 ask(nothing)
+            kind = type(nothing).__name__
+            assert f"must be an iterable or an async iterable, not {kind}" in str(caught.value)

@@ -120,6 +120,7 @@ async def test_a_request_of_a_bulk_is_one_call_with_its_outcomes_counted():
         (50, {("invited", 1): 25, ("rejected", 9): 24, ("rejected", 16): 1}),
         (100, {("invited", 1): 50, ("rejected", 9): 49, ("rejected", 16): 1}),
     ]
+    assert {each.delivery for each in seen.calls} == {"answered"}
     assert CANARY not in repr(seen.calls)
     assert doubles.PANEL not in repr(seen.calls)
 

@@ -44,7 +44,9 @@ class Kept:
 
 def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
     """Return the outcomes of IDs that were taken and not handed over."""
-    return [(outcome.quota_id, outcome.status) for job in source.left() for outcome in job.left()]
+    outcomes = [outcome for job in source.left() for outcome in job.left()]
+    assert {outcome.member_code for outcome in outcomes} <= {"m", "n"}
+    return [(outcome.quota_id, outcome.status) for outcome in outcomes]
 
 
 def not_sent(*quota_ids: int) -> list[tuple[int, str]]:
@@ -60,6 +62,16 @@ async def test_a_member_source_reports_taken_ids_until_they_are_handed_over():
     assert told(source) == []
     assert (await source.draw()).chunk.quota_ids == (2, 3)
     assert job.chunk.quota_ids == (1, 2)
+
+
+async def test_the_id_that_was_read_last_is_reported_too():
+    """A signal handler may raise between the reading of an ID and the next line."""
+    source = MemberSource("m", iter([1, 2, 3]), size=3)
+    for latest, left in ((7, not_sent(7)), ("no quota ID", [])):
+        source._input.latest = latest
+        assert told(source) == left
+    source._places, source._input.latest = {7: 1, 8: 1}, 7
+    assert told(source) == not_sent(7, 7, 8)
 
 
 async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
@@ -124,6 +136,7 @@ async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_ar
     source = PanelSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
     known, again, fresh = [await source.draw() for _ in range(3)]
     assert list(known.answered.outcomes()) == [REJECTED]
+    assert {job.chunk.member_code for job in (known, again, fresh)} == {"m"}
     assert known.answered.answer.member_code == "m"
     assert (again.chunk.quota_ids, again.chunk.asked_before) == ((2,), True)
     assert (fresh.chunk.quota_ids, fresh.chunk.asked_before) == ((3,), False)
@@ -145,6 +158,8 @@ async def test_ids_are_unknown_if_the_journal_cannot_be_read():
     with pytest.raises(JournalError):
         await source.draw()
     assert told(source) == [(1, "unknown"), (2, "unknown")]
+    errors = {str(outcome.error) for job in source.left() for outcome in job.left()}
+    assert errors == {"bulk_invite: interrupted before the journal was read: an earlier run may have sent this"}
 
 
 async def test_ids_of_a_request_that_is_being_counted_are_not_sent():
