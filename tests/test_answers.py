@@ -80,13 +80,15 @@ def test_what_nobody_said_is_not_counted():
 
 
 @pytest.mark.parametrize("answers", [COLUMNS, FAILED, LISTED])
-def test_a_tail_has_the_outcomes_of_the_last_ids(answers):
+def test_a_part_has_the_outcomes_of_its_places(answers):
     ids = range(1, len(answers) + 1)
     whole = list(outcomes_from([answers], "m", ids))
     for start in range(len(answers) + 1):
-        tail = answers.tail(start)
-        assert len(tail) == len(whole[start:])
-        assert list(outcomes_from([tail], "m", ids[start:])) == whole[start:]
+        for end in range(start, len(answers) + 3):
+            part = answers.part(start, end)
+            assert len(part) == len(whole[start:end])
+            assert len(part.invites) == part.count("invited")
+            assert list(outcomes_from([part], "m", ids[start:])) == whole[start:end]
 
 
 @pytest.mark.parametrize("answers", [COLUMNS, FAILED, LISTED])
@@ -113,7 +115,7 @@ def test_errors_are_those_of_the_ids_without_an_answer():
 
 def test_the_garbage_collector_visits_no_columns():
     """It would visit them for each of a million quota IDs; see the module."""
-    invites = COLUMNS.tail(0)
+    invites = COLUMNS.part(0, 5)
     gc.collect()
     assert not gc.is_tracked(invites)
     assert not gc.is_tracked(invites.invites)

@@ -157,6 +157,7 @@ def test_parts_of_all_kinds_are_one_sequence():
     result, flat = mixed()
     assert result == flat
     assert len(result) == len(flat) == len(list(result)) == 22
+    assert tuple(reversed(result)) == tuple(result)[::-1]
     # The quota IDs are those of the request, except where there was an outcome already.
     of_outcomes = [outcome.quota_id for outcome in OUTCOMES]
     assert [outcome.quota_id for outcome in result] == [*range(101, 108), *of_outcomes, *range(113, 123)]

@@ -82,11 +82,14 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
                 counted[status, code] = counted.get((status, code), 0) + times
         return counted
 
-    def tail(self, start: int) -> Columns:
-        """Return the results from an index on."""
+    def part(self, start: int, end: int) -> Columns:
+        """Return the results from one index to before another."""
         is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID)
-        before = sum(self.numbers[:start].translate(is_invite))  # a byte of 1 for each invite
-        return Columns(self.numbers[start:], self.said, self.invites[before:])
+        numbers = self.numbers[start:end]
+        # Each invite is a byte of 1 in these sums.
+        before = sum(self.numbers[:start].translate(is_invite))
+        until = before + sum(numbers.translate(is_invite))
+        return Columns(numbers, self.said, self.invites[before:until])
 
 
 @frozen
@@ -133,9 +136,9 @@ class Listed:
                 counted[key] = counted.get(key, 0) + 1
         return counted
 
-    def tail(self, start: int) -> Listed:
-        """Return the results from an index on."""
-        return Listed(self.listed[start:])
+    def part(self, start: int, end: int) -> Listed:
+        """Return the results from one index to before another."""
+        return Listed(self.listed[start:end])
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:  # noqa: ARG002
         """Yield the outcomes, and take as many quota IDs as there are results."""
@@ -185,9 +188,9 @@ class Failed:
         """Count the IDs by status and result code, without those whose outcome is from a journal."""
         return {(self.status, self.result_code): self.length}
 
-    def tail(self, start: int) -> Failed:
-        """Return the results from an index on."""
-        return evolve(self, length=self.length - start)
+    def part(self, start: int, end: int) -> Failed:
+        """Return the results from one index to before another."""
+        return evolve(self, length=len(range(self.length)[start:end]))
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:
         """Yield the outcomes, and take as many quota IDs as there are results."""
