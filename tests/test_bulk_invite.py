@@ -27,7 +27,7 @@ from sampling_async import (
     TransportTimeoutError,
 )
 from sampling_async._contract import errors as _errors
-from sampling_async._protocol.answers import Columns, Listed
+from sampling_async._protocol.answers import Columns
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -48,7 +48,7 @@ async def test_outcomes_come_in_the_callers_order():
 
 
 async def test_a_result_is_its_responses_one_after_the_other():
-    """Unless an ID is repeated: then its places are looked up, some at once."""
+    """Where an ID is repeated, the responses are cut there."""
     result = await bulk(doubles.Service(doubles.bulk), range(1, 251))
     assert [(type(part), len(part)) for part in result._answers] == [
         (Columns, 100),
@@ -57,11 +57,12 @@ async def test_a_result_is_its_responses_one_after_the_other():
     ]
     quota_ids = [*range(1, 5001), 7]
     result = await bulk(doubles.Service(doubles.bulk), quota_ids)
-    parts = [(type(part), len(part)) for part in result._answers]
-    assert parts == [(Columns, 100)] * 50 + [(Listed, 1)]
-    result = await bulk(doubles.Service(doubles.bulk), [7, *range(1, 5001)])
-    assert [(type(part), len(part)) for part in result._answers] == [(Listed, 4096), (Listed, 905)]
+    assert [len(part) for part in result._answers] == [100] * 50 + [1]
+    result = await bulk(doubles.Service(doubles.bulk), [7, *range(1, 151), 3, 3, 4])
+    assert [len(part) for part in result._answers] == [7, 1, 93, 50, 1, 2]
+    assert [outcome.quota_id for outcome in result] == [7, *range(1, 151), 3, 3, 4]
     assert {outcome.member_code for outcome in result} == {"m"}
+    assert {type(part) for part in result._answers} == {Columns}
 
 
 async def test_the_outcomes_of_a_failed_request_are_those_of_the_member():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, Self
 
 from attrs import evolve, frozen
@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.stepwise import Turns, pieces
-from sampling_async._protocol.answers import Answers, Listed, outcomes_from
+from sampling_async._protocol.answers import Answers, Listed
+from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 from sampling_async._protocol.results import BulkInviteResult
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 _UNREQUESTED_KEPT: Final = 10_000
 _STEPS_A_REPLY: Final = 4
-"""A reply is sorted by a few loops in C; in Python, each of its quota IDs would be a step."""
+"""To put a reply in order takes as long as this many steps of a loop over quota IDs."""
 
 _AT_ONCE: Final = 4096
-"""How many quota IDs of a result are sorted before the event loop gets a turn."""
+"""How many entries of a dict are freed before the event loop gets a turn."""
 
 
 @frozen
@@ -135,7 +136,8 @@ class OutcomeStream:
         """Return how many of the first `most` outcomes of a job are from an earlier run."""
         if not (most and self._inviter.has_journal and job.answered is not None):
             return 0
-        # A chunk from the journal has an outcome object for each ID, and nothing is created here.
+        if not isinstance(job.answered.answer.answers, Listed):
+            return 0  # what came in this run
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
@@ -210,7 +212,7 @@ class OutcomeStream:
             unrequested=self.unrequested,
             member_code=request.member_code,
             quota_ids=request.quota_ids,
-            answers=await self._in_order(request, replies),
+            answers=await self._in_order(request.quota_ids, replies),
         )
         if last is not None and last.timeline is not None:
             explain(result, self._timing(last, last.timeline))
@@ -221,9 +223,8 @@ class OutcomeStream:
         timing = timeline.timing(last.attempts)
         return evolve(timing, permit=timing.permit + timeline.began - self._began)
 
-    async def _in_order(self, request: InviteRequest, replies: Mapping[int, _Reply]) -> list[Answers]:
+    async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[Answers]:
         """Return the results of all quota IDs in their order, from the replies to their chunks."""
-        code, quota_ids = request.member_code, request.quota_ids
         in_order: list[Answers] = []
         # Without repeated IDs, each reply has the results of the next IDs, in their order.
         known = 0
@@ -236,18 +237,24 @@ class OutcomeStream:
             await self._turns.step(_STEPS_A_REPLY)
         if known == len(quota_ids):
             return in_order
-        # Several dicts, divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
-        divisor = pieces(len(quota_ids))
-        outcomes: list[dict[int, InviteOutcome]] = [{} for _ in range(divisor)]
-        for asked, answers in replies.values():
-            for outcome in outcomes_from((answers,), code, asked):
-                outcomes[outcome.quota_id % divisor][outcome.quota_id] = outcome
+        # Where each ID has its result: `MAX_QUOTA_IDS * number of the reply + index in it`. In several dicts,
+        # divided by the remainder of the ID: one huge dict blocks the event loop when it grows.
+        given, divisor = list(replies.values()), pieces(len(quota_ids))
+        places: list[dict[int, int]] = [{} for _ in range(divisor)]
+        for number, (asked, _) in enumerate(given):
+            for at, quota_id in enumerate(asked, number * MAX_QUOTA_IDS):
+                places[quota_id % divisor][quota_id] = at
             await self._turns.step(len(asked))
-        for start in range(known, len(quota_ids), _AT_ONCE):
-            places = quota_ids[start : start + _AT_ONCE]
-            in_order.append(Listed(tuple([outcomes[id_ % divisor][id_] for id_ in places])))
-            await self._turns.step(_AT_ONCE)
-        for some in outcomes:
+        while known < len(quota_ids):
+            number, at = divmod(places[quota_ids[known] % divisor][quota_ids[known]], MAX_QUOTA_IDS)
+            asked, answers = given[number]
+            # As many IDs as follow each other in both.
+            pairs = zip(asked[at:], quota_ids[known : known + len(asked)], strict=False)
+            length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            in_order.append(answers.part(at, at + length))
+            known += length
+            await self._turns.step(length)
+        for some in places:
             some.clear()
             await self._turns.step(_AT_ONCE)
         return in_order

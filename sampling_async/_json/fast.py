@@ -153,6 +153,9 @@ class WireInvite(msgspec.Struct, gc=False, kw_only=True):
     LOI: _Int
     IR: _Int
 
+    def __repr__(self) -> str:
+        return f"<WireInvite of quota {self.QuotaID}>"  # the URL identifies the member
+
 
 class WireItem(msgspec.Struct, gc=False, kw_only=True):
     """An item of a bulk response, likewise."""

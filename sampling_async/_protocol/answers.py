@@ -9,6 +9,7 @@ This leaves little to the garbage collector too. It visits each item of a new tu
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -68,14 +69,13 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def count(self, status: OutcomeStatus) -> int:
-        """Return how many IDs have a status."""
-        if status == "invited":
-            return len(self.invites)
-        return len(self.numbers) - len(self.invites) if status == "rejected" else 0
+    def counts(self) -> tuple[tuple[OutcomeStatus, int], ...]:
+        """Return how many IDs have each status."""
+        invited = len(self.invites)
+        return ("invited", invited), ("rejected", len(self.numbers) - invited)
 
     def tally(self) -> Counted:
-        """Count the IDs by status and result code, without those whose outcome is from a journal."""
+        """Count the IDs by status and result code."""
         counted: Counted = {}
         for number, (status, code, _) in enumerate(self.said):
             if times := self.numbers.count(number):
@@ -84,7 +84,7 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
 
     def part(self, start: int, end: int) -> Columns:
         """Return the results from one index to before another."""
-        is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID)
+        is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID, b"\0")
         numbers = self.numbers[start:end]
         # Each invite is a byte of 1 in these sums.
         before = sum(self.numbers[:start].translate(is_invite))
@@ -117,15 +117,16 @@ class Listed:
 
     @property
     def errors(self) -> tuple[SamplingError, ...]:
-        """The errors of IDs that are `not_sent` or `unknown`."""
-        return tuple(outcome.error for outcome in self.listed if outcome.error is not None)
+        """The errors of IDs that are `not_sent` or `unknown`, without those from a journal."""
+        of_now = (outcome.error for outcome in self.listed if not outcome.replayed)
+        return tuple(error for error in of_now if error is not None)
 
     def __len__(self) -> int:
         return len(self.listed)
 
-    def count(self, status: OutcomeStatus) -> int:
-        """Return how many IDs have a status."""
-        return sum(outcome.status == status for outcome in self.listed)
+    def counts(self) -> Iterable[tuple[OutcomeStatus, int]]:
+        """Return how many IDs have each status."""
+        return Counter(outcome.status for outcome in self.listed).items()
 
     def tally(self) -> Counted:
         """Count the IDs by status and result code, without those whose outcome is from a journal."""
@@ -180,12 +181,12 @@ class Failed:
     def __len__(self) -> int:
         return self.length
 
-    def count(self, status: OutcomeStatus) -> int:
-        """Return how many IDs have a status."""
-        return self.length if status == self.status else 0
+    def counts(self) -> tuple[tuple[OutcomeStatus, int], ...]:
+        """Return how many IDs have each status."""
+        return ((self.status, self.length),)
 
     def tally(self) -> Counted:
-        """Count the IDs by status and result code, without those whose outcome is from a journal."""
+        """Count the IDs by status and result code."""
         return {(self.status, self.result_code): self.length}
 
     def part(self, start: int, end: int) -> Failed:

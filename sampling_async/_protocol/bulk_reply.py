@@ -129,6 +129,7 @@ class _AllSaid(dict[tuple[int, str | None], int]):
     def __missing__(self, key: tuple[int, str | None]) -> int:
         code, name = key
         number = self[key] = len(self.each)
+        # Code 1 without an invite never comes here: such a response is read with care.
         status: OutcomeStatus = "invited" if code == ResultCode.SUCCESS else "rejected"
         self.each.append((status, code, _result_of(self._member_code, name)))
         return number

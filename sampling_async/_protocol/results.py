@@ -62,7 +62,7 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
         self._member_code = member_code
         self._quota_ids = quota_ids
         self._answers = answers
-        self._ends = list(accumulate(map(len, answers)))
+        self._ends: list[int] = []
         self.unrequested = tuple(unrequested)
 
     def __repr__(self) -> str:
@@ -103,6 +103,8 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
 
     def _between(self, start: int, end: int) -> Iterator[InviteOutcome]:
         """Yield the outcomes from one place to before another."""
+        if not self._ends:  # not before it is needed: there may be half a million answers
+            self._ends = list(accumulate(map(len, self._answers)))
         first, last = bisect_right(self._ends, start), bisect_left(self._ends, end) + 1
         parts = []
         for answers, after in zip(self._answers[first:last], self._ends[first:last], strict=True):
@@ -111,9 +113,7 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
         return outcomes_from(parts, self._member_code, self._quota_ids[start:end])
 
     def _having(self, status: OutcomeStatus) -> tuple[InviteOutcome, ...]:
-        if not any(answers.count(status) for answers in self._answers):
-            return ()
-        return tuple([outcome for outcome in self if outcome.status == status])
+        return tuple([outcome for outcome in self if outcome.status == status]) if self.counts[status] else ()
 
     @property
     def invited(self) -> tuple[InviteOutcome, ...]:
@@ -128,7 +128,11 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
     @property
     def counts(self) -> Mapping[OutcomeStatus, int]:
         """The number of outcomes with each of the four statuses. This creates no outcomes."""
-        return {status: sum(answers.count(status) for answers in self._answers) for status in _STATUSES}
+        counted = dict.fromkeys(_STATUSES, 0)
+        for answers in self._answers:
+            for status, number in answers.counts():
+                counted[status] += number
+        return counted
 
     @property
     def rejected(self) -> tuple[InviteOutcome, ...]:
