@@ -493,3 +493,46 @@ def test_every_field_of_an_invite_reaches_its_outcome():
     (outcome,) = reply.outcomes()
     assert outcome.status == "invited"
     assert outcome.invite == Invite(1, 2, 5, 0.5, "https://s.example", 7, 8, 0.25)
+
+
+# --- The words of a refusal
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (500, b"", "the service answered 500"),
+        (418, b"{}", "the service answered 418"),
+        (503, b'{"Result": "BUSY_NOW", "ResultCode": 9}', "the service answered 503 9 BUSY_NOW"),
+        (
+            400,
+            b'{"Result": "the member is blocked", "ResultCode": 9}',
+            "the service answered 400 9 QUOTA_NOT_LIVE",
+        ),
+        (400, b'{"Result": "of no known code", "ResultCode": 777}', "the service answered 400 777"),
+        (400, b'{"Result": "NO_CODE"}', "the service answered 400"),
+    ],
+)
+def test_a_refusal_says_what_the_service_said_if_that_looks_like_a_name(status, body, message):
+    error = refusal(Reply(status, body))
+    assert error.args == (message,)
+
+
+def test_a_refusal_in_the_body_of_a_200_keeps_the_name_of_its_result():
+    error = disguised_refusal(Reply(200, b'{"Result": "MEMBER_BLOCKED", "ResultCode": 13}'), private=())
+    assert (error.result, error.result_code) == ("MEMBER_BLOCKED", 13)
+
+
+def test_an_invite_for_another_quota_is_refused_by_its_path():
+    body = json.dumps(doubles.invite(6)).encode()
+    with pytest.raises(DecodeError) as caught:
+        read_invite(5, body)
+    assert (caught.value.path, caught.value.rule) == (
+        "$.QuotaID",
+        "expected the quota of the request, found another: this is not the response to it",
+    )
+
+
+@pytest.mark.parametrize("escaped", ["\\u006D00007", "\\u006d00007", "m00007"])
+def test_an_escaped_member_code_is_hidden_too(escaped):
+    assert without(("m00007",), f"about {escaped} here") == "about <hidden> here"
