@@ -126,7 +126,8 @@ class Listed:
 
     def counts(self) -> Iterable[tuple[OutcomeStatus, int]]:
         """Return how many IDs have each status."""
-        return Counter(outcome.status for outcome in self.listed).items()
+        counted: Counter[OutcomeStatus] = Counter(outcome.status for outcome in self.listed)
+        return counted.items()
 
     def tally(self) -> Counted:
         """Count the IDs by status and result code, without those whose outcome is from a journal."""
