@@ -7,7 +7,7 @@ correct outcomes at any moment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from attrs import frozen
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
+    from sampling_async._protocol.answers import Answers
     from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
 
@@ -32,6 +33,11 @@ class Answered:
 
     chunk: Chunk
     answer: BulkReply
+
+    @classmethod
+    def of(cls, chunk: Chunk, answers: Answers, unrequested: tuple[InviteOutcome, ...] = ()) -> Self:
+        """Return a chunk with the results of its quota IDs."""
+        return cls(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers, unrequested))
 
     def outcomes(self) -> Iterator[InviteOutcome]:
         """Yield one outcome for each place. An ID that was given twice has two places."""
@@ -147,8 +153,7 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
     # The traceback's frames hold the job. Users keep thousands of outcomes, which would keep all jobs alive.
     error = error.with_traceback(None)
     status: OutcomeStatus = "unknown" if error.delivery == "unknown" else "not_sent"
-    answers = Failed(len(chunk.quota_ids), status, code, result, error)
-    return Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers))
+    return Answered.of(chunk, Failed(len(chunk.quota_ids), status, code, result, error))
 
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
@@ -168,6 +173,4 @@ def _put_together(chunk: Chunk, parts: tuple[Answered, ...]) -> Answered:
     for part in (interrupted(chunk, "not_sent"), *parts):
         outcomes.update((outcome.quota_id, outcome) for outcome in part.answer.outcomes())
     unrequested = tuple(outcome for part in parts for outcome in part.answer.unrequested)
-    return Answered(
-        chunk, BulkReply(chunk.member_code, chunk.quota_ids, Listed(tuple(outcomes.values())), unrequested)
-    )
+    return Answered.of(chunk, Listed(tuple(outcomes.values())), unrequested)

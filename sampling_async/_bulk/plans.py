@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from sampling_async._bulk.job import Answered, Job
 from sampling_async._pacing.limit import Line
 from sampling_async._protocol.answers import Listed
-from sampling_async._protocol.bulk_reply import BulkReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,7 +82,7 @@ class Plan:
         if self._known is None:
             return Job(chunk)
         answers = Listed(tuple([self._known[quota_id] for quota_id in chunk.quota_ids]))
-        return Job(chunk, Answered(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers)))
+        return Job(chunk, Answered.of(chunk, answers))
 
     def left(self) -> Iterator[Job]:
         """Yield jobs with the quota IDs that were not handed over."""

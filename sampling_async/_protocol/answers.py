@@ -131,12 +131,7 @@ class Listed:
 
     def tally(self) -> Counted:
         """Count the IDs by status and result code, without those whose outcome is from a journal."""
-        counted: Counted = {}
-        for outcome in self.listed:
-            if not outcome.replayed:
-                key = outcome.status, outcome.result_code
-                counted[key] = counted.get(key, 0) + 1
-        return counted
+        return Counter((each.status, each.result_code) for each in self.listed if not each.replayed)
 
     def part(self, start: int, end: int) -> Listed:
         """Return the results from one index to before another."""

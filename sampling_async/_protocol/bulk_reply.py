@@ -91,7 +91,8 @@ def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
     The careful decoder then reads the response again, to say what is wrong in that item.
     """
     # This runs for each quota ID of a bulk, so it does little in each step.
-    success, said = int(ResultCode.SUCCESS), _AllSaid(member_code)
+    said = _AllSaid(member_code)
+    _, success, its_name = SUCCESS
     numbers: list[int] = []
     invites: list[WireInvite] = []
     code: int | None = None
@@ -111,7 +112,7 @@ def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
             return None
         else:
             invites.append(came)
-            numbers.append(0 if item.Result == SUCCESS[2] else said[success, item.Result])
+            numbers.append(0 if item.Result == its_name else said[success, item.Result])
     return Columns(bytes(numbers), tuple(said.each), tuple(invites)) if len(said.each) <= MOST_SAID else None
 
 
