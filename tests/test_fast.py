@@ -37,13 +37,14 @@ from sampling_async import (
     SurveyWaveExclusion,
     from_json,
 )
+from sampling_async._contract.wire import wire_name
 from sampling_async._json import careful as _careful
 from sampling_async._json import codec as _codec
 from sampling_async._json import fast as _fast
 from sampling_async._json.drafts import draft_of
 from sampling_async._json.inventory import Inventory
 from sampling_async._json.known import KnownSurveys
-from sampling_async._json.rules import DRIFTED, wire_name
+from sampling_async._json.rules import DRIFTED
 from sampling_async._protocol import bulk_reply as _replies
 
 RECORDS = (
@@ -200,7 +201,8 @@ class Scribe:
             return "[" + self.blank() + self.joined(items) + self.blank() + "]"
         if hint is datetime:
             return self.either(DATES, ODD_DATES)
-        hint = next((each for each in get_args(hint) if each is not type(None)), hint)
+        while get_args(hint):  # `float | None`, `Annotated[int, ...]`
+            hint = next(each for each in get_args(hint) if each is not type(None))
         plain, odd = {
             int: (INTS, ODD_INTS),
             float: (FLOATS, ODD_FLOATS),
@@ -470,7 +472,7 @@ def test_a_correct_bulk_response_takes_the_fast_decoder(monkeypatch):
     made = list(answer.outcomes())[1]
     assert type(made.invite) is Invite
     assert pickle.loads(pickle.dumps(made)) == made
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError, match="immutable"):
         made.status = "rejected"
 
 
@@ -513,10 +515,8 @@ def test_an_unusable_fast_decoder_is_logged_once_and_the_careful_one_takes_over(
     assert inventory.frame().country_id == 9
     assert not _fast.is_usable()
     for cls in RECORDS:
-        assert _fast.read(cls, plain(cls)) is None
+        assert (_fast.read(cls, plain(cls)) is None) is (cls is not Invite)  # a Struct needs no draft
         assert isinstance(from_json(cls, plain(cls)), cls)
-    answer = _replies.read_bulk("m1", (1,), b'{"Invites":[{"QuotaID":1,"ResultCode":9}]}')
-    assert next(answer.outcomes()).status == "rejected"
     [record] = caplog.records
     assert "slow path" in record.message
 
@@ -586,9 +586,9 @@ def test_records_have_no_trace_of_the_fast_decoder(cls):
     assert all(name == name.lower() for name in names)
     assert not {wire_name(name) for name in names} & set(dir(cls))
     record = _fast.read(cls, plain(cls, 3))
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         setattr(record, names[0], 1)
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         delattr(record, names[0])
     assert copy.deepcopy(record) == copy.copy(record) == attrs.evolve(record) == record
 

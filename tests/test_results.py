@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 
 import doubles
 import httpx
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async import BulkInviteResult, IncompleteBulkError, Invite, InviteOutcome, SamplingError
-from sampling_async._json.fast import WireInvite
 from sampling_async._protocol.answers import SUCCESS, Columns, Failed, Listed
 
 OUTCOMES = [
@@ -109,36 +107,10 @@ def test_outcomes_are_created_when_they_are_read_and_equal_each_time():
     assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
 
 
-def test_invites_are_created_when_they_are_read_and_equal_each_time():
-    invites = as_they_came().invites
-    assert isinstance(invites, Sequence)
-    assert (len(invites), bool(invites), repr(invites)) == (3, True, "<3 invites>")
-    assert [type(invite) for invite in invites] == [Invite] * 3
-    assert invites[0] == invites[0] == invites[-1] == next(iter(invites))
-    assert invites[1:] == tuple(invites)[1:]
-    assert invites == as_they_came().invites
-    assert hash(invites) == hash(tuple(invites))
-    assert invites != invites[1:]
-    assert invites != list(invites)
-    with pytest.raises(IndexError):
-        invites[3]
-
-
 def columns_of(*invited: int) -> Columns:
     """Return results with an invite for each of these places of five, and two kinds of rejections."""
     numbers = bytes(0 if place in invited else 1 + place % 2 for place in range(5))
-    invites = tuple(
-        WireInvite(
-            SurveyID=1,
-            WaveID=2,
-            QuotaID=place,
-            PartnerAmount=1.5,
-            URL=f"https://s.example/{place}",
-            LOI=9,
-            IR=30,
-        )
-        for place in invited
-    )
+    invites = tuple(Invite(1, 2, place, 1.5, f"https://s.example/{place}", 9, 30) for place in invited)
     return Columns(numbers, (SUCCESS, ("rejected", 9, "NOT_LIVE"), ("rejected", 16, "FULL")), invites)
 
 

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from sampling_async._contract.wire import INT64_MAX
 from sampling_async._json import rules
-from sampling_async._json.rules import INT64_MAX, Mismatch
+from sampling_async._json.rules import Mismatch
 
 
 @pytest.mark.parametrize(

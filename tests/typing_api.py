@@ -1,6 +1,6 @@
 """The public API as a type checker sees it. mypy and pyright read this file; it never runs."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import assert_type
 
 from sampling_async import (
@@ -64,7 +64,7 @@ async def use(client: SamplingClient) -> None:
     assert_type(result[0], InviteOutcome)
     assert_type(result[0:1], tuple[InviteOutcome, ...])
     assert_type(result.resendable(), tuple[int, ...])
-    assert_type(result.invites, Sequence[Invite])
+    assert_type(result.invites, tuple[Invite, ...])
     assert_type(result[0].replayed, bool)
     if result[0].status == "invited":
         assert_type(result[0].invite, Invite | None)

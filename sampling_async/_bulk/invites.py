@@ -21,6 +21,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import UNAVAILABLE
 from sampling_async._contract.records import ResultCode
+from sampling_async._contract.structs import replace
 from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.answers import Listed
 from sampling_async._protocol.chunk import Chunk, cut
@@ -280,8 +281,8 @@ def _reply_to_resent(answer: BulkReply) -> BulkReply:
 
 
 def _marked_as_resent(outcome: InviteOutcome) -> InviteOutcome:
-    outcome = evolve(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, _RESENT))))
+    outcome = replace(outcome, anomaly="; ".join(filter(None, (outcome.anomaly, _RESENT))))
     if outcome.status != "rejected":
         return outcome
     error = SamplingError(f"rejected when {_RESENT}", endpoint="bulk_invite", delivery="unknown")
-    return evolve(outcome, status="unknown", error=error)
+    return replace(outcome, status="unknown", error=error)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from attrs import frozen
-
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
 from sampling_async._contract.exchange import Track
+from sampling_async._contract.values import value
 from sampling_async._protocol.answers import Failed, Listed
 from sampling_async._protocol.bulk_reply import BulkReply
 from sampling_async._protocol.chunk import Chunk
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
 
-@frozen
+@value
 class Answered:
     """A chunk with the outcomes of its quota IDs."""
 

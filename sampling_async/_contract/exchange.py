@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from sampling_async._contract.errors import ClientClosedError, Delivery, Endpoint
 from sampling_async._contract.records import hidden
+from sampling_async._contract.values import value
 
 if TYPE_CHECKING:
     from sampling_async._contract.timing import Timeline
@@ -33,7 +34,7 @@ PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of passing failures: the next attempt may succeed."""
 
 
-@frozen
+@value
 class Call(Generic[T]):
     """One request, ready to be sent, and the function that reads the body of its 200.
 
@@ -64,7 +65,7 @@ class Call(Generic[T]):
         return self.endpoint in {"bulk_invite", "generate_invite"}
 
 
-@frozen
+@value
 class Reply:
     """One HTTP response: the status, the decoded body and the headers that the client uses.
 

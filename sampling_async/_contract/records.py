@@ -1,17 +1,25 @@
 """The records of the contract, as frozen values without any knowledge of JSON.
 
 Field names are the contract's names in snake_case, and lists are tuples. Only the subpackage `_json` knows how
-records look on the wire and which deviations are tolerated there.
+records look on the wire, but for `Invite`, and which deviations are tolerated there.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from attrs import field, frozen
 
+from sampling_async._contract.structs import FrozenStruct, seen_by_attrs
 from sampling_async._contract.timing import Timed
+from sampling_async._contract.wire import Double, Int64, wire_name
+
+if TYPE_CHECKING:
+    from sampling_async._contract.timing import Timing
+else:
+    Timing = type(None)  # msgspec takes the annotations at their word: it must read no timing from a body
 
 
 def hidden(_value: object) -> str:
@@ -140,23 +148,43 @@ class Quotas(Timed):
     surveys: tuple[Survey, ...]
 
 
-@frozen
-class Invite(Timed):
+@seen_by_attrs(hides="url")
+class Invite(FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wire_name):
     """An invite of one member to one quota ("Invite object").
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
     ones from Get Quotas. `member_amount` is None if the service leaves it out. `url` identifies the member, so
-    the repr hides it.
+    the repr hides it. `timing` says where the time of the call went. It is not compared, shown or pickled, and
+    it is None if no `generate_invite` of this process returned the invite.
     """
 
-    survey_id: int
-    wave_id: int
-    quota_id: int
-    partner_amount: float
-    url: str = field(repr=hidden)
-    loi: int
-    ir: int
-    member_amount: float | None = None
+    # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the
+    # garbage collector need not look at an invite, which refers to nothing that could refer to it. Such an
+    # object has no room for what is not a field, so `timing` is one, under a name that no body has.
+    survey_id: Int64
+    wave_id: Int64
+    quota_id: Int64
+    partner_amount: Double
+    url: str
+    loi: Int64
+    ir: Int64
+    member_amount: Double | None = None
+    timing: Timing | None = msgspec.field(default=None, name="(timing)")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            _of_the_contract(self) == _of_the_contract(other) if isinstance(other, Invite) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash(_of_the_contract(self))
+
+    def __reduce__(self) -> tuple[type[Invite], tuple[Any, ...]]:
+        return Invite, _of_the_contract(self)
+
+
+def _of_the_contract(invite: Invite) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(invite)[:-1]
 
 
 @frozen

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from attrs import fields, frozen
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +108,8 @@ class Timed:
 
 def explain(result: object, timing: Timing) -> None:
     """Note on a result of a call where its time went."""
+    # Records are frozen.
     if isinstance(result, Timed):
-        # Records are frozen.
         object.__setattr__(result, "_timing", timing)
+    elif isinstance(result, Struct):
+        force_setattr(result, "timing", timing)

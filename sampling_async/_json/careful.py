@@ -26,6 +26,7 @@ from sampling_async._contract.records import (
     SurveyWaveExclusion,
 )
 from sampling_async._contract.settings import PartnerSettings
+from sampling_async._contract.wire import wire_name
 from sampling_async._json.rules import (
     DRIFTED,
     NULLS,
@@ -37,7 +38,6 @@ from sampling_async._json.rules import (
     number,
     text,
     whole_number,
-    wire_name,
     written_date_time,
 )
 

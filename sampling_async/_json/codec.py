@@ -30,8 +30,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.wire import wire_name
 from sampling_async._json import fast
-from sampling_async._json.rules import wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """The fast decoder: msgspec reads JSON in C, directly into the slots of the records.
 
-msgspec fills attrs classes by the names of their fields only, and these are not the names of the wire. So each
-record has a draft: a subclass whose fields have the wire's names, as other names for the same slots. After the
-reading, values that differ between the wire and the record are converted in place. Then the draft becomes the
-record by a change of its `__class__`. This is done for all drafts of one kind together, so that these loops run
-in C too.
+msgspec fills a Struct, such as `Invite`, by the names of the wire. It fills attrs classes by the names of their
+fields only, and these are not the names of the wire. So each of them has a draft: a subclass whose fields have
+the wire's names, as other names for the same slots. After the reading, values that differ between the wire and
+the record are converted in place. Then the draft becomes the record by a change of its `__class__`. This is
+done for all drafts of one kind together, so that these loops run in C too.
 
 The fast decoder returns None for all it cannot read, or would read otherwise than the careful decoder, which
 then reads the body. It never explains a failure. It does not check fields that no record has.
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Uni
 import attrs
 import msgspec
 
-from sampling_async._contract.records import Price, QuestionAndAnswers, Quotas, Setting, Survey
+from sampling_async._contract.records import Invite, Price, QuestionAndAnswers, Quotas, Setting, Survey
 from sampling_async._contract.settings import PartnerSettings
+from sampling_async._contract.wire import INT64_MAX, Double, Int64, wire_name
 from sampling_async._json.drafts import draft_of
-from sampling_async._json.rules import INT64_MAX, NULLS, Mismatch, answer_values, date_time, wire_name
+from sampling_async._json.rules import NULLS, Mismatch, answer_values, date_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SHARED_BYTES: Final = 2**22  # of the texts of conditions that `Shared` remembers
-_Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
 _PositiveInts: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)], ...]
-_Float: TypeAlias = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 
 _Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
 
@@ -83,12 +82,16 @@ def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None
     if record is PartnerSettings:
         settings = read_many(Setting, body, shared)
         return None if settings is None else cast("T", PartnerSettings(settings))
-    draft = _decoded(record, body) if attrs.has(record) else None
+    if issubclass(record, msgspec.Struct):
+        return cast("T | None", _decoded(record, body))
+    draft = _decoded(record, body) if attrs.has(record) and is_usable() else None
     return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
 
 
 def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
     """Read a list of records from JSON; return None if the careful decoder must read it."""
+    if not is_usable():
+        return None
     drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
     return drafts if drafts is not None and _become(record, drafts, shared) else None
 
@@ -102,7 +105,7 @@ def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Surve
         known: Surveys that are not read again. The others are added.
     """
     # `Raw` finds the bounds of each survey without decoding it.
-    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body)
+    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body) if is_usable() else None
     if raws is None:
         return None
     texts = list(map(bytes, raws))
@@ -138,31 +141,12 @@ def warm_up() -> None:
         _decoder(record)
 
 
-class WireInvite(msgspec.Struct, gc=False, kw_only=True):
-    """An invite in the names of the wire, and in its order: fields that come in this order are found at once.
-
-    A bulk response has up to a hundred. For so many, structs and a hand-written loop are faster than drafts.
-    """
-
-    SurveyID: _Int
-    WaveID: _Int
-    QuotaID: _Int
-    MemberAmount: _Float | None = None
-    PartnerAmount: _Float
-    URL: str
-    LOI: _Int
-    IR: _Int
-
-    def __repr__(self) -> str:
-        return f"<WireInvite of quota {self.QuotaID}>"  # the URL identifies the member
-
-
 class WireItem(msgspec.Struct, gc=False, kw_only=True):
-    """An item of a bulk response, likewise."""
+    """An item of a bulk response, in the names of the wire."""
 
-    QuotaID: _Int
-    Invite: WireInvite | None = None
-    ResultCode: _Int
+    QuotaID: Int64
+    Invite: Invite | None = None
+    ResultCode: Int64
     Result: str | None = None
 
 
@@ -177,7 +161,7 @@ def read_bulk(body: bytes) -> list[WireItem] | None:
 
 
 def _decoded(what: Any, body: bytes) -> Any:
-    if not is_usable() or not _is_utf8(body):
+    if not _is_utf8(body):
         return None
     try:
         return _decoder(what).decode(body)
@@ -223,13 +207,14 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 def _on_the_wire(hint: Any) -> Any:
     """Return the type that msgspec reads for a type of the records."""
-    if attrs.has(hint):
+    if attrs.has(hint) and not issubclass(hint, msgspec.Struct):
         return _draft(hint)
     if get_origin(hint) is tuple:
         return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
     if get_origin(hint) is types.UnionType:
         return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
-    return {int: _Int, float: _Float, datetime: str}.get(hint, hint)
+    otherwise: dict[Any, Any] = {int: Int64, float: Double, datetime: str}
+    return otherwise.get(hint, hint)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The rules for values on the wire: names, scalars and fields that may be missing.
+"""The rules for values on the wire: misspelled names, scalars and fields that may be missing.
 
 The fast decoder and the careful decoder share these rules.
 """
@@ -10,7 +10,8 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final
 
-INT64_MAX: Final = 2**63 - 1
+from sampling_async._contract.wire import INT64_MAX
+
 # Correct names, each with the misspelling that some services use.
 DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}
 NULLS: Final[dict[tuple[str, str], Any]] = {
@@ -26,13 +27,7 @@ NULLS: Final[dict[tuple[str, str], Any]] = {
 For other attributes a null is None if the type allows None, and refused if it does not.
 """
 
-_ACRONYMS: Final = {"id": "ID", "ids": "IDs", "loi": "LOI", "ir": "IR", "url": "URL"}
 _EXACT_FLOAT_MAX: Final = 2**53  # beyond it, not every whole number is a float
-
-
-def wire_name(attribute: str) -> str:
-    """Return the contract's name of an attribute: `SubQuotaID` for `sub_quota_id`."""
-    return "".join(_ACRONYMS.get(word, word.capitalize()) for word in attribute.split("_"))
 
 
 class Mismatch(Exception):  # noqa: N818  never leaves the codec

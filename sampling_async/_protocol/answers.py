@@ -10,22 +10,17 @@ This leaves little to the garbage collector too. It visits each item of a new tu
 from __future__ import annotations
 
 from collections import Counter
-from itertools import repeat, starmap
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.records import Invite, ResultCode
-from sampling_async._json.drafts import draft_of
 from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from sampling_async._json.fast import WireInvite
-
 
 Counted: TypeAlias = dict[tuple[str, int | None], int]
 """Numbers of quota IDs by status and result code."""
@@ -38,9 +33,6 @@ SUCCESS: Final[Said] = ("invited", int(ResultCode.SUCCESS), "SUCCESS")
 
 MOST_SAID: Final = 256
 """How many different `Said` one response may have: a byte tells them apart."""
-
-_Outcome: Final = draft_of(InviteOutcome)
-_Invite: Final = draft_of(Invite)
 
 
 # `gc=False`: the garbage collector does not visit it. There is one for each request.
@@ -55,11 +47,11 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
 
     numbers: bytes
     said: tuple[Said, ...]
-    invites: tuple[WireInvite, ...]
+    invites: tuple[Invite, ...]
 
     def links(self) -> list[str]:
         """Return the links of the invites."""
-        return [invite.URL for invite in self.invites]
+        return [invite.url for invite in self.invites]
 
     @property
     def errors(self) -> tuple[SamplingError, ...]:
@@ -204,40 +196,14 @@ def outcomes_from(
     parts: Iterable[Answers], member_code: str, quota_ids: Iterable[int]
 ) -> Iterator[InviteOutcome]:
     """Yield the outcomes of the quota IDs of some parts that follow each other."""
-    # Drafts, and each field by hand: this runs once for each quota ID of a bulk, see `draft_of`. `starmap`
-    # makes the drafts, because a call from C takes half of the time of one from Python.
-    outcome: Any
-    drafts, each_id = starmap(_Outcome, repeat(())), iter(quota_ids)
+    each_id = iter(quota_ids)
     for part in parts:
         if not isinstance(part, Columns):
             yield from part.outcomes(member_code, each_id)
             continue
         said, invites = part.said, iter(part.invites)
         # The numbers come first: where they end, `zip` has taken no quota ID of the next part.
-        for number, quota_id, outcome in zip(part.numbers, each_id, drafts, strict=False):
-            status, outcome.result_code, outcome.result = said[number]
-            outcome.status = status
-            outcome.invite = invite_of(next(invites)) if status == "invited" else None
-            outcome.member_code = member_code
-            outcome.quota_id = quota_id
-            outcome.error = outcome.anomaly = None
-            outcome.replayed = False
-            outcome.__class__ = InviteOutcome
-            yield outcome
-
-
-def invite_of(came: Any) -> Any:
-    """Return the invite that a response had."""
-    if type(came) is Invite:
-        return came
-    invite: Any = _Invite()
-    invite.survey_id = came.SurveyID
-    invite.wave_id = came.WaveID
-    invite.quota_id = came.QuotaID
-    invite.partner_amount = came.PartnerAmount
-    invite.url = came.URL
-    invite.loi = came.LOI
-    invite.ir = came.IR
-    invite.member_amount = came.MemberAmount
-    invite.__class__ = Invite
-    return invite
+        for number, quota_id in zip(part.numbers, each_id, strict=False):
+            status, code, result = said[number]
+            invite = next(invites) if status == "invited" else None
+            yield InviteOutcome(member_code, quota_id, status, invite, code, result)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen
+from attrs import field
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, ResultCode, hidden
+from sampling_async._contract.structs import replace
+from sampling_async._contract.values import value
 from sampling_async._json.codec import bulk_items, from_json, parse, structure
 from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome
@@ -17,7 +19,7 @@ from sampling_async._protocol.refusals import code_of, text_of, without
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async._json.fast import WireInvite, WireItem
+    from sampling_async._json.fast import WireItem
     from sampling_async._protocol.answers import Said
     from sampling_async._protocol.outcomes import OutcomeStatus
 
@@ -36,7 +38,7 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
     return invite
 
 
-@frozen
+@value
 class BulkReply:
     """The content of one bulk response: a result for each requested quota ID, and unrequested ones.
 
@@ -94,7 +96,7 @@ def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
     said = _AllSaid(member_code)
     _, success, its_name = SUCCESS
     numbers: list[int] = []
-    invites: list[WireInvite] = []
+    invites: list[Invite] = []
     code: int | None = None
     name: str | None = None
     number = 0
@@ -108,7 +110,7 @@ def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
                     return None
                 number = said[code, name]
             numbers.append(number)
-        elif item.ResultCode != success or came.QuotaID != item.QuotaID:
+        elif item.ResultCode != success or came.quota_id != item.QuotaID:
             return None
         else:
             invites.append(came)
@@ -190,18 +192,18 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
     anomaly = None
     if invite.quota_id != quota_id:
         anomaly = f"the invite names quota {invite.quota_id}"
-    return evolve(outcome, status="invited", invite=invite, anomaly=anomaly)
+    return replace(outcome, status="invited", invite=invite, anomaly=anomaly)
 
 
 def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
     """Return one outcome for two items with the same quota ID."""
     # Equal items are harmless. If they differ, neither can be trusted, and an invite may exist.
-    if second.error is None and evolve(first, anomaly=second.anomaly) == second:
-        return evolve(
+    if second.error is None and replace(first, anomaly=second.anomaly) == second:
+        return replace(
             second, anomaly="; ".join(filter(None, (second.anomaly, ("answered twice, with equal items"))))
         )
     return _unknown(
-        evolve(first, invite=None),
+        replace(first, invite=None),
         "$.Invites",
         "expected one item for this quota ID, found several that differ",
     )
@@ -215,4 +217,4 @@ def _missing(member_code: str, quota_id: int) -> InviteOutcome:
 
 def _unknown(outcome: InviteOutcome, path: str, rule: str) -> InviteOutcome:
     error = DecodeError(path, rule, endpoint="bulk_invite")
-    return evolve(outcome, status="unknown", error=error, anomaly=rule)
+    return replace(outcome, status="unknown", error=error, anomaly=rule)

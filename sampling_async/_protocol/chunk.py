@@ -7,9 +7,10 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
-from attrs import field, frozen
+from attrs import field
 
 from sampling_async._contract.records import hidden
+from sampling_async._contract.values import value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ MAX_QUOTA_IDS: Final = 100
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
-@frozen
+@value
 class Chunk:
     """Distinct quota IDs of one member for one bulk request.
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from attrs import field, frozen
-
 from sampling_async._contract.errors import SamplingError
-from sampling_async._contract.records import Invite, hidden
+from sampling_async._contract.records import Invite
+from sampling_async._contract.structs import FrozenStruct, seen_by_attrs
 
 OutcomeStatus: TypeAlias = Literal["invited", "rejected", "not_sent", "unknown"]
 """See `InviteOutcome.status`."""
 
 
-@frozen
-class InviteOutcome:
+@seen_by_attrs(hides="member_code")
+class InviteOutcome(FrozenStruct, frozen=True):
     """The outcome of one quota ID for one member.
 
     Attributes:
@@ -33,7 +32,7 @@ class InviteOutcome:
             stream, from its entering to its end. Nothing was sent for this ID in the current run.
     """
 
-    member_code: str = field(repr=hidden)
+    member_code: str
     quota_id: int
     status: OutcomeStatus
     invite: Invite | None = None

@@ -18,9 +18,9 @@ from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
 from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden
 from sampling_async._contract.settings import PartnerSettings
+from sampling_async._contract.wire import INT64_MAX
 from sampling_async._json.codec import from_json, plain_json
 from sampling_async._json.fast import positive_ints
-from sampling_async._json.rules import INT64_MAX
 from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invite
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 

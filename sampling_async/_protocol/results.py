@@ -5,18 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, get_args, overload
+from typing import TYPE_CHECKING, Final, get_args, overload
 
 from sampling_async._contract.errors import SamplingError
-from sampling_async._contract.records import Invite
 from sampling_async._contract.timing import Timed
-from sampling_async._protocol.answers import Listed, invite_of, outcomes_from
+from sampling_async._protocol.answers import Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sampling_async._json.fast import WireInvite
+    from sampling_async._contract.records import Invite
     from sampling_async._protocol.answers import Answers
 
 _STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
@@ -121,9 +120,9 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
         return self._having("invited")
 
     @property
-    def invites(self) -> Sequence[Invite]:
+    def invites(self) -> tuple[Invite, ...]:
         """The invites of the outcomes in `invited`, in their order. This creates no outcomes."""
-        return _Invites(chain.from_iterable(answers.invites for answers in self._answers))
+        return tuple(chain.from_iterable([answers.invites for answers in self._answers]))
 
     @property
     def counts(self) -> Mapping[OutcomeStatus, int]:
@@ -167,39 +166,6 @@ class BulkInviteResult(Timed, Sequence[InviteOutcome]):
                 "resendable() gives those that are safe to send again",
                 bulk_result=self,
             )
-
-
-class _Invites(Sequence[Invite]):
-    """The invites of a result. Each is created when it is read, as outcomes are."""
-
-    __slots__ = ("_came",)
-
-    def __init__(self, came: Iterable[WireInvite | Invite]) -> None:
-        self._came: tuple[Any, ...] = tuple(came)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} invites>"
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, _Invites | tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __len__(self) -> int:
-        return len(self._came)
-
-    def __iter__(self) -> Iterator[Invite]:
-        return map(invite_of, self._came)
-
-    @overload
-    def __getitem__(self, index: int) -> Invite: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Invite, ...]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(map(invite_of, self._came[index]))
-        return invite_of(self._came[index])
 
 
 class IncompleteBulkError(SamplingError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from sampling_async._contract.records import Invite, RecontactMembers, ResultCode
+from sampling_async._contract.structs import replace
 from sampling_async.simulator._answers import PLAINTEXT, Answer, BulkItem
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _mislabelled_items(items: list[BulkItem], _fault: Fault, _random: Random) ->
 
 
 def _mislabelled(invite: Invite) -> Invite:
-    return attrs.evolve(invite, quota_id=invite.quota_id + 1)
+    return replace(invite, quota_id=invite.quota_id + 1)
 
 
 def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
