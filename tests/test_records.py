@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from sampling_async import Invite, InviteOutcome, Price, RecontactMembers, ResultCode, Setting
+from sampling_async._contract.records import hidden
 
 
 def test_records_are_frozen_and_slotted():
@@ -36,4 +37,5 @@ def test_result_codes_are_open():
 
 
 def test_what_is_hidden_is_said_to_be_hidden():
+    assert hidden("m-1") == "<hidden>"
     assert "member_code=<hidden>" in repr(InviteOutcome("m-1", 7, "not_sent"))

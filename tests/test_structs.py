@@ -19,6 +19,7 @@ import rich.pretty
 
 from sampling_async import Invite, InviteOutcome, SamplingError, Timing, from_json, to_json
 from sampling_async._contract.timing import explain
+from sampling_async._protocol.bulk_reply import read_invite
 
 LINK = "https://s.example/start?m=secret-link"
 MEMBER = "secret-member"
@@ -79,14 +80,23 @@ def test_attrs_sees_the_fields_in_the_order_of_the_constructor(cls):
     fields = attrs.fields(cls)
     assert attrs.has(cls)
     names = [field.name for field in fields]
-    assert names == [field.name for field in msgspec.structs.fields(cls) if field.name != "timing"]
+    assert names == [field.name for field in msgspec.structs.fields(cls)]
     assert [field.name for field in fields if not field.repr] == ["url" if cls is Invite else "member_code"]
     required = [field.name for field in fields if field.default is attrs.NOTHING]
-    assert required == names[: len(required)] == [*cls.__match_args__[: len(required)]]
+    assert required == names[: 7 if cls is Invite else 3]
+    assert names == list(cls.__match_args__)
     assert {field.default for field in fields[len(required) :]} <= {None, False}
 
 
 def test_attrs_and_cattrs_work_with_them():
+    fields = attrs.fields_dict(attrs.resolve_types(Invite))
+    assert [fields[name].type for name in ("loi", "partner_amount", "url", "member_amount")] == [
+        int,
+        float,
+        str,
+        float | None,
+    ]
+    assert cattrs.BaseConverter().structure(attrs.asdict(invite()), Invite) == invite()
     own = {**json.loads(json.dumps(attrs.asdict(invite()))), "member_amount": None}
     assert attrs.asdict(outcome())["invite"] == own == cattrs.unstructure(invite())
     assert cattrs.structure(own, Invite) == invite()
@@ -99,28 +109,64 @@ def test_msgspec_writes_an_invite_as_the_contract_does():
         assert json.loads(msgspec.json.encode(each)) == json.loads(to_json(each))
 
 
-def test_the_timing_of_an_invite_is_beside_it():
-    timed = from_json(Invite, to_json(invite()))
-    assert timed.timing is None
-    explain(timed, Timing(send=0.5))
-    assert timed.timing == Timing(send=0.5)
-    explain(timed, Timing(send=0.25))
-    assert timed.timing == Timing(send=0.25)
-    assert timed == invite()
-    assert hash(timed) == hash(invite())
-    assert repr(timed) == repr(invite())
-    assert to_json(timed) == to_json(invite())
-    assert pickle.loads(pickle.dumps(timed)).timing is None
-    assert attrs.evolve(timed).timing is None
-    assert "timing" not in attrs.asdict(timed)
+def timed() -> Invite:
+    made = read_invite(3, to_json(invite()))
+    explain(made, Timing(send=0.5))
+    return made
 
 
-@pytest.mark.parametrize("name", ["Timing", "timing", "(timing)", "_timing"])
-@pytest.mark.parametrize("value", [None, 7, "x", {}, {"send": 0.5}])
+def test_the_invite_of_a_call_has_its_timing_and_is_like_any_other():
+    assert timed().timing == Timing(send=0.5)
+    assert isinstance(timed(), Invite)
+    for one, other in ((timed(), invite()), (invite(), timed()), (timed(), timed())):
+        assert one == other
+        assert hash(one) == hash(other)
+        assert repr(one) == repr(other)
+        assert to_json(one) == to_json(other)
+        assert msgspec.json.encode(one) == msgspec.json.encode(other)
+        assert pickle.dumps(one) == pickle.dumps(other)
+        assert attrs.asdict(one) == attrs.asdict(other) == cattrs.unstructure(one)
+        assert one != msgspec.structs.replace(other, loi=10)
+        assert hash(one) != hash(msgspec.structs.replace(other, loi=10))
+        assert len({one, other, msgspec.structs.replace(one, loi=10)}) == 2
+    assert timed() != "x"
+    for same in (pickle.loads(pickle.dumps(timed())), copy.deepcopy(timed()), attrs.evolve(timed())):
+        assert same.timing is None
+
+
+def test_what_has_no_room_for_a_timing_has_none():
+    of_bulk = invite()
+    explain(of_bulk, Timing(send=0.5))
+    explain(outcome(), Timing(send=0.5))
+    explain("anything", Timing(send=0.5))
+    assert of_bulk.timing is None
+
+
+@pytest.mark.parametrize("name", ["Timing", "timing", "_timing"])
+@pytest.mark.parametrize("value", [None, 7, {}, {"send": 0.5}])
 def test_no_body_gives_an_invite_its_timing(name, value):
-    body = json.dumps({**json.loads(to_json(invite())), name: value})
-    assert from_json(Invite, body) == invite()
-    assert from_json(Invite, body).timing is None
+    body = json.dumps({**json.loads(to_json(invite())), name: value}).encode()
+    assert from_json(Invite, body) == read_invite(3, body) == invite()
+    assert read_invite(3, body).timing is None
+
+
+def test_a_repr_of_itself_ends():
+    class CircleError(SamplingError):
+        def __repr__(self) -> str:
+            return f"Circle({self.outcome!r})"
+
+    error = CircleError("lost")
+    error.outcome = outcome(error=error)
+    assert "error=Circle(...)" in repr(error.outcome)
+
+
+def test_users_may_derive_from_an_invite():
+    class Priced(Invite, frozen=True):
+        bonus: float = 0.0
+
+    ours = Priced(1, 2, 3, 1.5, LINK, 9, 30, bonus=2.0)
+    assert ours == Priced(1, 2, 3, 1.5, LINK, 9, 30, bonus=2.0) != Priced(1, 2, 3, 1.5, LINK, 9, 30)
+    assert copy.copy(ours).bonus == 2.0
 
 
 def test_the_garbage_collector_visits_outcomes_and_no_invites():

@@ -7,19 +7,13 @@ records look on the wire, but for `Invite`, and which deviations are tolerated t
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
 from attrs import field, frozen
 
-from sampling_async._contract.structs import FrozenStruct, seen_by_attrs
-from sampling_async._contract.timing import Timed
+from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
+from sampling_async._contract.timing import Timed, TimedInSlot
 from sampling_async._contract.wire import Double, Int64, wire_name
-
-if TYPE_CHECKING:
-    from sampling_async._contract.timing import Timing
-else:
-    Timing = type(None)  # msgspec takes the annotations at their word: it must read no timing from a body
 
 
 def hidden(_value: object) -> str:
@@ -137,7 +131,7 @@ class Survey:
 
 
 @frozen
-class Quotas(Timed):
+class Quotas(TimedInSlot):
     """The open inventory of a panel ("Quotas response").
 
     Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated".
@@ -149,18 +143,16 @@ class Quotas(Timed):
 
 
 @seen_by_attrs(hides="url")
-class Invite(FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wire_name):
+class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wire_name):
     """An invite of one member to one quota ("Invite object").
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
     ones from Get Quotas. `member_amount` is None if the service leaves it out. `url` identifies the member, so
-    the repr hides it. `timing` says where the time of the call went. It is not compared, shown or pickled, and
-    it is None if no `generate_invite` of this process returned the invite.
+    the repr hides it. Only invites of `generate_invite` have a `timing`.
     """
 
     # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the
-    # garbage collector need not look at an invite, which refers to nothing that could refer to it. Such an
-    # object has no room for what is not a field, so `timing` is one, under a name that no body has.
+    # garbage collector need not look at an invite, which refers to nothing that could refer to it.
     survey_id: Int64
     wave_id: Int64
     quota_id: Int64
@@ -169,26 +161,26 @@ class Invite(FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wir
     loi: Int64
     ir: Int64
     member_amount: Double | None = None
-    timing: Timing | None = msgspec.field(default=None, name="(timing)")
+
+
+class InviteOfCall(Invite, frozen=True, gc=True, dict=True):
+    """The invite of a call of its own, with room for its timing. Else it is equal to any other."""
 
     def __eq__(self, other: object) -> bool:
-        return (
-            _of_the_contract(self) == _of_the_contract(other) if isinstance(other, Invite) else NotImplemented
-        )
+        return astuple(self) == astuple(other) if isinstance(other, Invite) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(_of_the_contract(self))
+        return hash(Invite(*astuple(self)))
 
     def __reduce__(self) -> tuple[type[Invite], tuple[Any, ...]]:
-        return Invite, _of_the_contract(self)
+        return Invite, astuple(self)
 
 
-def _of_the_contract(invite: Invite) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(invite)[:-1]
+InviteOfCall.__qualname__ = Invite.__qualname__  # in its repr
 
 
 @frozen
-class RecontactMembers(Timed):
+class RecontactMembers(TimedInSlot):
     """One page of the members to invite again for a recontact quota ("Recontact members response").
 
     `max_results` may repeat the requested number, so count `member_codes` instead. The repr hides the codes.

@@ -8,17 +8,18 @@ use `msgspec.structs.replace` in place of `attrs.evolve`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
 
 import attrs
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["FrozenStruct", "replace", "seen_by_attrs"]
+__all__ = ["FrozenStruct", "astuple", "replace", "seen_by_attrs"]
 
 
 class _Hidden:
@@ -33,7 +34,9 @@ class FrozenStruct(msgspec.Struct, frozen=True):
     """A frozen Struct with the attributes of an attrs class, and the repr that they ask for."""
 
     __attrs_attrs__: ClassVar[tuple[Any, ...]]
+    __attrs_types_resolved__: ClassVar[type]
 
+    @recursive_repr()
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"{type(self).__qualname__}({', '.join(shown)})"
@@ -49,24 +52,24 @@ _Record = TypeVar("_Record", bound=FrozenStruct)
 
 
 def seen_by_attrs(*, hides: str) -> Callable[[type[_Record]], type[_Record]]:
-    """Let attrs see a Struct as a class of its own, but for its timing.
+    """Let attrs see a Struct as a class of its own.
 
     Args:
         hides: The field that the repr hides, because it is secret.
     """
 
     def described(record: type[_Record]) -> type[_Record]:
+        types = get_type_hints(record)  # without the bounds that only msgspec understands
         fields = {
             field.name: attrs.field(
-                type=field.type,
+                type=types[field.name],
                 default=attrs.NOTHING if field.required else field.default,
                 repr=field.name != hides,
             )
             for field in msgspec.structs.fields(record)
-            if field.name != "timing"
         }
-        twin = attrs.make_class(record.__name__, fields, init=False, repr=False, eq=False)
-        record.__attrs_attrs__ = attrs.fields(twin)
+        record.__attrs_attrs__ = attrs.fields(attrs.make_class(record.__name__, fields))
+        record.__attrs_types_resolved__ = record  # or `attrs.resolve_types` would put the bounds back
         return record
 
     return described

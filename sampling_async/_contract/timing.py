@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from attrs import fields, frozen
-from msgspec import Struct
-from msgspec.structs import force_setattr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +94,7 @@ class Timeline:
 class Timed:
     """A result of a call that can explain its time. This is no field: not compared, shown or pickled."""
 
-    __slots__ = ("_timing",)
+    __slots__ = ()
 
     _timing: Timing
 
@@ -106,10 +104,15 @@ class Timed:
         return getattr(self, "_timing", None)
 
 
+class TimedInSlot(Timed):
+    """One with a slot for the timing. A Struct can have none: it has a `__dict__`, or no room for a timing."""
+
+    __slots__ = ("_timing",)
+
+
 def explain(result: object, timing: Timing) -> None:
-    """Note on a result of a call where its time went."""
-    # Records are frozen.
-    if isinstance(result, Timed):
-        object.__setattr__(result, "_timing", timing)
-    elif isinstance(result, Struct):
-        force_setattr(result, "timing", timing)
+    """Note on a result of a call where its time went, if there is room."""
+    if isinstance(result, TimedInSlot):
+        object.__setattr__(result, "_timing", timing)  # records are frozen
+    elif isinstance(result, Timed) and hasattr(result, "__dict__"):
+        result.__dict__["_timing"] = timing

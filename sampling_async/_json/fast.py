@@ -82,7 +82,7 @@ def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None
     if record is PartnerSettings:
         settings = read_many(Setting, body, shared)
         return None if settings is None else cast("T", PartnerSettings(settings))
-    if issubclass(record, msgspec.Struct):
+    if record is Invite:
         return cast("T | None", _decoded(record, body))
     draft = _decoded(record, body) if attrs.has(record) and is_usable() else None
     return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
@@ -207,14 +207,13 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 def _on_the_wire(hint: Any) -> Any:
     """Return the type that msgspec reads for a type of the records."""
-    if attrs.has(hint) and not issubclass(hint, msgspec.Struct):
+    if attrs.has(hint) and hint is not Invite:
         return _draft(hint)
     if get_origin(hint) is tuple:
         return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
     if get_origin(hint) is types.UnionType:
         return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
-    otherwise: dict[Any, Any] = {int: Int64, float: Double, datetime: str}
-    return otherwise.get(hint, hint)
+    return {int: Int64, float: Double, datetime: str}.get(hint, hint)
 
 
 @cache

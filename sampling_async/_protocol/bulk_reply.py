@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import field
 
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import Invite, ResultCode, hidden
-from sampling_async._contract.structs import replace
+from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
+from sampling_async._contract.structs import astuple, replace
 from sampling_async._contract.values import value
 from sampling_async._json.codec import bulk_items, from_json, parse, structure
 from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
@@ -35,7 +35,7 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
         raise DecodeError(
             "$.QuotaID", "expected the quota of the request, found another: this is not the response to it"
         )
-    return invite
+    return InviteOfCall(*astuple(invite))
 
 
 @value

@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, get_args, overload
 
 from sampling_async._contract.errors import SamplingError
-from sampling_async._contract.timing import Timed
+from sampling_async._contract.timing import TimedInSlot
 from sampling_async._protocol.answers import Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
 
-class BulkInviteResult(Timed, Sequence[InviteOutcome]):
+class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
     """The outcomes of a bulk invite: one for each quota ID given, in the caller's order.
 
     `len(result.invited) + len(result.rejected) + len(result.not_sent) + len(result.unknown) == len(result)`,
