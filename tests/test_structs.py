@@ -120,6 +120,7 @@ def test_the_invite_of_a_call_has_its_timing_and_is_like_any_other():
     assert isinstance(timed(), Invite)
     for one, other in ((timed(), invite()), (invite(), timed()), (timed(), timed())):
         assert one == other
+        assert operator.ne(one, other) is False
         assert hash(one) == hash(other)
         assert repr(one) == repr(other)
         assert to_json(one) == to_json(other)
@@ -129,7 +130,7 @@ def test_the_invite_of_a_call_has_its_timing_and_is_like_any_other():
         assert one != msgspec.structs.replace(other, loi=10)
         assert hash(one) != hash(msgspec.structs.replace(other, loi=10))
         assert len({one, other, msgspec.structs.replace(one, loi=10)}) == 2
-    assert timed() != "x"
+    assert operator.eq(timed(), "x") is operator.eq("x", timed()) is False
     for same in (pickle.loads(pickle.dumps(timed())), copy.deepcopy(timed()), attrs.evolve(timed())):
         assert same.timing is None
 

@@ -169,6 +169,9 @@ class InviteOfCall(Invite, frozen=True, gc=True, dict=True):
     def __eq__(self, other: object) -> bool:
         return astuple(self) == astuple(other) if isinstance(other, Invite) else NotImplemented
 
+    # Python derives it from `__eq__`, but a Struct has one of its own, which compares the classes.
+    __ne__ = object.__ne__
+
     def __hash__(self) -> int:
         return hash(Invite(*astuple(self)))
 
