@@ -8,8 +8,9 @@ module in which they happen to be written.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
+from msgspec import Struct
 from sphinx.domains.python import PyObject
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
@@ -57,6 +58,9 @@ def under_public_names() -> dict[str, str]:
             thing = getattr(module, name)
             homes[name] = package
             if getattr(thing, "__module__", "").startswith("sampling_async."):
+                if isinstance(thing, type) and issubclass(thing, Struct):
+                    # In the other module their types are not found. And these are without msgspec's bounds.
+                    thing.__annotations__ = get_type_hints(thing)
                 thing.__module__ = package
     return homes
 
