@@ -32,6 +32,22 @@ def refused(status: int, body: bytes = b"", **headers: str):
     return refusal(Reply(status, body, **headers), private=("member-1",))
 
 
+def test_a_code_without_a_name_gets_none_that_it_does_not_have():
+    assert refused(400, b'{"ResultCode":0}').args[0] == "the service answered 400 0"
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "cleaned"),
+    [
+        ("abcd&", "abcd&amp;", "<hidden>"),  # the longer form counts, where both fit
+        ("abcde", "xabcdex", "x<hidden>x"),  # five characters are not in a word by chance
+        ("abcd", "xabcdx abcd", "xabcdx <hidden>"),
+    ],
+)
+def test_a_private_text_is_hidden_whole(secret, text, cleaned):
+    assert without((secret,), text) == cleaned
+
+
 def test_a_200_is_no_refusal():
     assert refused(200, b"{}") is None
 
@@ -182,6 +198,7 @@ DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
         ("Fri, 20 Nov 2026 12:00:30 GMT", None, 20.0),
         ("Fri, 20 Nov 2026 12:00:30 GMT", "rubbish", 20.0),
         ("Fri, 20 Nov 2026 12:00:30 -0000", DATE, 30.0),
+        ("Fri, 20 Nov 2026 07:00:30 -0500", DATE, 30.0),
     ],
 )
 def test_retry_after_is_obeyed_where_it_makes_sense(header, date, seconds):
@@ -276,6 +293,20 @@ def test_an_invite_with_another_name_than_the_contract_gives_keeps_it():
     assert answer.answers.tally() == {("invited", 1): 3}
     # Users keep millions of results, so no outcomes are kept.
     assert isinstance(answer.answers, Columns)
+
+
+@pytest.mark.parametrize("name", ["NOT_Member01_HERE", "not_MEMBER01_here", "member01"])
+@pytest.mark.parametrize("code", [1, 9])
+def test_a_member_code_inside_a_name_is_hidden(name, code):
+    item = doubles.item(5, code, Result=name)
+    (outcome,) = read_bulk("Member01", (5,), json.dumps({"Invites": [item]}).encode()).outcomes()
+    assert outcome.result in {"NOT_<hidden>_HERE", "not_<hidden>_here", "<hidden>"}
+
+
+def test_invites_in_the_words_of_the_contract_have_the_number_0():
+    items = [doubles.item(1, 1), doubles.item(2, 9), doubles.item(3, 1)]
+    answers = read_bulk("m", (1, 2, 3), json.dumps({"Invites": items}).encode()).answers
+    assert (list(answers.numbers), len(answers.said)) == ([0, 1, 0], 2)
 
 
 def test_equal_rejections_have_one_number_and_are_told_apart_by_code_and_name():

@@ -182,6 +182,16 @@ def test_every_place_is_in_one_chunk_and_every_id_in_one_chunk(quota_ids, size):
     assert all(1 <= len(chunk.quota_ids) <= size for chunk in chunks)
 
 
+def test_a_chunk_knows_what_was_given_more_than_once():
+    chunk = Chunk.of("m", {1: 1, 2: 3}, asked_before=True)
+    assert (chunk.quota_ids, dict(chunk.repeated), chunk.places) == ((1, 2), {2: 3}, 4)
+    assert chunk.asked_before is chunk.part(0, 1).asked_before is True
+    assert (dict(chunk.part(0, 1).repeated), dict(chunk.part(1, 2).repeated)) == ({}, {2: 3})
+    plain = Chunk.of("m", {1: 1})
+    assert plain.repeated == {}
+    assert plain.asked_before is plain.part(0, 1).asked_before is False
+
+
 # --- Paging
 
 
