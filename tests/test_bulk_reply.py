@@ -293,6 +293,7 @@ def test_an_invite_with_another_name_than_the_contract_gives_keeps_it():
     assert answer.answers.tally() == {("invited", 1): 3}
     # Users keep millions of results, so no outcomes are kept.
     assert isinstance(answer.answers, Columns)
+    assert [type(invite) for invite in answer.answers.invites] == [Invite] * 3
 
 
 @pytest.mark.parametrize("name", ["NOT_Member01_HERE", "not_MEMBER01_here", "member01"])

@@ -107,6 +107,14 @@ def test_outcomes_are_created_when_they_are_read_and_equal_each_time():
     assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
 
 
+def test_the_invites_of_a_result_are_equal_each_time():
+    invites = as_they_came().invites
+    assert (type(invites), len(invites)) == (tuple, 3)
+    assert [type(invite) for invite in invites] == [Invite] * 3
+    assert invites == as_they_came().invites
+    assert hash(invites) == hash(as_they_came().invites)
+
+
 def columns_of(*invited: int) -> Columns:
     """Return results with an invite for each of these places of five, and two kinds of rejections."""
     numbers = bytes(0 if place in invited else 1 + place % 2 for place in range(5))
