@@ -48,7 +48,8 @@ class Watcher:
 class Spans:
     """Telemetry that keeps what it is told, or fails."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, span: str = "span") -> None:
+        self.span = span
         self.told: list[tuple] = []
         self.gauges: Callable[[], Mapping[str, float]] | None = None
         self._error = error
@@ -57,8 +58,11 @@ class Spans:
         self.address, self.gauges = (host, port), gauges
         return self
 
-    def attempt_ended(self, endpoint, attempt, fan_out):
-        self._keep("attempt", endpoint, attempt.number, attempt.seconds, fan_out)
+    def attempt_ended(self, endpoint, status, error, seconds, fan_out):
+        self._keep("attempt", endpoint, status, error, seconds, fan_out)
+
+    def count(self, endpoint, outcomes):
+        self._keep("count", endpoint, outcomes)
 
     def needs_reports(self, span):
         return span == "span"
@@ -68,7 +72,7 @@ class Spans:
 
     def fan_out_began(self):
         self._keep("began")
-        return "span"
+        return self.span
 
     def fan_out_ended(self, span, taken, answered):
         self._keep("ended", span, taken, answered)
@@ -209,12 +213,24 @@ async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
         await client.bulk_invite(CANARY, [1, 2])
     outcomes = {("invited", 1): 1, ("rejected", 9): 1}
     assert spans.told == [
-        ("attempt", "get_settings", 1, 2.0, None),
+        ("attempt", "get_settings", 200, None, 2.0, None),
         ("call", "get_settings", 2.0, {}, 2.0, None),
         ("began",),
-        ("attempt", "bulk_invite", 1, 2.0, "span"),
+        ("attempt", "bulk_invite", 200, None, 2.0, "span"),
         ("call", "bulk_invite", 2.0, outcomes, 2.0, "span"),
         ("ended", "span", 2, 2),
+    ]
+
+
+async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_told_of_attempts_and_outcomes(monkeypatch):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans(span="sampled out"))
+    async with doubles.client(doubles.Service(httpx.Response(500)), doubles.FakeTime()) as client:
+        await client.bulk_invite(CANARY, [1, 2])
+    assert spans.told == [
+        ("began",),
+        ("attempt", "bulk_invite", 500, "ServerError", 0.0, "sampled out"),
+        ("count", "bulk_invite", {("unknown", None): 2}),
+        ("ended", "sampled out", 2, 2),
     ]
 
 

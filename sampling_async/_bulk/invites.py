@@ -83,7 +83,7 @@ class Inviter:
         self._isolates = True
         self._answered = 0
         self._span: object = None
-        self._is_explained = False  # whether somebody may ask for the stages of its requests
+        self._is_explained = False  # whether somebody may ask for reports of its requests
 
     @property
     def is_paused(self) -> bool:
@@ -155,13 +155,15 @@ class Inviter:
                 self._journal.settle(job.chunk)
             permit.timeline.enter(DECODE)
             if self._caller.hooks is not None:
-                self._report(job, permit.timeline, self._caller.hooks, self._span)
+                self._report(job, permit.timeline, self._caller.hooks)
 
-    @staticmethod
-    def _report(job: Job, timeline: Timeline, hooks: Hooks, span: object) -> None:
+    def _report(self, job: Job, timeline: Timeline, hooks: Hooks) -> None:
         answers = job.account().answer.answers
-        outcomes, error = answers.tally(), next(iter(answers.errors), None)
-        if outcomes:  # none if all are from a journal
+        outcomes = answers.tally()
+        if not self._is_explained:
+            hooks.count("bulk_invite", outcomes)
+        elif outcomes:  # none if all are from a journal
+            error = next(iter(answers.errors), None)
             hooks.call_ended(
                 "bulk_invite",
                 len(job.chunk.quota_ids),
@@ -171,7 +173,7 @@ class Inviter:
                 error=error,
                 delivery="answered" if error is None else error.delivery,
                 outcomes=outcomes,
-                fan_out=span,
+                fan_out=self._span,
             )
 
     async def _ask_on_record(self, job: Job, permit: Permit, journal: Record) -> None:

@@ -93,7 +93,7 @@ class Ended:
         quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
         seconds: Its duration.
-        before: The seconds in each stage of the call when the attempt began; empty if no report will be made.
+        before: The seconds in each stage of the call when the attempt began.
         after: The same when it ended.
         error: The name of the failure, or None.
         delivery: See `AttemptReport`.
@@ -126,8 +126,13 @@ class Ended:
 class Spans(Protocol):
     """What makes spans and metrics of what ends."""
 
-    def attempt_ended(self, endpoint: Endpoint, attempt: Ended, fan_out: object) -> None:
+    def attempt_ended(
+        self, endpoint: Endpoint, status: int | None, error: str | None, seconds: float, fan_out: object
+    ) -> None:
         """Learn that an attempt has ended, of a fan-out if its span is given."""
+
+    def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
+        """Learn of outcomes of a call of which no span is wanted."""
 
     def call_ended(
         self,
@@ -208,15 +213,19 @@ class Hooks:
             seconds: Its duration.
             before: The seconds in each stage when the attempt began.
         """
+        status, name = _status_of(answer), None if error is None else type(error).__name__
+        if self._spans is not None:
+            told = call.endpoint, status, name, seconds, track.fan_out
+            self._tell("telemetry", self._spans.attempt_ended, *told)
+        if not track.is_explained:
+            return
         assert track.timeline is not None
-        after = tuple(track.timeline.seconds) if track.is_explained else ()
-        ended = Ended(track.attempts, call.quota_ids, _status_of(answer), seconds, before, after)
+        ended = Ended(
+            track.attempts, call.quota_ids, status, seconds, before, tuple(track.timeline.seconds), name
+        )
         if error is not None:
-            ended.error = type(error).__name__
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
         track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
-        if self._spans is not None:
-            self._tell("telemetry", self._spans.attempt_ended, call.endpoint, ended, track.fan_out)
         if self._on_attempt is not None:
             self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint))
 
@@ -263,6 +272,11 @@ class Hooks:
             self._tell("telemetry", self._spans.call_ended, endpoint, seconds, outcomes, report, fan_out)
         if self._on_outcome is not None:
             self._tell("on_outcome", self._on_outcome, report())
+
+    def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
+        """Report the outcomes of a call whose report nobody needs: see `needs_reports`."""
+        if self._spans is not None:
+            self._tell("telemetry", self._spans.count, endpoint, outcomes)
 
     def fan_out_began(self) -> object:
         """Return the span of a fan-out, or None without telemetry."""

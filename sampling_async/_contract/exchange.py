@@ -92,8 +92,8 @@ class Track:
         is_told: Whether the user already has the outcomes of this call. Nothing is sent after that, because
             it would make these outcomes wrong.
         timeline: Told of each stage that the call enters, if any.
-        ended: Its attempts that have ended, if anybody watches the client.
-        is_explained: Whether somebody may ask for the stages of these attempts.
+        ended: Its attempts that have ended, if they are explained and anybody watches the client.
+        is_explained: Whether somebody may ask for a report of these attempts.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
     """
 
