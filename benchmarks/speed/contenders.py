@@ -95,7 +95,7 @@ class Contender:
         """Time a bulk. A few requests before it replace connections that are too old."""
         return self._runner.run(self._bulk(requests, width))
 
-    async def _bulk(self, requests: int, width: int) -> Sample:
+    async def _warm_up(self, width: int) -> None:
         if width not in self._open:
             self._open[width] = await self._opened(width).__aenter__()
             await self._ask(2 * width, width)  # until a client with an adaptive limit has reached its width
@@ -103,6 +103,9 @@ class Contender:
         await self._ask(width, width)
         while time.monotonic() < settled:
             await self._ask(width, width)
+
+    async def _bulk(self, requests: int, width: int) -> Sample:
+        await self._warm_up(width)
         watch = Watch()
         await self._ask(requests, width)
         return watch.sample()
@@ -141,7 +144,7 @@ class Contender:
 
     def percentiles(self, requests: int, width: int) -> dict[str, float]:
         """Return percentiles of the milliseconds of our requests, in a bulk like those that were timed."""
-        self._runner.run(self._ask(width, width))
+        self._runner.run(self._warm_up(width))
         with attempts() as seconds:
             self._runner.run(self._ask(requests, width))
         return percentiles(seconds)
