@@ -205,6 +205,18 @@ async def test_ambiguous_retries_are_opt_in_and_marked():
     assert all("an earlier invite may exist" in outcome.anomaly for outcome in result)
 
 
+async def test_an_answer_to_a_repetition_that_is_wrong_says_both():
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"Invites": [doubles.item(2, 1) | {"Invite": None}]})
+
+    service = doubles.Service(httpx.ReadError("cut"), answer)
+    (outcome,) = await bulk(service, [2], retry=RetryPolicy(retry_ambiguous=True))
+    wrong, again = outcome.anomaly.split("; ")
+    assert outcome.status == "unknown"
+    assert wrong == "expected an invite beside result code 1"
+    assert again.startswith("this was sent again")
+
+
 @pytest.mark.parametrize(
     "later", [httpx.ConnectError("refused"), *(httpx.Response(code) for code in (400, 403, 404, 429, 503))]
 )

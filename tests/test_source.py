@@ -25,8 +25,10 @@ class Kept:
         self._known = {outcome.quota_id: outcome for outcome in known}
         self._busy, self._error = busy, error
         self.in_flight: list[tuple[int, ...]] = []
+        self.awaited: list[tuple[str, tuple[int, ...]]] = []
 
     async def settled(self, member_code, quota_ids):
+        self.awaited.append((member_code, tuple(quota_ids)))
         if self._busy:
             await anyio.sleep_forever()
 
@@ -141,6 +143,7 @@ async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_ar
     assert (again.chunk.quota_ids, again.chunk.asked_before) == ((2,), True)
     assert (fresh.chunk.quota_ids, fresh.chunk.asked_before) == ((3,), False)
     assert journal.in_flight == [(2,), (3,)]
+    assert journal.awaited == [("m", (1, 2, 3))]
     assert await source.draw() is None
 
 
