@@ -704,6 +704,35 @@ async def test_a_bulk_with_goal_first_uses_all_slots_of_bulks():
     assert len(service.requests) == 8
 
 
+async def test_a_bulk_with_goal_first_is_cut_for_the_slots_that_other_bulks_leave():
+    arrived, answer = [], anyio.Event()
+
+    async def service(request: httpx.Request) -> httpx.Response:
+        arrived.append(len(doubles.asked(request)))
+        if len(arrived) <= 3:
+            await answer.wait()
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(service, max_concurrency=64) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(client.bulk_invite, "m", range(1, 301))
+        await wait_all_tasks_blocked()
+        await client.bulk_invite("n", range(1, 101), goal="first")
+        answer.set()
+    assert arrived == [100] * 3 + [20] * 5  # the limit begins at 8
+
+
+async def test_a_bulk_with_goal_first_is_cut_for_the_slots_that_interactive_calls_leave():
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service, max_concurrency=4) as client:
+        busy = [client._interactive("get_settings", None) for _ in range(2)]
+        for permit in busy:
+            await permit.acquire()
+        await client.bulk_invite("m", range(1, 101), goal="first")
+        for permit in busy:
+            permit.release()
+    assert len(service.requests) == 2
+
+
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), 1e-320, 1e300, 10**400, True, "1"])
 async def test_an_invalid_weight_is_refused(weight):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:

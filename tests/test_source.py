@@ -133,6 +133,18 @@ async def test_with_a_journal_nothing_is_drawn_without_a_look_into_it():
     assert told(source) == [(5, "unknown")]
 
 
+@pytest.mark.parametrize(("seconds", "is_drawn"), [(0.5, True), (0, False), (-1, False)])
+async def test_nothing_is_drawn_after_the_deadline(seconds, is_drawn):
+    remaining = [1.0]
+    requests = [InviteRequest("m", [3]), InviteRequest("m", [4])]
+    source = PanelSource(requests, size=2, remaining=lambda: remaining[-1])
+    assert (await source.draw()).chunk.quota_ids == (3,)
+    source.handed_over()
+    remaining.append(seconds)
+    assert (source.draw_now() is not None) is is_drawn
+    assert told(source) == (not_sent(4) if is_drawn else [])
+
+
 async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_are_in_flight():
     journal = Kept(REJECTED, DOUBTFUL)
     source = PanelSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
