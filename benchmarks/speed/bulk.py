@@ -11,7 +11,7 @@ from scoreboard.board import at_least, at_most
 
 from speed.canned_server import canned_service
 from speed.contenders import AIOHTTP, COUNTED, ENGINES, HTTPX, OURS, PEERS, UVLOOP, contender
-from speed.measuring import Measured, Spread, Table, interleaved, microseconds, ratio
+from speed.measuring import Measured, Spread, Table, interleaved, microseconds, ratio, several_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,8 +31,10 @@ def measure(run: Run) -> Measured:
     with canned_service() as address:
         of_clients = samples_of((*PEERS, COUNTED), address, requests, run.of(3, 11))
         # The slow clients take most of the time of a round, so the fast ones are compared in many more.
-        # And in several processes each: where a process has its memory makes it some percent faster or slower.
-        compared = in_several_processes((OURS, AIOHTTP, COUNTED), address, requests, run.of(3, 9), run.of(3, 7))
+        compared = several_times(
+            run.of(3, 7),
+            lambda: samples_of((OURS, AIOHTTP, COUNTED), address, requests, run.of(3, 9)),
+        )
         of_engines = samples_of(engines, address, requests, run.of(1, 7))
     cpu = {name: [sample.cpu for sample in taken] for name, taken in compared.items()}
     times_less = ratio(*([sample.cpu for sample in of_clients[name]] for name in (HTTPX, OURS)))
@@ -63,17 +65,6 @@ def samples_of(names: Iterable[str], address: Address, requests: int, rounds: in
         processes = {name: stack.enter_context(contender(name, address)) for name in names}
         takers = {name: partial(each.call, "bulk", requests, WIDTH) for name, each in processes.items()}
         return interleaved(takers, rounds)
-
-
-def in_several_processes(
-    names: Iterable[str], address: Address, requests: int, rounds: int, processes: int
-) -> dict[str, list[Sample]]:
-    """Do the same several times, each time in new processes, and return all samples."""
-    taken: dict[str, list[Sample]] = {}
-    for _ in range(processes):
-        for name, samples in samples_of(names, address, requests, rounds).items():
-            taken.setdefault(name, []).extend(samples)
-    return taken
 
 
 def _table(title: str, what: str, samples: Mapping[str, list[Sample]], requests: int) -> Table:

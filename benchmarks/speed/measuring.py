@@ -132,6 +132,18 @@ def flatness(costs: Iterable[Iterable[float]]) -> float:
     return max(medians) / min(medians)
 
 
+def several_times(times: int, take: Callable[[], Mapping[Key, list[T]]]) -> dict[Key, list[T]]:
+    """Take the same samples several times and return all of each, if `take` uses new processes each time.
+
+    Where a process has its memory makes it some percent faster or slower.
+    """
+    taken: dict[Key, list[T]] = {}
+    for _ in range(times):
+        for key, samples in take().items():
+            taken.setdefault(key, []).extend(samples)
+    return taken
+
+
 def microseconds(samples: Iterable[Sample], units: int) -> list[float]:
     """Return the CPU microseconds of each sample, per unit of work."""
     return [sample.cpu / units * 1e6 for sample in samples]

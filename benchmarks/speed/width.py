@@ -11,7 +11,7 @@ from scoreboard.board import at_most
 
 from speed.canned_server import canned_service
 from speed.contenders import AIOHTTP, GENERATED, HTTPX, OURS, PEERS, contender
-from speed.measuring import Measured, Paired, Spread, Table, flatness, interleaved
+from speed.measuring import Measured, Paired, Spread, Table, flatness, interleaved, several_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,11 +48,7 @@ def measure(run: Run) -> Measured:
     """Measure our client and the fastest other one at all widths, and the rest at a few in the full run."""
     widths = run.of(FEW, WIDTHS)
     with canned_service() as address:
-        pairs: dict[tuple[str, int], list[Paired]] = {}
-        # Several processes: where a process has its memory makes it some percent faster or slower.
-        for _ in range(run.of(1, 5)):
-            for cell, taken in _pairs((OURS, AIOHTTP), widths, address, REQUESTS, 3).items():
-                pairs.setdefault(cell, []).extend(taken)
+        pairs = several_times(run.of(1, 5), lambda: _pairs((OURS, AIOHTTP), widths, address, REQUESTS, 3))
         pairs |= _pairs((HTTPX, GENERATED), FEW, address, FEW_REQUESTS, run.of(0, 2))
         with contender(OURS, address) as ours:
             times = {width: ours.call("percentiles", REQUESTS, width) for width in widths}

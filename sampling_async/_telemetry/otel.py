@@ -222,7 +222,7 @@ class ClientTelemetry:
             fan_out: What `fan_out_began` returned, if it belongs to a fan-out.
         """
         self.count(endpoint, outcomes)
-        if isinstance(fan_out, _FanOut) and not fan_out.span.is_recording():
+        if isinstance(fan_out, _FanOut) and not self.needs_reports(fan_out):
             return
         end = time.time_ns()
         began = end - int(seconds * _NANO)
