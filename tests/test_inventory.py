@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_async import DecodeError, Quotas, Survey, from_json
+from sampling_async._json import codec
 from sampling_async._json import inventory as _inventory
 from sampling_async._json import known as _known
 from sampling_async._json.inventory import Inventory
@@ -421,6 +422,39 @@ def test_nothing_is_read_where_nothing_has_changed(size, between, monkeypatch):
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
+def read_alone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list of the surveys that will be read by a call of their own."""
+    texts: list[bytes] = []
+
+    def read_one(record: Any, text: bytes, *rest: Any) -> Any:
+        texts.append(text)
+        return codec.read(record, text, *rest)
+
+    monkeypatch.setattr(_inventory, "read", read_one)
+    return texts
+
+
+def test_of_an_inventory_that_is_known_only_what_has_changed_is_read(monkeypatch):
+    known, texts = KnownSurveys(), [survey(number) for number in range(1, 60)]
+    before = read_again(body_of(*texts), known)
+    texts[20], texts[40] = survey(21, LOI=99), survey(41, LOI=99)
+    monkeypatch.setattr(_inventory, "read_unknown", refuse)
+    alone = read_alone(monkeypatch)
+    after = read_again(body_of(*texts), known)
+    assert alone == [texts[20], texts[40]]
+    assert [one is other for one, other in zip(before, after, strict=True)].count(False) == 2
+
+
+def test_where_much_has_changed_surveys_are_read_together(monkeypatch):
+    known, texts = KnownSurveys(), [survey(number) for number in range(1, 60)]
+    before = read_again(body_of(*texts), known)
+    texts[2::3] = [survey(number, LOI=99) for number in range(3, 60, 3)]
+    alone = read_alone(monkeypatch)
+    after = read_again(body_of(*texts), known, 10**9)
+    assert alone == []
+    assert [one is other for one, other in zip(before, after, strict=True)].count(False) == 19
+
+
 @pytest.mark.parametrize("fingerprint", [hash, _known._sha1])
 @given(data=st.data())
 def test_what_has_changed_is_read_and_what_has_not_is_the_same(fingerprint, data):
@@ -452,6 +486,19 @@ def test_a_last_survey_that_became_shorter_is_not_waited_for(size):
     assert after[0] is before[0]
     with pytest.raises(DecodeError):
         read_again(body_of(*texts)[: -len(TAIL) - 20], known, size)
+
+
+def test_surveys_that_nobody_holds_are_forgotten(monkeypatch):
+    monkeypatch.setattr(_known, "_FEWEST_REFERENCES", 10)
+    known = KnownSurveys()
+    held = read_again(body_of(*[survey(number) for number in range(1, 41)]), known)
+    for wave in range(20):
+        read_again(body_of(*[survey(number, LOI=wave + 10) for number in range(1, 41)]), known)
+    gc.collect()
+    assert len(known) == len(held) == 40
+    assert len(known._surveys) <= 2 * 40 + 40
+    again = read_again(body_of(*[survey(number) for number in range(1, 41)]), known)
+    assert all(one is other for one, other in zip(held, again, strict=True))
 
 
 def test_not_more_than_a_number_of_lengths_is_remembered(monkeypatch):

@@ -36,6 +36,8 @@ _ALIKE: Final = re.compile(rb'\}\s{0,99},\s{0,99}\{\s{0,99}"[^"\\]{1,99}"')
 # The next text or brace. Texts are skipped as a whole, so that braces inside them do not count.
 _TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
 _GUESSED_BYTES: Final = 2**18  # of a survey; without a guess in so many bytes, another method is tried
+# Behind so many known surveys, one that has changed is read alone: those that follow are most likely known too.
+_MOSTLY_KNOWN: Final = 8
 
 
 class Inventory:
@@ -54,6 +56,7 @@ class Inventory:
         self._tried = 0  # where the last try of `_cut_many` ended, successful or not
         self._shared = new_shared()
         self._known = known
+        self._unchanged = 0  # known surveys since the last one that was read
         self._is_exact = False
         self._is_list_over = False
 
@@ -160,6 +163,7 @@ class Inventory:
             return None
         surveys.extend(leading)
         self._count += len(leading)
+        self._unchanged += len(leading)
         self._note_end(end)
         return end
 
@@ -169,7 +173,7 @@ class Inventory:
         Returns:
             The end of these surveys; None if there is no such end, or the guess is wrong.
         """
-        if not extent.alike or extent.is_exact:
+        if not extent.alike or extent.is_exact or self._unchanged >= _MOSTLY_KNOWN:
             return None
         buffer, start = self._buffer, extent.start
         last = buffer.rfind(extent.alike, max(start, self._tried)) + 1
@@ -191,6 +195,7 @@ class Inventory:
             return None
         surveys.extend(many)
         self._count += len(many)
+        self._unchanged = 0
         return last
 
     def _cut(self, extent: _Extent, surveys: list[Survey]) -> int | None:
@@ -213,6 +218,7 @@ class Inventory:
                     self._known.add(piece, survey)
             surveys.append(survey)
             self._count += 1
+            self._unchanged = 0
             self._note_end(end)
             return end
         return None

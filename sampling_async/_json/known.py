@@ -6,7 +6,7 @@ import re
 import sys
 from hashlib import sha1
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES: Final = 32  # of a survey; its ID is in them, so few surveys begin alike
 _MOST_LENGTHS: Final = 2**16  # that are remembered
+_FEWEST_REFERENCES: Final = 2**12  # up to which nobody looks for those whose survey is gone
 _BETWEEN: Final = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+(?=\{)")
 
 
@@ -27,6 +28,10 @@ def _sha1(text: bytes) -> int:
 _fingerprint: Final[Callable[[bytes], int]] = hash if sys.hash_info.width >= 64 else _sha1  # noqa: PLR2004
 
 
+def _gone() -> None:
+    """Return what a reference does whose survey is gone."""
+
+
 class KnownSurveys:
     """The surveys that somebody still uses, by the fingerprints of their texts.
 
@@ -35,23 +40,28 @@ class KnownSurveys:
     survey is read. A length that is wrong costs time only.
     """
 
-    __slots__ = ("_lengths", "_surveys")
+    __slots__ = ("_lengths", "_most", "_surveys")
 
     def __init__(self) -> None:
-        self._surveys = WeakValueDictionary[int, "Survey"]()
+        # A WeakValueDictionary would forget at once. But it is written in Python, and takes 2 % of a full read.
+        self._surveys: dict[int, ref[Survey]] = {}
+        self._most = _FEWEST_REFERENCES
         self._lengths: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return len(self._surveys)
+        return sum(survey() is not None for survey in self._surveys.values())
 
     def add(self, text: bytes, survey: Survey) -> None:
         """Add a survey that was read from a text."""
-        self._surveys[_fingerprint(text)] = survey
+        if len(self._surveys) >= self._most:
+            self._surveys = {key: known for key, known in self._surveys.items() if known() is not None}
+            self._most = max(_FEWEST_REFERENCES, 2 * len(self._surveys))
+        self._surveys[_fingerprint(text)] = ref(survey)
         self._remember(text)
 
     def find(self, text: bytes) -> Survey | None:
         """Return the survey with this text, if it is known."""
-        survey = self._surveys.get(_fingerprint(text))
+        survey = self._surveys.get(_fingerprint(text), _gone)()
         if survey is not None:
             self._remember(text)
         return survey
@@ -79,7 +89,7 @@ class KnownSurveys:
         with memoryview(buffer) as view:
             while length := length_of(view[at : at + _HEAD_BYTES].tobytes()):
                 # At the end of the buffer, a part of a survey has another fingerprint.
-                survey = survey_of(_fingerprint(view[at : at + length].tobytes()))
+                survey = survey_of(_fingerprint(view[at : at + length].tobytes()), _gone)()
                 if survey is None:
                     break
                 surveys.append(survey)
