@@ -48,7 +48,7 @@ OPTIONS: Final = (
     "-p",
     "no:cacheprovider",
     "-o",
-    "faulthandler_timeout=60",
+    "faulthandler_timeout=20",
     "-o",
     "faulthandler_exit_on_timeout=true",
 )
@@ -63,6 +63,7 @@ pytest_add_cli_args = [{options}]
 pytest_add_cli_args_test_selection = [{tests}]
 process_isolation = "forkserver"  # threads and event loops of the tests must not live where mutants are forked
 use_git_change_detection = false
+timeout_constant = 4  # times 15 is a minute, so that a test that hangs ends by the limit of a single test
 """
 
 
