@@ -13,7 +13,7 @@ It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async.campaign._campaign import Campaign
 from sampling_async.campaign._files import InviteFormat
-from sampling_async.campaign._ledger import LedgerError
+from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Cost, Plan

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
-    from sampling_async.campaign._ledger import Ledger, Member
+    from sampling_async.campaign._ledger import Ledger
     from sampling_async.campaign._lessons import Rule
+    from sampling_async.campaign._pairs import Member
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500

@@ -1,0 +1,265 @@
+"""The file of a campaign's ledger: a SQLite database with a lock beside it, one run at a time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async._contract.errors import JournalError
+from sampling_async._journal.lock import JournalLock
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_APPLICATION: Final = 0x53414E43
+"""Marks the file as ours ("SANC"), so that no other database is written to by mistake."""
+
+_FORM: Final = 1
+_BUSY_SECONDS: Final = 30.0
+_BRIEF: Final = 0.01
+
+_TABLES: Final = f"""
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_FORM};
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE quotas (
+    id INTEGER PRIMARY KEY, survey INTEGER NOT NULL, wave INTEGER NOT NULL, name TEXT NOT NULL,
+    currency INTEGER, room INTEGER NOT NULL, value REAL NOT NULL, cost REAL NOT NULL, closed TEXT
+);
+CREATE TABLE members (
+    id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE, reserves TEXT NOT NULL, closed TEXT
+);
+CREATE TABLE pairs (
+    member INTEGER NOT NULL, quota INTEGER NOT NULL, plan INTEGER NOT NULL, rank INTEGER NOT NULL,
+    certain INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'pending', turn INTEGER NOT NULL DEFAULT 1,
+    tries INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0, code INTEGER, reason TEXT,
+    PRIMARY KEY (member, quota, plan)
+) WITHOUT ROWID;
+CREATE INDEX pairs_pending ON pairs (turn, member) WHERE state = 'pending';
+CREATE TABLE invites (
+    member INTEGER NOT NULL, quota INTEGER NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
+    url TEXT NOT NULL, partner_amount REAL, member_amount REAL, loi INTEGER, ir INTEGER, at REAL NOT NULL
+);
+CREATE INDEX invites_pair ON invites (member, quota);
+CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
+CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE moments (
+    run INTEGER NOT NULL, slot INTEGER NOT NULL, requests INTEGER NOT NULL, invited INTEGER NOT NULL,
+    rejected INTEGER NOT NULL, failed INTEGER NOT NULL, latencies TEXT NOT NULL, "limit" REAL,
+    PRIMARY KEY (run, slot)
+) WITHOUT ROWID;
+CREATE TABLE waits (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL
+);
+"""
+
+
+class LedgerError(JournalError):
+    """The ledger of a campaign cannot be opened, read or written, or belongs to something else.
+
+    The text contains no member code and no invite link.
+
+    Attributes:
+        path: The ledger's file.
+    """
+
+    def __str__(self) -> str:
+        return f"the ledger {self.path} {self.args[0]}"
+
+
+class LedgerFile:
+    """The file of a ledger, for one user of it.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._database: sqlite3.Connection | None = None
+        self._lock = JournalLock(self.path)
+        self._file: os.stat_result | None = None
+        self._lock_file: os.stat_result | None = None
+        self._is_gone = False
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.path}>"
+
+    def open(self, *, make: bool = False) -> None:
+        """Open the file; with `make`, make it if there is none.
+
+        Raises:
+            LedgerError: It does not exist, cannot be opened, or is something else.
+        """
+        if self._database is not None:
+            return
+        with self._failing("cannot be opened"):
+            if make:
+                # SQLite would make the file as the umask says. It gives -wal and -shm the mode of the file.
+                with suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            elif not self.path.is_file():
+                raise LedgerError("does not exist", path=self.path)
+            database = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                self._check(database)
+                # WAL: others may read while a run writes. FULL: what was committed survives a loss of power.
+                _use_wal(database)
+                database.execute("PRAGMA synchronous = FULL")
+            except BaseException:
+                database.close()
+                raise
+            self._database, self._file = database, self.path.stat()
+            self._must_be_wanted()
+
+    def _check(self, database: sqlite3.Connection) -> None:
+        tables = "SELECT count(*) FROM sqlite_master"
+        if not database.execute(tables).fetchone()[0]:
+            database.execute("BEGIN IMMEDIATE")
+            # Another process may have been quicker.
+            if not database.execute(tables).fetchone()[0]:
+                for statement in _TABLES.split(";"):
+                    database.execute(statement)
+            database.execute("COMMIT")
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        form = database.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION:
+            raise LedgerError("is a database of something else; name another file", path=self.path)
+        if form != _FORM:
+            raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
+
+    def close(self, *, removed: bool = False) -> None:
+        """Close the file, and release it for other runs.
+
+        Args:
+            removed: Whether to remove it before it is released, so that nobody else can be using it.
+        """
+        with self._turn:
+            self._is_gone = True
+            database, self._database = self._database, None
+            if database is not None:
+                with suppress(sqlite3.Error):
+                    database.close()
+            if removed:
+                self.path.unlink(missing_ok=True)
+            self.unlock()
+
+    def lock(self) -> None:
+        """Take the ledger for a run, which writes outcomes; there is one at a time.
+
+        Raises:
+            LedgerError: Another run has it.
+        """
+        try:
+            self._lock.take()
+        except JournalError:
+            raise LedgerError("is in use by another run of the campaign", path=self.path) from None
+        except OSError as exc:
+            raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
+        with suppress(OSError):
+            self._lock_file = self._lock.path.stat()
+        self._must_be_wanted()
+        if self._database is not None:
+            self.must_be_in_place()  # until now others could remove it
+
+    def must_be_in_place(self) -> None:
+        """Check that the run still has the file.
+
+        What is written to a file that was removed or replaced is lost in the end. The child of a fork does not
+        have it: if its parent ends, another run may begin.
+
+        Raises:
+            LedgerError: The run does not have it any more.
+        """
+        if self._lock_file is not None and not self._lock.is_held:
+            raise LedgerError("is not that of this process, which was forked from its run", path=self.path)
+        for path, file in ((self.path, self._file), (self._lock.path, self._lock_file)):
+            with suppress(OSError):
+                if file is None or os.path.samestat(file, path.stat()):
+                    continue
+            raise LedgerError("was removed or replaced, or its lock file was", path=self.path)
+
+    def _must_be_wanted(self) -> None:
+        """Give up what was opened in a thread that a cancelled task has left behind."""
+        if self._is_gone:
+            self.close()
+            raise LedgerError("is no longer needed: its user stopped waiting", path=self.path)
+
+    def unlock(self) -> None:
+        """Release the ledger for other runs."""
+        self._lock_file = None
+        self._lock.release()
+
+    def is_running(self) -> bool:
+        """Return whether a run has the ledger now."""
+        return self._lock.is_held or self._lock.is_taken()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open."""
+        return self._database is not None
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise LedgerError("is not open", path=self.path)
+        return self._database
+
+    @contextmanager
+    def _failing(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise LedgerError(f"{what}: {reason}", path=self.path) from exc
+
+    @contextmanager
+    def _writing(self) -> Generator[sqlite3.Connection]:
+        """Write together what this block writes."""
+        with self._turn, self._failing("cannot be written"):
+            database = self._connection
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:  # after some errors SQLite has rolled back by itself
+                    database.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._turn, self._failing("cannot be read"):
+            return self._connection.execute(query, *values).fetchall()
+
+    def error(self, reason: str) -> LedgerError:
+        """Return an error about this ledger."""
+        return LedgerError(reason, path=self.path)
+
+
+def _use_wal(database: sqlite3.Connection) -> None:
+    # SQLite does not wait for others who are opening a new file at this moment.
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_BRIEF)
+        else:
+            return
