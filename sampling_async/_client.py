@@ -30,10 +30,11 @@ from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._journal.record import Record
 from sampling_async._json.codec import warm_up
-from sampling_async._pacing.gate import Gate, Lane, Permit
+from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import LoopClock
 from sampling_async._pacing.outage import Outage
 from sampling_async._pacing.patience import OutagePolicy
+from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of

@@ -14,8 +14,9 @@ import anyio.to_thread
 import httpx
 
 from sampling_async import SamplingClient
-from sampling_async._pacing.gate import Gate, Lane, Permit
+from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.turns import Lane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

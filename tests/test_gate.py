@@ -9,7 +9,8 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from sampling_async._pacing import gate
-from sampling_async._pacing.gate import Gate, Lane, Permit
+from sampling_async._pacing.gate import Gate, Permit
+from sampling_async._pacing.turns import Lane
 
 
 async def test_a_gate_gives_as_many_permits_as_its_limit():
@@ -459,7 +460,7 @@ async def test_after_nine_interactive_calls_a_permit_is_renewed_in_front_of_the_
     async with anyio.create_task_group() as tasks:
         parked = await waiting_for(shut, lane, tasks)
         calls = [await waiting_for(shut, shut.kind("work").interactive, tasks) for _ in range(2)]
-        shut._in_a_row = 9
+        shut._turns.in_a_row = 9
         assert permit.renew()
         assert not permit.renew()  # that was the turn of the other lanes
         for call in (*calls, parked):

@@ -1,9 +1,9 @@
 """One limit for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
 
 A `Gate` is the limit. Attempts belong to kinds, one for each endpoint. A kind has its own limit below that of
-the gate, and its own holds: if one kind is refused or slow, the others go on. A `Lane` is the queue of one user
-of the gate. A `Permit` lets one attempt run: it is acquired before a task gets the work, and released when the
-attempt ends.
+the gate, and its own holds: if one kind is refused or slow, the others go on. A `Permit` lets one attempt run:
+it is acquired before a task gets the work, and released when the attempt ends. Each user of the gate waits for
+its permits in a `Lane`, and `Turns` says whose turn it is.
 
 Held permits are kept in sets, and counts are the sizes of these sets. A signal handler may raise between any
 two lines. A separate counter would then stay wrong until the client is closed.
@@ -11,9 +11,6 @@ two lines. A separate counter would then stay wrong until the client is closed.
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -21,16 +18,14 @@ import anyio
 
 from sampling_async._contract.timing import HOLD, PERMIT, Timeline
 from sampling_async._pacing.change import Turn
-from sampling_async._pacing.limit import AdaptiveLimit
-from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace
+from sampling_async._pacing.pace import NEXT_TO_NOTHING
+from sampling_async._pacing.turns import Kind, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from sampling_async._pacing.outage import Outage
-
-# Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
-_MOST_IN_A_ROW: Final = 9
+    from sampling_async._pacing.turns import Lane, Waiter
 
 # Waiting tasks resume at random moments within this share of a hold after its end, and within a second.
 _SPREAD: Final = 0.1
@@ -39,118 +34,8 @@ _SPREAD: Final = 0.1
 _AT_ONCE: Final = 2.0
 
 
-class Lane:
-    """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
-
-    Args:
-        kind: The kind of work.
-        weight: The number of turns for each turn of a lane of weight 1. This is approximate: a lane that
-            requests one permit at a time gets only one of the permits that are released in the same moment.
-        patience: Seconds to wait during an outage.
-
-    Attributes:
-        since: When the lane first waited for the end of an outage; its patience counts from then.
-    """
-
-    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
-
-    def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
-        self.kind = kind
-        self.patience = patience
-        self.since = inf
-        self.stride = 1.0 / weight
-        self.turn = 0.0
-        self.in_line = False
-        self._waiting: deque[_Waiter] = deque()
-
-    def __bool__(self) -> bool:
-        """Return whether a waiter is in the queue. Waiters that gave up do not count, and are removed."""
-        while self._waiting and self._waiting[0].gave_up:
-            self._waiting.popleft()
-        return bool(self._waiting)
-
-    def join(self, waiter: _Waiter) -> None:
-        """Add a waiter to the end of the queue."""
-        self._waiting.append(waiter)
-
-    def first(self) -> _Waiter:
-        """Return the waiter that has waited longest."""
-        return self._waiting[0]
-
-    def leave(self) -> _Waiter:
-        """Remove the waiter that has waited longest, and return it."""
-        return self._waiting.popleft()
-
-
-class _Waiter:
-    __slots__ = ("came", "gave_up", "permit", "turn_came")
-
-    def __init__(self, permit: Permit, came: int) -> None:
-        self.permit = permit
-        self.came = came  # a serial number: lower is earlier
-        self.turn_came: Turn | None = None  # created only if the task has to wait
-        self.gave_up = False
-
-    def wake(self) -> None:
-        """Wake the task, if it has to wait."""
-        if self.turn_came is not None:
-            self.turn_came.set()
-
-
-class Kind:
-    """The state of one kind of work at a gate.
-
-    Attributes:
-        adaptive: The limit of this kind.
-        pace: How soon after each other attempts of this kind may begin.
-        held: The permits of this kind that are held.
-        stale: The permits in `held` that were granted before the last outage ended. Their attempts may hang for
-            long, which says nothing about the service after the outage, so they do not count in the limit.
-        interactive: The lane of calls that a caller waits for.
-        lanes: A heap of the other lanes with waiters, ordered by turn.
-        held_until: When the latest hold ends.
-        spread: Seconds after a hold within which its waiters resume.
-        reported_at: When an attempt of this kind last reported overload.
-        lowered_at: When the limit was last lowered because other kinds reported overload.
-    """
-
-    __slots__ = (
-        "adaptive",
-        "held",
-        "held_until",
-        "interactive",
-        "lanes",
-        "lowered_at",
-        "pace",
-        "reported_at",
-        "spread",
-        "stale",
-    )
-
-    def __init__(self, name: str, maximum: int) -> None:
-        self.adaptive = AdaptiveLimit(maximum)
-        self.pace = Pace()
-        self.held: set[Permit] = set()
-        self.stale: set[Permit] = set()
-        self.interactive = Lane(name)
-        self.lanes: list[tuple[float, int, Lane]] = []
-        self.held_until = -inf
-        self.reported_at = -inf
-        self.lowered_at = -inf
-        self.spread = 0.0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the limit allows another attempt."""
-        return len(self.held) - len(self.stale) < self.adaptive.limit
-
-
 class Gate:
     """A fair limit on the number of attempts that run at once. It adapts, and a hold shuts it for a while.
-
-    Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
-    of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
-    to the other lanes. These take turns by weight. Within a lane, the first to come is the first served.
 
     Attributes:
         maximum: The number of attempts that may run, all kinds together.
@@ -178,9 +63,7 @@ class Gate:
         self._kinds: dict[str, Kind] = {}
         self._all = Kind("", maximum)  # only its hold is used: the hold of all kinds
         self._held: set[Permit] = set()  # of all kinds
-        self._in_a_row = 0  # permits granted to interactive lanes since the last one to another lane
-        self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
-        self._joined = count()
+        self._turns = Turns(self._kinds)
         self._held_back: set[anyio.CancelScope] = set()
         self._is_closed = False
 
@@ -322,9 +205,9 @@ class Gate:
             is_next = False
         elif alone:
             is_next = True
-            self._in_a_row = 0
-        elif is_next := self._next() is permit.lane:
-            self._count_turn(permit.lane)
+            self._turns.in_a_row = 0
+        elif is_next := self._turns.next() is permit.lane:
+            self._turns.count(permit.lane)
         if is_next:
             self.grant(permit)
             kind.pace.begin(now)
@@ -334,11 +217,6 @@ class Gate:
 
     def _has_place(self, kind: Kind) -> bool:
         return len(self._held) < self.maximum and kind.has_room
-
-    def _lanes(self) -> Iterator[Lane]:
-        for kind in self._kinds.values():
-            yield kind.interactive
-            yield from (lane for _, _, lane in kind.lanes)
 
     def _is_shut(self, kind: Kind) -> bool:
         return (self._outage is not None and self._outage.is_on) or self.held_for(kind) > 0
@@ -370,7 +248,7 @@ class Gate:
         """
         if self._outage is not None and self._outage.is_on:
             # The waiters get no permit. They resume in `acquire`, which sees the outage and waits for its end.
-            for lane in self._lanes():
+            for lane in self._turns.lanes():
                 while lane:
                     lane.leave().wake()
             return
@@ -378,15 +256,13 @@ class Gate:
             kind.stale = set(kind.held)
             kind.adaptive.start_again()
 
-    def _queue(self, permit: Permit) -> _Waiter:
+    def _queue(self, permit: Permit) -> Waiter:
         """Add a permit to its lane's queue. It may be granted at once."""
-        waiter = _Waiter(permit, next(self._joined))
-        permit.lane.join(waiter)
-        self._put_in_line(permit.lane)
+        waiter = self._turns.join(permit)
         self.serve()
         return waiter
 
-    async def _turn_of(self, waiter: _Waiter) -> None:
+    async def _turn_of(self, waiter: Waiter) -> None:
         waiter.turn_came, waiter.permit.waiter = Turn(), waiter
         self.waiting += 1
         try:
@@ -420,60 +296,11 @@ class Gate:
 
     def serve(self) -> None:
         """Grant all free permits to the waiters whose turn it is."""
-        while len(self._held) < self.maximum and (lane := self._next()) is not None:
+        while len(self._held) < self.maximum and (lane := self._turns.next()) is not None:
             waiter = lane.leave()
-            self._count_turn(lane)
+            self._turns.count(lane)
             self.grant(waiter.permit)
             waiter.wake()
-
-    def _next(self) -> Lane | None:
-        """Return the lane whose turn it is, of those with a waiter that their kind has room for."""
-        # Interactive lanes first, up to nine permits in a row; then another lane; then interactive lanes again,
-        # without that bound, if no other lane can use a permit.
-        interactive = self._first_interactive()
-        if interactive is not None and self._in_a_row < _MOST_IN_A_ROW:
-            return interactive
-        return self._first_in_line() or interactive
-
-    def _first_interactive(self) -> Lane | None:
-        # Each kind has one interactive lane. The waiter that came first of all these lanes is next.
-        first: Lane | None = None
-        for kind in self._kinds.values():
-            lane = kind.interactive
-            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
-                first = lane
-        return first
-
-    def _first_in_line(self) -> Lane | None:
-        first: Kind | None = None
-        for kind in self._kinds.values():
-            while kind.lanes and not kind.lanes[0][2]:  # its waiters have given up
-                heapq.heappop(kind.lanes)[2].in_line = False
-            if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
-                first = kind
-        return None if first is None else first.lanes[0][2]
-
-    def _count_turn(self, lane: Lane) -> None:
-        """Count a permit that is granted to a lane, which `_next` has returned."""
-        kind = self.kind(lane.kind)
-        if lane is kind.interactive:
-            self._in_a_row += 1
-            return
-        self._in_a_row = 0
-        # Each served lane moves back by its stride, 1 / weight. So with weights 2 and 1 the turns are
-        # 0, 0.5, 1, 1.5, 2 and 0, 1, 2: the first lane is served twice as often.
-        self._now, _, _ = heapq.heappop(kind.lanes)
-        lane.in_line = False
-        lane.turn = self._now + lane.stride
-        self._put_in_line(lane)
-
-    def _put_in_line(self, lane: Lane) -> None:
-        kind = self.kind(lane.kind)
-        if lane is not kind.interactive and not lane.in_line and lane:
-            lane.in_line = True
-            # A lane that was empty for some time has not saved up turns: it begins at the current turn.
-            lane.turn = max(lane.turn, self._now)
-            heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
 
 
 class Permit:
@@ -513,7 +340,7 @@ class Permit:
         self.generation = 0
         self.among = 0
         self.timeline = Timeline(gate.clock)
-        self.waiter: _Waiter | None = None
+        self.waiter: Waiter | None = None
         self.is_withdrawn = False
 
     @property

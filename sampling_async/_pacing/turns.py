@@ -1,0 +1,212 @@
+"""Whose turn it is at a gate: the kinds of work, the lanes in which their permits wait, and their order."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from sampling_async._pacing.limit import AdaptiveLimit
+from sampling_async._pacing.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sampling_async._pacing.change import Turn
+    from sampling_async._pacing.gate import Permit
+
+# Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
+_MOST_IN_A_ROW: Final = 9
+
+
+class Lane:
+    """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
+
+    Args:
+        kind: The kind of work.
+        weight: The number of turns for each turn of a lane of weight 1. This is approximate: a lane that
+            requests one permit at a time gets only one of the permits that are released in the same moment.
+        patience: Seconds to wait during an outage.
+
+    Attributes:
+        since: When the lane first waited for the end of an outage; its patience counts from then.
+    """
+
+    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
+
+    def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
+        self.kind = kind
+        self.patience = patience
+        self.since = inf
+        self.stride = 1.0 / weight
+        self.turn = 0.0
+        self.in_line = False
+        self._waiting: deque[Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        """Return whether a waiter is in the queue. Waiters that gave up do not count, and are removed."""
+        while self._waiting and self._waiting[0].gave_up:
+            self._waiting.popleft()
+        return bool(self._waiting)
+
+    def join(self, waiter: Waiter) -> None:
+        """Add a waiter to the end of the queue."""
+        self._waiting.append(waiter)
+
+    def first(self) -> Waiter:
+        """Return the waiter that has waited longest."""
+        return self._waiting[0]
+
+    def leave(self) -> Waiter:
+        """Remove the waiter that has waited longest, and return it."""
+        return self._waiting.popleft()
+
+
+class Waiter:
+    """A task that waits for a permit."""
+
+    __slots__ = ("came", "gave_up", "permit", "turn_came")
+
+    def __init__(self, permit: Permit, came: int) -> None:
+        self.permit = permit
+        self.came = came  # a serial number: lower is earlier
+        self.turn_came: Turn | None = None  # created only if the task has to wait
+        self.gave_up = False
+
+    def wake(self) -> None:
+        """Wake the task, if it has to wait."""
+        if self.turn_came is not None:
+            self.turn_came.set()
+
+
+class Kind:
+    """The state of one kind of work at a gate.
+
+    Attributes:
+        adaptive: The limit of this kind.
+        pace: How soon after each other attempts of this kind may begin.
+        held: The permits of this kind that are held.
+        stale: The permits in `held` that were granted before the last outage ended. Their attempts may hang for
+            long, which says nothing about the service after the outage, so they do not count in the limit.
+        interactive: The lane of calls that a caller waits for.
+        lanes: A heap of the other lanes with waiters, ordered by turn.
+        held_until: When the latest hold ends.
+        spread: Seconds after a hold within which its waiters resume.
+        reported_at: When an attempt of this kind last reported overload.
+        lowered_at: When the limit was last lowered because other kinds reported overload.
+    """
+
+    __slots__ = (
+        "adaptive",
+        "held",
+        "held_until",
+        "interactive",
+        "lanes",
+        "lowered_at",
+        "pace",
+        "reported_at",
+        "spread",
+        "stale",
+    )
+
+    def __init__(self, name: str, maximum: int) -> None:
+        self.adaptive = AdaptiveLimit(maximum)
+        self.pace = Pace()
+        self.held: set[Permit] = set()
+        self.stale: set[Permit] = set()
+        self.interactive = Lane(name)
+        self.lanes: list[tuple[float, int, Lane]] = []
+        self.held_until = -inf
+        self.reported_at = -inf
+        self.lowered_at = -inf
+        self.spread = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the limit allows another attempt."""
+        return len(self.held) - len(self.stale) < self.adaptive.limit
+
+
+class Turns:
+    """The order in which permits are granted to those who wait for them.
+
+    Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
+    of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
+    to the other lanes. These take turns by weight. Within a lane, the first to come is the first served.
+
+    Args:
+        kinds: The kinds of work, by name. The gate adds to them.
+
+    Attributes:
+        in_a_row: The permits granted to interactive lanes since the last one to another lane.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self._kinds = kinds
+        self.in_a_row = 0
+        self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
+        self._joined = count()
+
+    def join(self, permit: Permit) -> Waiter:
+        """Add a permit to its lane's queue."""
+        waiter = Waiter(permit, next(self._joined))
+        permit.lane.join(waiter)
+        self._put_in_line(permit.lane)
+        return waiter
+
+    def lanes(self) -> Iterator[Lane]:
+        """Yield all lanes that may have waiters."""
+        for kind in self._kinds.values():
+            yield kind.interactive
+            yield from (lane for _, _, lane in kind.lanes)
+
+    def next(self) -> Lane | None:
+        """Return the lane whose turn it is, of those with a waiter that their kind has room for."""
+        # Interactive lanes first, up to nine permits in a row; then another lane; then interactive lanes again,
+        # without that bound, if no other lane can use a permit.
+        interactive = self._first_interactive()
+        if interactive is not None and self.in_a_row < _MOST_IN_A_ROW:
+            return interactive
+        return self._first_in_line() or interactive
+
+    def _first_interactive(self) -> Lane | None:
+        # Each kind has one interactive lane. The waiter that came first of all these lanes is next.
+        first: Lane | None = None
+        for kind in self._kinds.values():
+            lane = kind.interactive
+            if lane and kind.has_room and (first is None or lane.first().came < first.first().came):
+                first = lane
+        return first
+
+    def _first_in_line(self) -> Lane | None:
+        first: Kind | None = None
+        for kind in self._kinds.values():
+            while kind.lanes and not kind.lanes[0][2]:  # its waiters have given up
+                heapq.heappop(kind.lanes)[2].in_line = False
+            if kind.lanes and kind.has_room and (first is None or kind.lanes[0] < first.lanes[0]):
+                first = kind
+        return None if first is None else first.lanes[0][2]
+
+    def count(self, lane: Lane) -> None:
+        """Count a permit that is granted to a lane, which `next` has returned."""
+        kind = self._kinds[lane.kind]
+        if lane is kind.interactive:
+            self.in_a_row += 1
+            return
+        self.in_a_row = 0
+        # Each served lane moves back by its stride, 1 / weight. So with weights 2 and 1 the turns are
+        # 0, 0.5, 1, 1.5, 2 and 0, 1, 2: the first lane is served twice as often.
+        self._now, _, _ = heapq.heappop(kind.lanes)
+        lane.in_line = False
+        lane.turn = self._now + lane.stride
+        self._put_in_line(lane)
+
+    def _put_in_line(self, lane: Lane) -> None:
+        kind = self._kinds[lane.kind]
+        if lane is not kind.interactive and not lane.in_line and lane:
+            lane.in_line = True
+            # A lane that was empty for some time has not saved up turns: it begins at the current turn.
+            lane.turn = max(lane.turn, self._now)
+            heapq.heappush(kind.lanes, (lane.turn, next(self._joined), lane))
