@@ -162,14 +162,14 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
 
 def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):
     compiled: list[int] = []
-    part = _index._Part
+    part = _index.Part
 
     def counted(surveys, *others):
         surveys = list(surveys)
         compiled.append(len(surveys))
         return part(surveys, *others)
 
-    monkeypatch.setattr(_index, "_Part", counted)
+    monkeypatch.setattr(_index, "Part", counted)
     listed = {at: survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1000)}
     index = QuotaIndex(listed.values())
     for step in range(400):

@@ -20,18 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.records import Participation
 from sampling_async.matching._evaluate import Reason
-from sampling_async.matching._index import (
-    MatchResult,
-    Member,
-    QuotaIds,
-    QuotaIndex,
-    Rank,
-    UnknownQuotaError,
-    most_wanted,
-)
+from sampling_async.matching._index import Member, QuotaIndex, UnknownQuotaError
+from sampling_async.matching._part import Rank, most_wanted
 from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic
 from sampling_async.matching._questions import Bands, Profile, QuestionKinds
+from sampling_async.matching._result import MatchResult, QuotaIds
 
 if TYPE_CHECKING:
     from sampling_async.matching._following import Following

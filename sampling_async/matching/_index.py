@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import chain, islice
-from operator import eq, itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias, overload
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import is_whole, whole_number
+from sampling_async._contract.checks import is_whole
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import Participation, Quota, Quotas, Survey, hidden
+from sampling_async._contract.records import Participation, Quotas, Survey, hidden
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._evaluate import Reason, evaluate
 from sampling_async.matching._masks import mask_reasons, recontact_reasons
+from sampling_async.matching._part import Part, Rank, most_wanted
 from sampling_async.matching._policy import MatchPolicy, Truth
-from sampling_async.matching._program import Diagnostic, Program, Target
 from sampling_async.matching._questions import Profile, QuestionKinds, lasting
-from sampling_async.matching._segment import Segment
+from sampling_async.matching._result import MatchResult, QuotaIds
 
-Rank: TypeAlias = Callable[[Survey, Quota], Any]
-"""The sort key of quotas, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
+if TYPE_CHECKING:
+    from sampling_async.matching._program import Diagnostic, Target
 
 _MOST_PARTS: Final = 3
 """The most parts of an index: each additional part makes matching a tenth to a fifth slower."""
@@ -48,11 +45,6 @@ class Member:
     participations: Collection[Participation] = field(default=(), repr=False)
 
 
-def most_wanted(_: Survey, quota: Quota) -> int:
-    """Rank quotas by the completes that are still wanted, the most first."""
-    return -quota.estimated_completes_remaining
-
-
 class UnknownQuotaError(InvalidRequestError, KeyError):
     """The index has no such quota: the ID is of another inventory, or is not a quota ID at all.
 
@@ -68,163 +60,6 @@ class UnknownQuotaError(InvalidRequestError, KeyError):
 
     def __str__(self) -> str:
         return f"quota {self.quota_id!r:.40} is not in this index; its `quota_ids` lists the open quotas"
-
-
-class QuotaIds(Sequence[int]):
-    """A sequence of quota IDs, best rank first, created lazily: a member may match thousands of quotas."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: Sequence[tuple[_Part, int]]) -> None:
-        self._parts = [(part, bits) for part, bits in parts if bits]
-
-    def __len__(self) -> int:
-        return sum(bits.bit_count() for _, bits in self._parts)
-
-    def __iter__(self) -> Iterator[int]:
-        return (target.quota.quota_id for target in self.targets())
-
-    def __contains__(self, quota_id: object) -> bool:
-        # An unknown ID gets the bit after the last quota, which is never set.
-        return any(bits >> part.bit_of.get(quota_id, len(part.targets)) & 1 for part, bits in self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        if isinstance(index, slice):
-            first, last, step = index.indices(len(self))
-            if step > 0:
-                return tuple(islice(self, first, last, step))
-            # A negative step needs the end first, so the IDs are created all.
-            return tuple(self)[index]
-        at = index + len(self) if index < 0 else index
-        for quota_id in islice(self, at, at + 1) if at >= 0 else ():
-            return quota_id
-        raise IndexError(index)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(str, islice(self, 3)))
-        return f"<{len(self)} quota IDs: {shown}{', ...' if len(self) > 3 else ''}>"  # noqa: PLR2004
-
-    def __reversed__(self) -> Iterator[int]:
-        return reversed(tuple(self))
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the position of a quota ID."""
-        return tuple(self).index(value, start, len(self) if stop is None else stop)
-
-    def targets(self) -> Iterator[Target]:
-        """Yield the quotas, each with its survey."""
-        # One part, which is usual, is in order already and needs no merge.
-        if len(self._parts) == 1:
-            part, bits = self._parts[0]
-            return (part.targets[bit] for bit in ascending(bits))
-        return (target for _, target in self.compiled())
-
-    def compiled(self) -> Iterator[tuple[Program, Target]]:
-        """Yield the quotas as `targets` does, each in a pair after the program it was compiled in."""
-        ranked = heapq.merge(*(part.ranked(bits) for part, bits in self._parts), key=itemgetter(0))
-        return ((program, target) for _, program, target in ranked)
-
-
-@frozen
-class MatchResult:
-    """The quotas of one member.
-
-    Attributes:
-        certain: The quotas that the member certainly matches, best first.
-        possible: The quotas that the member may match, best first: an answer is missing, or the service shows
-            only a part of a list.
-    """
-
-    certain: QuotaIds
-    possible: QuotaIds
-
-    def select(self, n: int, *, one_per_survey: bool = True) -> tuple[int, ...]:
-        """Return at most `n` quota IDs to request invites for: first the certain, then the possible ones.
-
-        Both are in the order of their rank, best first.
-
-        Args:
-            n: How many quota IDs at most; a bulk invite takes 100 in one request.
-            one_per_survey: Select only one quota of each survey, because a member can take a survey only once.
-
-        Raises:
-            InvalidRequestError: `n` is not a whole number from 0 on.
-        """
-        whole_number(n, "n", least=0)
-        selected: list[int] = []
-        surveys: set[int] = set()
-        for target in chain(self.certain.targets(), self.possible.targets()):
-            if len(selected) == n:
-                break
-            if not (one_per_survey and target.survey.survey_id in surveys):
-                surveys.add(target.survey.survey_id)
-                selected.append(target.quota.quota_id)
-        return tuple(selected)
-
-
-class _Part:
-    """Some of an inventory's surveys, compiled together; bit `n` of a set is the part's `n`th best quota."""
-
-    def __init__(
-        self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy, rank: Rank
-    ) -> None:
-        self.program = program = Program(surveys, kinds, policy)
-        keys = [(rank(target.survey, target.quota), target.quota.quota_id) for target in program.targets]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        self.segment = Segment(program, order)
-        self.targets = [program.targets[place] for place in order]
-        self.ranks = [keys[place] for place in order]
-        self.bit_of: dict[object, int] = {target.quota.quota_id: bit for bit, target in enumerate(self.targets)}
-        self.diagnostics = program.diagnostics
-        self._of_survey: defaultdict[int, int] = defaultdict(int)
-        self._of_device: dict[int, int] = {}
-        self._excluding: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        self.recontact = 0
-        for bit, target in enumerate(self.targets):
-            survey = target.survey
-            self._of_survey[survey.survey_id] |= 1 << bit
-            for exclusion in survey.survey_wave_exclusions:
-                for status_id in exclusion.participation_status_ids:
-                    key = exclusion.survey_id, exclusion.wave_id, status_id
-                    self._excluding[key] |= 1 << bit
-            if survey.is_survey_recontact:
-                self.recontact |= 1 << bit
-
-    def ranked(self, bits: int) -> Iterator[tuple[Any, Program, Target]]:
-        """Yield the rank, the program and the target of each quota in a set, best first."""
-        return ((self.ranks[bit], self.program, self.targets[bit]) for bit in ascending(bits))
-
-    def of_surveys(self, survey_ids: Iterable[int]) -> int:
-        """Return the set of the quotas of some surveys."""
-        return all_of(self._of_survey.get(survey_id, 0) for survey_id in survey_ids)
-
-    def for_device(self, device_type: int) -> int:
-        """Return the set of the quotas open to a device; a survey that names no device is open to all."""
-        # There are few device types, so each set is computed once and kept.
-        found = self._of_device.get(device_type)
-        if found is None:
-            devices = (target.survey.device_type_ids for target in self.targets)
-            found = all_of(1 << bit for bit, ids in enumerate(devices) if not ids or device_type in ids)
-            self._of_device[device_type] = found
-        return found
-
-    def excluding(self, participations: Iterable[Participation]) -> int:
-        """Return the set of the quotas that exclude a member with these participations."""
-        # Wave 0 of an exclusion stands for all waves of the survey.
-        return all_of(
-            self._excluding.get((one.survey_id, wave_id, one.status_id), 0)
-            for one in participations
-            for wave_id in (one.wave_id, 0)
-        )
 
 
 class QuotaIndex:
@@ -267,7 +102,7 @@ class QuotaIndex:
         part = self._part(surveys)
         self._settle([part], [part.segment.all])
 
-    def _settle(self, parts: list[_Part], listed: list[int]) -> None:
+    def _settle(self, parts: list[Part], listed: list[int]) -> None:
         """Set the parts, and in each the quotas that are listed: the others were in an older inventory only."""
         self._parts, self._listed = parts, listed
         self._open = listed.copy()
@@ -279,8 +114,8 @@ class QuotaIndex:
             if bits >> part.bit_of[each.quota_id] & 1
         )
 
-    def _part(self, surveys: Iterable[Survey]) -> _Part:
-        return _Part(surveys, self.kinds, self.policy, self._rank)
+    def _part(self, surveys: Iterable[Survey]) -> Part:
+        return Part(surveys, self.kinds, self.policy, self._rank)
 
     def __len__(self) -> int:
         """Return how many quotas are open."""
@@ -438,8 +273,8 @@ class QuotaIndex:
         return self._match(_asking(profile, device_type, exclude_surveys, participations, member_code))
 
     def _match(self, asking: _Asking) -> MatchResult:
-        certain: list[tuple[_Part, int]] = []
-        possible: list[tuple[_Part, int]] = []
+        certain: list[tuple[Part, int]] = []
+        possible: list[tuple[Part, int]] = []
         for part, is_open in zip(self._parts, self._open, strict=True):
             fits, may = part.segment.match(asking.profile, self.kinds)
             may &= is_open
@@ -456,7 +291,7 @@ class QuotaIndex:
             possible.append((part, may ^ fits))
         return MatchResult(QuotaIds(certain), QuotaIds(possible))
 
-    def _recontacted(self, part: _Part, fits: int, may: int, member_code: str | None) -> tuple[int, int]:
+    def _recontacted(self, part: Part, fits: int, may: int, member_code: str | None) -> tuple[int, int]:
         # A member on a list keeps the quota; a member not on it loses the quota. Quotas of recontact surveys
         # without such a check remain possible, but are not certain.
         listed = 0
