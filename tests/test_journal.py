@@ -1069,14 +1069,6 @@ def test_pages_that_sqlite_finds_damaged_are_damage_even_if_all_rows_can_be_read
         JournalFile(path, OWNER).open()
 
 
-def test_a_file_is_made_only_where_there_is_none(tmp_path):
-    path = tmp_path / "journal"
-    _journal_file._make(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(FileExistsError):
-        _journal_file._make(path)
-
-
 def test_a_line_with_an_error_is_as_short_as_the_others():
     error = SamplingError("gone", endpoint="bulk_invite", delivery="unknown")
     assert line_of(InviteOutcome("m", 5, "unknown", error=error, anomaly="late")) == (

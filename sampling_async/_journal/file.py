@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._journal.database import make_private
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, Note, Rows
 
@@ -192,7 +193,7 @@ class JournalFile:
         if size is None:
             if self._owner is None:
                 raise JournalError("does not exist", path=self.path)
-            _make(self._real)
+            make_private(self._real)
         elif self._real.is_file() and self._real.stat().st_nlink > 1:
             raise JournalError("has a second name (a hard link); remove one of the names", path=self.path)
 
@@ -245,7 +246,7 @@ class JournalFile:
         assert self._owner is not None
         mended, seed = _beside(self._real, "-mended"), os.urandom(DIGEST)
         _remove(mended)
-        _make(mended)
+        make_private(mended)
         rows = Rows(mended)
         try:
             rows.make(self._owner, seed)
@@ -398,11 +399,6 @@ def _beside(path: Path, end: str) -> Path:
     return path.with_name(path.name + end)
 
 
-def _make(path: Path) -> None:
-    """Create an empty file that only its owner can read and write."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-
-
 def _remove(path: Path) -> None:
     """Remove a database and the files of SQLite beside it."""
     for end in ("", "-wal", "-shm", "-journal"):
@@ -419,7 +415,7 @@ def _copy(rows: Rows, path: Path) -> None:
                 raise JournalError("exists already, and is not a journal of this format", path=path)
         # The copy is made under another name, so an earlier copy stays until the new one is complete.
         _remove(part)
-        _make(part)
+        make_private(part)
         rows.copy(part)
         # An earlier copy that was used may have left a `-wal` file, which SQLite would apply to the new copy.
         _beside(path, "-wal").unlink(missing_ok=True)

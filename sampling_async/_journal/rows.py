@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._journal.database import transaction
 from sampling_async._journal.lock import Damage, Header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 APPLICATION: Final = 0x5A3971  # SQLite's mark for the application that a database belongs to
@@ -162,7 +162,7 @@ class Rows:
 
     def make(self, owner: tuple[str, str], seed: bytes) -> None:
         """Create the tables."""
-        with _transaction(self._database):
+        with transaction(self._database):
             for statement in filter(str.strip, _TABLES.split(";")):
                 self._database.execute(statement)
             self._database.execute("INSERT INTO owner VALUES (?, ?, ?)", (*owner, seed))
@@ -206,7 +206,7 @@ class Rows:
         if self._one("PRAGMA quick_check(1)")[0] != b"ok":
             raise Damage("SQLite finds damaged pages in the file")
         self.header = at_header = Header(0, self._owner()[2])
-        with _transaction(self._index):
+        with transaction(self._index):
             for note in self._verified():
                 self._add(self.header.rows, note)
                 # The digest at the row that the lock file names must be the digest in the lock file.
@@ -332,7 +332,7 @@ class Rows:
         header = self.header
         # The inner transaction, of the index, is committed first. If the database then fails, the index has
         # entries without rows. In the other order it could miss entries, and their quotas would be sent again.
-        with _transaction(self._database), _transaction(self._index):
+        with transaction(self._database), transaction(self._index):
             for note in notes:
                 row = header.rows + 1
                 header = Header(row, _chained(header.digest, (row, *note)))
@@ -389,16 +389,3 @@ def _lines(content: bytes, quota_ids: list[int]) -> Iterator[tuple[int, bytes | 
     by_id = {line[1 : line.find(b",")]: line for line in content.split(b"\n")}
     for quota_id in quota_ids:
         yield quota_id, by_id.get(b"%d" % quota_id)
-
-
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Generator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        # After some errors SQLite has rolled back by itself, and another ROLLBACK would be an error.
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise

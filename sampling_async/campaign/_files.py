@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._journal.database import make_private
 from sampling_async.campaign._report import report
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
@@ -215,7 +215,7 @@ def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
 
 def _writer(path: Path, schema: Any) -> Any:
     # Invites hold member codes and links, so that only their owner may read them.
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    make_private(path)
     if path.suffix == ".parquet":
         return import_module("pyarrow.parquet").ParquetWriter(path, schema)
     return _Lines(path)

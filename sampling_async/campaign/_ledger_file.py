@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._journal.database import connected, make_durable, make_private, transaction
 from sampling_async._journal.lock import JournalLock
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _APPLICATION: Final = 0x53414E43
 
 _FORM: Final = 1
 _BUSY_SECONDS: Final = 30.0
-_BRIEF: Final = 0.01
 
 _TABLES: Final = f"""
 PRAGMA application_id = {_APPLICATION};
@@ -104,23 +103,14 @@ class LedgerFile:
             return
         with self._failing("cannot be opened"):
             if make:
-                # SQLite would make the file as the umask says. It gives -wal and -shm the mode of the file.
                 with suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                    make_private(self.path)
             elif not self.path.is_file():
                 raise LedgerError("does not exist", path=self.path)
-            database = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=_BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            database = connected(self.path, _BUSY_SECONDS)
             try:
                 self._check(database)
-                # WAL: others may read while a run writes. FULL: what was committed survives a loss of power.
-                _use_wal(database)
-                database.execute("PRAGMA synchronous = FULL")
+                make_durable(database, _BUSY_SECONDS)
             except BaseException:
                 database.close()
                 raise
@@ -130,12 +120,11 @@ class LedgerFile:
     def _check(self, database: sqlite3.Connection) -> None:
         tables = "SELECT count(*) FROM sqlite_master"
         if not database.execute(tables).fetchone()[0]:
-            database.execute("BEGIN IMMEDIATE")
-            # Another process may have been quicker.
-            if not database.execute(tables).fetchone()[0]:
-                for statement in _TABLES.split(";"):
-                    database.execute(statement)
-            database.execute("COMMIT")
+            with transaction(database):
+                # Another process may have been quicker.
+                if not database.execute(tables).fetchone()[0]:
+                    for statement in _TABLES.split(";"):
+                        database.execute(statement)
         application = database.execute("PRAGMA application_id").fetchone()[0]
         form = database.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION:
@@ -231,16 +220,8 @@ class LedgerFile:
     @contextmanager
     def _writing(self) -> Generator[sqlite3.Connection]:
         """Write together what this block writes."""
-        with self._turn, self._failing("cannot be written"):
-            database = self._connection
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:  # after some errors SQLite has rolled back by itself
-                    database.execute("ROLLBACK")
-                raise
+        with self._turn, self._failing("cannot be written"), transaction(self._connection):
+            yield self._connection
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._turn, self._failing("cannot be read"):
@@ -249,17 +230,3 @@ class LedgerFile:
     def error(self, reason: str) -> LedgerError:
         """Return an error about this ledger."""
         return LedgerError(reason, path=self.path)
-
-
-def _use_wal(database: sqlite3.Connection) -> None:
-    # SQLite does not wait for others who are opening a new file at this moment.
-    until = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(_BRIEF)
-        else:
-            return

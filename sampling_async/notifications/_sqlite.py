@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import time
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -13,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of
+from sampling_async._journal.database import connected, make_durable, make_private, patiently, transaction
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
 from sampling_async.notifications._understanding import Named, understand
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async.notifications._records import Notification
@@ -141,14 +141,13 @@ class SqliteStore:
         if sqlite3.sqlite_version_info < (3, 35):
             raise StoreError(f"SQLite 3.35 or newer is needed, and Python has {sqlite3.sqlite_version}")
         with self._failing("cannot be opened"):
-            self._make_private()
+            with suppress(FileExistsError):
+                make_private(self.path)
             database = self._connected()
             try:
                 if _form_of(database, self.path) < _FORM:
-                    _retried(lambda: database.executescript(_TABLES))
-                if database.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                    _retried(lambda: database.execute("PRAGMA journal_mode = WAL"))
-                database.execute("PRAGMA synchronous = FULL")
+                    patiently(lambda: database.executescript(_TABLES), _BUSY_SECONDS)
+                make_durable(database, _BUSY_SECONDS)
             except BaseException:
                 database.close()
                 raise
@@ -164,15 +163,8 @@ class SqliteStore:
     @contextmanager
     def transaction(self) -> Generator[None]:
         """Store together what is written in this block."""
-        with self._failing("cannot be written"):
-            self._open.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._open.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # on some errors SQLite has rolled back already
-                    self._open.execute("ROLLBACK")
-                raise
+        with self._failing("cannot be written"), transaction(self._open):
+            yield
 
     @property
     def _open(self) -> sqlite3.Connection:
@@ -181,20 +173,7 @@ class SqliteStore:
         return self._database
 
     def _connected(self) -> sqlite3.Connection:
-        # mode=rw: reading must not make an empty file. The thread that commits is the only one that uses the
-        # connection, but another one may close it.
-        return sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode=rw",
-            uri=True,
-            timeout=_BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-
-    def _make_private(self) -> None:
-        # SQLite would make the file as the umask says. It gives -wal and -shm the mode of the file.
-        with suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        return connected(self.path, _BUSY_SECONDS)
 
     @contextmanager
     def _failing(self, what: str) -> Generator[None]:
@@ -509,20 +488,6 @@ def _form_of(database: sqlite3.Connection, path: Path) -> int:
             f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
         )
     return form
-
-
-def _retried(step: Callable[[], object]) -> None:
-    """Do a step of opening again while another process holds a lock: here SQLite itself may not wait."""
-    until = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            step()
-        except sqlite3.OperationalError as exc:
-            if "locked" not in str(exc) or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _body(database: sqlite3.Connection, receipt: int) -> bytes:

@@ -1,0 +1,82 @@
+"""A file of SQLite that only its owner can read, and in which a transaction is on disk when it ends."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+_BRIEF: Final = 0.01
+_BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that only its owner can read and write.
+
+    SQLite would make it as the umask says. It gives `-wal` and `-shm` the mode of the file.
+
+    Raises:
+        FileExistsError: There is one.
+    """
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def connected(path: Path, seconds: float) -> sqlite3.Connection:
+    """Return a connection to a file that several processes may use; any thread may have it, one at a time.
+
+    Args:
+        path: The file. It must be there: to read a database must not make an empty one.
+        seconds: How long a statement waits for another process.
+    """
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def make_durable(database: sqlite3.Connection, seconds: float) -> None:
+    """Let others read while one writes (WAL), and let what was committed survive a loss of power (FULL).
+
+    Args:
+        database: The database.
+        seconds: How long to wait for others who are opening a new file at this moment.
+    """
+    if database.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        patiently(lambda: database.execute("PRAGMA journal_mode = WAL"), seconds)
+    database.execute("PRAGMA synchronous = FULL")
+
+
+def patiently(step: Callable[[], object], seconds: float) -> None:
+    """Do a step of opening again while another process has a lock for which SQLite itself does not wait."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            step()
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_BRIEF)
+        else:
+            return
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Generator[None]:
+    """Write together what is written in this block."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
+            database.execute("ROLLBACK")
+        raise

@@ -1,0 +1,123 @@
+"""A database of SQLite: private, on disk when a transaction ends, patient with other processes."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from contextlib import closing
+
+import pytest
+
+from sampling_async._journal import database as _database
+from sampling_async._journal.database import connected, make_durable, make_private, patiently, transaction
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "file"
+    make_private(path)
+    return path
+
+
+def table_in(path):
+    with closing(connected(path, 0)) as database:
+        database.execute("CREATE TABLE numbers (number INTEGER UNIQUE)")
+
+
+def numbers_in(path):
+    with closing(connected(path, 0)) as database:
+        return [number for (number,) in database.execute("SELECT number FROM numbers")]
+
+
+def test_a_file_is_made_for_its_owner_only_and_only_where_there_is_none(path):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        make_private(path)
+
+
+def test_a_connection_makes_no_file(tmp_path):
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        connected(tmp_path / "none", 0)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_was_committed_is_durable_and_others_read_while_one_writes(path):
+    table_in(path)
+    with closing(connected(path, 0)) as database:
+        for _ in range(2):  # the second time, it is so already
+            make_durable(database, 0)
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert database.execute("PRAGMA synchronous").fetchone() == (2,)
+        with transaction(database):
+            database.execute("INSERT INTO numbers VALUES (1)")
+            assert numbers_in(path) == []
+        assert numbers_in(path) == [1]
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO numbers VALUES (1)", "INSERT OR ROLLBACK INTO numbers VALUES (1)"]
+)
+def test_a_transaction_that_fails_leaves_nothing_and_raises_its_own_error(path, statement):
+    table_in(path)
+    with closing(connected(path, 0)) as database:
+        database.execute("INSERT INTO numbers VALUES (1)")
+        with pytest.raises(sqlite3.IntegrityError), transaction(database):
+            database.execute("INSERT INTO numbers VALUES (2)")
+            database.execute(f"{way} INTO numbers VALUES (1)")
+        assert numbers_in(path) == [1]
+        with transaction(database):
+            database.execute("INSERT INTO numbers VALUES (3)")
+    assert numbers_in(path) == [1, 3]
+
+
+def test_a_transaction_whose_database_was_closed_raises_what_ended_it(path):
+    database = connected(path, 0)
+    with pytest.raises(KeyboardInterrupt), transaction(database):
+        database.close()
+        raise KeyboardInterrupt
+
+
+class Time:
+    """A clock that only `sleep` moves; `then` happens when it is slept for the second time."""
+
+    def __init__(self, then=lambda: None):
+        self.now = 0.0
+        self.then = then
+        self.slept = 0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert 0 < seconds < 1
+        self.now += seconds
+        self.slept += 1
+        if self.slept == 2:
+            self.then()
+
+
+def test_opening_waits_for_another_process(path, monkeypatch):
+    table_in(path)
+    with closing(connected(path, 0)) as other, closing(connected(path, 0)) as database:
+        other.execute("BEGIN IMMEDIATE")
+        time = Time(then=lambda: other.execute("COMMIT"))
+        monkeypatch.setattr(_database, "time", time)
+        make_durable(database, 5.0)
+        assert time.slept == 2
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_opening_does_not_wait_for_ever_and_not_for_other_errors(path, monkeypatch):
+    time = Time()
+    monkeypatch.setattr(_database, "time", time)
+    with closing(connected(path, 0)) as other, closing(connected(path, 0)) as database:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            patiently(lambda: database.execute("PRAGMA journal_mode = WAL"), 5.0)
+        assert 5.0 < time.now < 5.1
+        before = time.slept
+        with pytest.raises(sqlite3.OperationalError, match="syntax"):
+            patiently(lambda: database.execute("COME ON"), 5.0)
+        assert time.slept == before
