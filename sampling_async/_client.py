@@ -322,7 +322,7 @@ class SamplingClient:
 
     async def _send_probe(self, seconds: float) -> float | None:
         """Send Get Settings once, to find out whether an outage has ended; see `Outage`."""
-        return await self._caller.send_probe(requests.get_settings(self._panel_guid), seconds)
+        return await self._caller.attempts.probe(requests.get_settings(self._panel_guid), seconds)
 
     def snapshot(self) -> Snapshot:
         """Return the client's state now: limits, waiting attempts, retries left, latency, connections."""

@@ -19,7 +19,7 @@ from sampling_async import (
     TransportError,
     UnexpectedStatusError,
 )
-from sampling_async._calls import call as calls
+from sampling_async._calls import attempt
 
 
 def status(code: int, **headers: str) -> httpx.Response:
@@ -201,16 +201,16 @@ async def test_no_permit_is_held_through_a_backoff():
 
 async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
     threads = []
-    monkeypatch.setattr(calls, "_THREADED_BYTES", 10)
+    monkeypatch.setattr(attempt, "_THREADED_BYTES", 10)
     body = [{"Name": "n", "Description": "", "Value": None}]
     async with doubles.client(doubles.Service(body, "rubbish" * 10)) as client:
-        original = calls.Caller._decoded
+        original = attempt.Attempts._decoded
 
         def spy(self, call, reply):
             threads.append(threading.current_thread())
             return original(self, call, reply)
 
-        monkeypatch.setattr(calls.Caller, "_decoded", spy)
+        monkeypatch.setattr(attempt.Attempts, "_decoded", spy)
         assert len(await client.get_settings()) == 1
         with pytest.raises(DecodeError):
             await client.get_settings()

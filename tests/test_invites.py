@@ -465,7 +465,7 @@ async def test_every_id_of_a_collection_has_an_outcome_after_the_deadline():
 
 
 async def test_reading_a_response_counts_against_the_deadline(monkeypatch):
-    monkeypatch.setattr("sampling_async._calls.call._THREADED_BYTES", 0)
+    monkeypatch.setattr("sampling_async._calls.attempt._THREADED_BYTES", 0)
     released = threading.Event()
 
     def slowly(_: bytes) -> None:

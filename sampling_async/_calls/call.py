@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
-
+from sampling_async._calls.attempt import Attempts
 from sampling_async._calls.learned import Learned
 from sampling_async._calls.links import Links
 from sampling_async._calls.retry import (
@@ -17,7 +15,6 @@ from sampling_async._calls.retry import (
     RetryPolicy,
     is_refused_for_load,
     may_have_worked,
-    shows_outage,
 )
 from sampling_async._contract.errors import (
     BadRequestError,
@@ -29,10 +26,8 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import OK, TOO_MANY, Reply, Track
-from sampling_async._contract.timing import BACKOFF, CONNECT, DECODE, HOLD, PERMIT, explain
-from sampling_async._pacing.threads import in_thread
-from sampling_async._protocol.refusals import disguised_refusal, refusal
+from sampling_async._contract.exchange import TOO_MANY, Track
+from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -46,15 +41,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_THREADS: Final = 4
-_THREADED_BYTES: Final = 2**20
-"""Bodies of at least this size are decoded in a thread, so that they do not block the event loop."""
-
 _LEAST_SECONDS: Final = 0.05
 """Another attempt begins only if this much is left of the deadline, or more if such calls take longer."""
 
 _MOST_DOUBLINGS: Final = 7
-logger: Final = logging.getLogger("sampling_async.calls")
 
 
 class Caller:
@@ -72,6 +62,7 @@ class Caller:
 
     Attributes:
         learned: What the attempts have taught.
+        attempts: Makes single attempts.
     """
 
     def __init__(
@@ -94,9 +85,9 @@ class Caller:
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self._threads: anyio.CapacityLimiter | None = None
         self.links = Links()
         self.learned = Learned(gate, outage, session.timeouts)
+        self.attempts = Attempts(session, self.learned, hooks, policy.unprocessed)
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
     async def call(
@@ -189,7 +180,7 @@ class Caller:
             answered_at = self.outage.answered_at
             needs_permit = not permit.is_held or permit.remaining <= 0
             if not needs_permit or (refused := await self._refused(permit)) is None:
-                answer = await self._try(call, permit, track, read)
+                answer = await self.attempts.make(call, permit, track, read)
             else:
                 answer = refused
             if not isinstance(answer, SamplingError):
@@ -352,85 +343,6 @@ class Caller:
         late.retry_after = permit.held_for or None
         return late
 
-    async def send_probe(self, call: Call[Any], seconds: float) -> float | None:
-        """Make one attempt of a call that has no effect, without a permit.
-
-        Returns:
-            None if the service responds, otherwise its Retry-After in seconds, 0 without one.
-        """
-        error: SamplingError | None
-        try:
-            error = refusal(await self._session.attempt(call, Track(), seconds))
-        except SamplingError as exc:
-            error = exc.with_traceback(None)
-        if error is None or not shows_outage(error):
-            return None
-        return error.retry_after or 0.0
-
-    async def _try(
-        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
-    ) -> T | SamplingError:
-        """Make one attempt under a permit, which is still held after a success, and decode the response."""
-        began, number = permit.timeline.enter(CONNECT), track.attempts
-        before = tuple(permit.timeline.seconds) if self.hooks is not None and track.is_explained else ()
-        try:
-            answer = await self._answer(call, permit, track, read)
-        except BaseException as exc:  # the call was cancelled, or a signal handler raised
-            now = permit.timeline.enter(DECODE)
-            if self.hooks is not None and track.attempts > number:
-                self.hooks.attempt_ended(call, track, None, exc, seconds=now - began, before=before)
-            raise
-        if track.attempts == number:  # the client is closed, so nothing was begun
-            permit.release()
-            return cast("SamplingError", answer)
-        now = permit.timeline.enter(DECODE)
-        self.learned.attempt_ended(call, permit, answer, began, now)
-        self._log(call, track, now - began, answer)
-        result: T | SamplingError
-        if isinstance(answer, SamplingError):
-            result = answer
-        elif len(answer.body) < _THREADED_BYTES:
-            result = self._decoded(call, answer)
-        else:
-            result = await self._decoded_in_thread(call, permit, answer)
-        failure = result if isinstance(result, SamplingError) else None
-        if failure is not None:
-            permit.release()
-        # Told now, because a response that cannot be read is a failed attempt.
-        if self.hooks is not None:
-            self.hooks.attempt_ended(call, track, answer, failure, seconds=now - began, before=before)
-        return result
-
-    async def _answer(
-        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
-    ) -> Reply | SamplingError:
-        try:
-            reply = await self._session.attempt(call, track, permit.remaining, read)
-        except SamplingError as exc:
-            # The traceback has this frame, and would keep it until a garbage collection.
-            return exc.with_traceback(None)
-        if reply.status == OK:
-            return reply
-        return refusal(reply, private=self._secrets_of(call), unprocessed=self.policy.unprocessed) or reply
-
-    async def _decoded_in_thread(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
-        permit.release()
-        with anyio.move_on_after(permit.remaining):
-            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
-            async with self._threads:
-                return await in_thread(self._decoded, call, reply)
-        return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
-
-    def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
-        if reply.result is not None:
-            return cast("T", reply.result)
-        try:
-            return call.read(reply.body)
-        except DecodeError as exc:
-            exc.__context__ = None
-            # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
-            return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
-
     def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
         """Add the call's state so far to an error, and apply the hold that the service asks for."""
         error.endpoint = call.endpoint
@@ -445,31 +357,6 @@ class Caller:
         # A regular rejection comes from a healthy service, so it counts as a success for the retry budget.
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()
-
-    def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
-        return *call.private, *self._session.private()
-
-    def _log(self, call: Call[Any], track: Track, seconds: float, answer: Reply | SamplingError) -> None:
-        """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
-        if not logger.isEnabledFor(logging.DEBUG):
-            return
-        ended = str(answer.status) if isinstance(answer, Reply | ServiceError) else type(answer).__name__
-        logger.debug(
-            "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
-            call.method,
-            call.endpoint,
-            ended,
-            seconds,
-            track.attempts,
-            call.quota_ids,
-            extra={
-                "endpoint": call.endpoint,
-                "ended": ended,
-                "seconds": seconds,
-                "attempt": track.attempts,
-                "quota_ids": call.quota_ids,
-            },
-        )
 
 
 def _delivery_of_all(call: Call[Any], last: SamplingError, *, ambiguous: bool) -> Delivery:

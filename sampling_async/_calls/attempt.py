@@ -1,0 +1,161 @@
+"""One attempt of a call: sent under a permit, decoded, reported; and what is learned from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import anyio
+
+from sampling_async._calls.retry import shows_outage
+from sampling_async._contract.errors import (
+    DecodeError,
+    SamplingError,
+    ServiceError,
+    TransportTimeoutError,
+)
+from sampling_async._contract.exchange import OK, Reply, Track
+from sampling_async._contract.timing import CONNECT, DECODE
+from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.refusals import disguised_refusal, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from sampling_async._calls.learned import Learned
+    from sampling_async._calls.reports import Hooks
+    from sampling_async._contract.exchange import Call
+    from sampling_async._pacing.gate import Permit
+    from sampling_async._wire.session import BodyReader, Session
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+_THREADED_BYTES: Final = 2**20
+"""Bodies of at least this size are decoded in a thread, so that they do not block the event loop."""
+
+logger: Final = logging.getLogger("sampling_async.calls")
+
+
+class Attempts:
+    """The attempts of one client's calls.
+
+    Args:
+        session: Sends them.
+        learned: Learns from them.
+        hooks: Are told of each, if anybody watches the client.
+        unprocessed: The statuses with which the service says that it has not processed a request.
+    """
+
+    def __init__(
+        self, session: Session, learned: Learned, hooks: Hooks | None, unprocessed: AbstractSet[int]
+    ) -> None:
+        self._session = session
+        self._learned = learned
+        self._hooks = hooks
+        self._unprocessed = unprocessed
+        self._threads: anyio.CapacityLimiter | None = None
+
+    async def make(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> T | SamplingError:
+        """Make one attempt under a permit, which is still held after a success, and decode the response."""
+        began, number = permit.timeline.enter(CONNECT), track.attempts
+        before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
+        try:
+            answer = await self._answer(call, permit, track, read)
+        except BaseException as exc:  # the call was cancelled, or a signal handler raised
+            now = permit.timeline.enter(DECODE)
+            if self._hooks is not None and track.attempts > number:
+                self._hooks.attempt_ended(call, track, None, exc, seconds=now - began, before=before)
+            raise
+        if track.attempts == number:  # the client is closed, so nothing was begun
+            permit.release()
+            return cast("SamplingError", answer)
+        now = permit.timeline.enter(DECODE)
+        self._learned.attempt_ended(call, permit, answer, began, now)
+        self._log(call, track, now - began, answer)
+        result: T | SamplingError
+        if isinstance(answer, SamplingError):
+            result = answer
+        elif len(answer.body) < _THREADED_BYTES:
+            result = self._decoded(call, answer)
+        else:
+            result = await self._decoded_in_thread(call, permit, answer)
+        failure = result if isinstance(result, SamplingError) else None
+        if failure is not None:
+            permit.release()
+        # Told now, because a response that cannot be read is a failed attempt.
+        if self._hooks is not None:
+            self._hooks.attempt_ended(call, track, answer, failure, seconds=now - began, before=before)
+        return result
+
+    async def _answer(
+        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+    ) -> Reply | SamplingError:
+        try:
+            reply = await self._session.attempt(call, track, permit.remaining, read)
+        except SamplingError as exc:
+            # The traceback has this frame, and would keep it until a garbage collection.
+            return exc.with_traceback(None)
+        if reply.status == OK:
+            return reply
+        return refusal(reply, private=self._secrets_of(call), unprocessed=self._unprocessed) or reply
+
+    async def _decoded_in_thread(self, call: Call[T], permit: Permit, reply: Reply) -> T | SamplingError:
+        permit.release()
+        with anyio.move_on_after(permit.remaining):
+            self._threads = self._threads or anyio.CapacityLimiter(_THREADS)
+            async with self._threads:
+                return await in_thread(self._decoded, call, reply)
+        return TransportTimeoutError("the deadline passed while the response was decoded", delivery="unknown")
+
+    def _decoded(self, call: Call[T], reply: Reply) -> T | SamplingError:
+        if reply.result is not None:
+            return cast("T", reply.result)
+        try:
+            return call.read(reply.body)
+        except DecodeError as exc:
+            exc.__context__ = None
+            # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
+            return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
+
+    async def probe(self, call: Call[Any], seconds: float) -> float | None:
+        """Make one attempt of a call that has no effect, without a permit.
+
+        Returns:
+            None if the service responds, otherwise its Retry-After in seconds, 0 without one.
+        """
+        error: SamplingError | None
+        try:
+            error = refusal(await self._session.attempt(call, Track(), seconds))
+        except SamplingError as exc:
+            error = exc.with_traceback(None)
+        if error is None or not shows_outage(error):
+            return None
+        return error.retry_after or 0.0
+
+    def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
+        return *call.private, *self._session.private()
+
+    def _log(self, call: Call[Any], track: Track, seconds: float, answer: Reply | SamplingError) -> None:
+        """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        ended = str(answer.status) if isinstance(answer, Reply | ServiceError) else type(answer).__name__
+        logger.debug(
+            "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
+            call.method,
+            call.endpoint,
+            ended,
+            seconds,
+            track.attempts,
+            call.quota_ids,
+            extra={
+                "endpoint": call.endpoint,
+                "ended": ended,
+                "seconds": seconds,
+                "attempt": track.attempts,
+                "quota_ids": call.quota_ids,
+            },
+        )
