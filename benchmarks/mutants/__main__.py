@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -111,12 +112,13 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(rooms)}; default: all")
     parser.add_argument("--sample", type=int, help="how many mutants of each room are tried; default: all")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
+    parser.add_argument("--at-once", type=int, default=1, help="how many mutants are tried at once")
     parser.add_argument("--work", type=Path, help="a folder for the copies; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         for room in given.rooms or rooms:
             place = _copy((given.work or Path(temporary)) / room)
-            verdict = _room(place, room, rooms[room], given.sample, given.seed)
+            verdict = _room(place, room, rooms[room], given)
             for mutant in verdict.survivors:
                 print(f"\n{mutant.where} ({mutant.name})\n-{mutant.old}\n+{mutant.new}")
             print(verdict.row, flush=True)
@@ -134,7 +136,7 @@ def _copy(place: Path) -> Path:
     return place
 
 
-def _room(place: Path, room: str, tests: dict[str, list[str]], sample: int | None, seed: int) -> Verdict:
+def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.Namespace) -> Verdict:
     source = place / "sampling_async" / room
     files = f"sampling_async/{room}/*" if source.is_dir() else f"sampling_async/{room}.py"
     paths = [f"tests/{test}.py" for test in tests["tests"]]
@@ -147,16 +149,14 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], sample: int | Non
     if not made:  # the file has no functions
         return Verdict(room, 0, 0, 0, ())
     tried = sorted(made)
-    if sample is not None and sample < len(tried):
-        tried = sorted(random.Random(seed).sample(tried, sample))
-    _mutmut(place, "run", "--max-children", "1", *tried)
+    if given.sample is not None and given.sample < len(tried):
+        tried = sorted(random.Random(given.seed).sample(tried, given.sample))
+    _mutmut(place, "run", "--max-children", str(given.at_once), *tried)
     codes = _codes(place)
     doubtful = [name for name in tried if codes[name] in DOUBTFUL]
-    alive = [
-        _shown(place, name)
-        for name in doubtful
-        if not _fails_afresh(place / "mutants", name, [*options, *paths])
-    ]
+    with ThreadPoolExecutor(given.at_once) as threads:
+        fails = threads.map(lambda name: _fails_afresh(place / "mutants", name, [*options, *paths]), doubtful)
+        alive = [_shown(place, name) for name, is_killed in zip(doubtful, fails, strict=True) if not is_killed]
     equal = {(each["where"], each["old"], each["new"]) for each in _equal()}
     survivors = tuple(
         mutant
