@@ -29,6 +29,7 @@ from sampling_async.matching import (
 )
 from sampling_async.matching.panel import (
     _matcher,
+    _worker,
     _workers,
 )
 
@@ -43,7 +44,7 @@ class Crew:
 
     def __init__(self, monkeypatch):
         self.workers, self.given = [], 0
-        begin, give = _workers._Worker.__init__, _workers._Worker.give
+        begin, give = _worker.Worker.__init__, _worker.Worker.give
 
         def begins(worker, *of):
             begin(worker, *of)
@@ -53,8 +54,8 @@ class Crew:
             give(worker, *piece)
             self.given += 1
 
-        monkeypatch.setattr(_workers._Worker, "__init__", begins)
-        monkeypatch.setattr(_workers._Worker, "give", gives)
+        monkeypatch.setattr(_worker.Worker, "__init__", begins)
+        monkeypatch.setattr(_worker.Worker, "give", gives)
 
     def awaited(self, batches):
         """Yield batches, but only some before all processes have started; one process could do them all."""
@@ -123,11 +124,11 @@ def test_pieces_that_do_not_fit_in_shared_memory_go_through_other_files(
     monkeypatch.setattr(_matcher, "_ROWS", 2400)
     (tmp_path / "memory").mkdir()
     (tmp_path / "disk").mkdir()
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
     free = [SimpleNamespace(f_bavail=pages, f_frsize=4096) for pages in rooms]
     statvfs = os.statvfs
-    monkeypatch.setattr(_workers.os, "statvfs", lambda path: free[0] if free else statvfs(path))
+    monkeypatch.setattr(_worker.os, "statvfs", lambda path: free[0] if free else statvfs(path))
     matcher = PanelMatcher(index, TopK(5))
     large = pa.concat_tables([panel] * 60)  # pieces and their results are larger than a pipe
     batches = large.combine_chunks().to_batches(max_chunksize=2400)
@@ -143,11 +144,11 @@ def test_pieces_that_do_not_fit_in_shared_memory_go_through_other_files(
 
 def test_a_worker_cleans_up_after_its_parent_is_gone(generated, tmp_path, monkeypatch):
     index, _ = generated
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path))
     (tmp_path / "work").write_bytes(pickle.dumps(PanelMatcher(index)._matched))
     (tmp_path / "3").write_bytes(b"a piece")
     ours, theirs = Pipe()
-    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
+    process = get_context("spawn").Process(target=_worker._work, args=(theirs,))
     process.start()
     theirs.close()
     ours.send(tmp_path)
@@ -194,19 +195,19 @@ def fail_with_a_lock(_pieces):
 )
 def test_an_error_that_cannot_be_pickled_is_told_with_its_type_and_text(tmp_path, monkeypatch, fail, text):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / _workers._WORK).write_bytes(pickle.dumps(fail))
+    (tmp_path / _worker._WORK).write_bytes(pickle.dumps(fail))
     ours, theirs = Pipe()
     received = []
 
     def parent():
         ours.send(tmp_path)
-        ours.send(tmp_path / _workers._WORK)
+        ours.send(tmp_path / _worker._WORK)
         received.append(ours.recv())
         ours.close()
 
     thread = Thread(target=parent)
     thread.start()
-    _workers._work(theirs)
+    _worker._work(theirs)
     thread.join()
     theirs.close()
     [(kind, error)] = received
@@ -351,7 +352,7 @@ def test_kept_processes_are_sent_the_matcher_once(generated, crew, monkeypatch):
 
 def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, crew, monkeypatch, tmp_path):
     index, panel = generated
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path))
     matcher = PanelMatcher(index, TopK(5))
     expected = matcher.run(panel).read_all()
     with Workers(2) as workers:
@@ -366,8 +367,8 @@ def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, cre
 
 
 def test_a_kept_process_has_a_new_folder_if_somebody_removed_the_empty_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
-    worker = _workers._Worker()
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path))
+    worker = _worker.Worker()
     try:
         worker.join(100, 1)
         (folder,) = tmp_path.iterdir()
@@ -382,7 +383,7 @@ def test_a_kept_process_has_a_new_folder_if_somebody_removed_the_empty_one(monke
 
 def test_the_matcher_is_removed_if_the_end_of_a_result_is_not_read(generated, crew, monkeypatch, tmp_path):
     index, panel = generated
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path))
     matcher = PanelMatcher(index, TopK(5))
     batches = panel.to_batches(max_chunksize=40)
     with Workers(2) as workers:
@@ -398,7 +399,7 @@ def test_kept_processes_have_new_files_for_larger_pieces_and_none_at_the_end(
     generated, crew, monkeypatch, tmp_path
 ):
     index, panel = generated
-    monkeypatch.setattr(_workers, "_IN_MEMORY", str(tmp_path))
+    monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path))
     matcher = PanelMatcher(index, TopK(5))
     expected = matcher.run(panel).read_all()
     with Workers(2) as workers:
@@ -476,7 +477,7 @@ def test_workers_can_be_kept_by_one_block_only():
 
 def test_an_idle_worker_ends_with_its_parent():
     ours, theirs = Pipe()
-    process = get_context("spawn").Process(target=_workers._work, args=(theirs,))
+    process = get_context("spawn").Process(target=_worker._work, args=(theirs,))
     process.start()
     theirs.close()
     ours.close()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._prices import Learning
     from sampling_async.matching.panel._reader import BatchReader
-    from sampling_async.matching.panel._workers import Piece
+    from sampling_async.matching.panel._worker import Piece
 
 T = TypeVar("T")
 
