@@ -347,12 +347,37 @@ async def test_no_attempt_begins_with_less_time_left_than_one_takes():
     assert result[0].status == "not_sent"
 
 
-@pytest.mark.parametrize("refused", [httpx.Response(429), httpx.ConnectError("refused")])
+@pytest.mark.parametrize("refused", [httpx.Response(429), httpx.Response(503), httpx.ConnectError("refused")])
 async def test_a_chunk_that_was_surely_not_processed_is_asked_as_often_as_it_takes(refused):
     service = doubles.Service(*[refused] * 12, doubles.bulk)
-    result = await bulk(service, [2, 3], outage=OutagePolicy(failures=100), retry=RetryPolicy(budget=0))
+    retry = RetryPolicy(budget=0, unprocessed={429, 503})
+    result = await bulk(service, [2, 3], outage=OutagePolicy(failures=100), retry=retry)
     assert [outcome.status for outcome in result] == ["invited", "rejected"]
     assert len(service.requests) == 13
+
+
+async def test_a_chunk_that_was_not_processed_for_a_reason_of_its_own_is_asked_a_few_times():
+    service = doubles.Service(httpx.Response(408))
+    result = await bulk(service, [2, 3], outage=OutagePolicy(failures=100))
+    assert [outcome.status for outcome in result] == ["not_sent", "not_sent"]
+    assert len(service.requests) == RetryPolicy().max_attempts
+
+
+async def test_a_chunk_that_is_refused_while_another_call_is_answered_is_asked_a_few_times():
+    time, retry, bulks = doubles.FakeTime(), RetryPolicy(unprocessed={503}), count()
+
+    async def answer(request):
+        time.now += 0.1
+        if request.method == "GET":
+            return httpx.Response(200, json=[])
+        next(bulks)
+        await client.get_settings()
+        return httpx.Response(503)
+
+    async with doubles.client(answer, time, retry=retry, outage=OutagePolicy(failures=100)) as client:
+        (outcome,) = await client.bulk_invite("m", [1])
+    assert (outcome.status, outcome.error.attempts) == ("not_sent", retry.max_attempts)
+    assert next(bulks) == retry.max_attempts
 
 
 async def test_such_a_chunk_is_not_retried_if_retries_are_off():
