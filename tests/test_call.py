@@ -38,12 +38,13 @@ async def test_a_read_is_repeated_until_it_succeeds():
 
 async def test_the_last_error_covers_all_attempts():
     time = doubles.FakeTime()
+    time.now = 100.0
     service = doubles.Service(status(500), status(500), httpx.ConnectError("refused"))
     async with doubles.client(service, time) as client:
         with pytest.raises(TransportError) as caught:
             await client.get_settings()
     error = caught.value
-    assert (error.endpoint, error.attempts, error.elapsed) == ("get_settings", 3, 0.75)
+    assert (error.endpoint, error.attempts, error.elapsed) == ("get_settings", 3, 0.75)  # of 100.75
     # The last attempt was never sent, but earlier ones may have worked.
     assert error.delivery == "unknown"
 
@@ -157,6 +158,31 @@ async def test_a_refusal_does_not_repeat_what_is_private():
             await client.generate_invite("member-canary", 5)
     assert caught.value.result == "<hidden> is blocked"
     assert doubles.KEY not in caught.value.body_excerpt
+
+
+async def test_a_refusal_in_a_200_does_not_repeat_what_is_private_either():
+    body = {"Result": "member-canary is blocked", "ResultCode": 13, "Key": doubles.KEY}
+    async with doubles.client(doubles.Service(body)) as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.generate_invite("member-canary", 5)
+    assert caught.value.result == "<hidden> is blocked"
+    assert doubles.KEY not in caught.value.body_excerpt
+
+
+async def test_a_deadline_counts_with_the_time_that_such_a_call_takes():
+    """Two seconds are left, and such calls take three: another attempt would be in vain."""
+    time, service = doubles.FakeTime(), doubles.Service(*[doubles.bulk] * 20, status(500))
+
+    async def answer(request):
+        time.now += 3.0
+        return await service(request)
+
+    async with doubles.client(answer, time, retry=RetryPolicy(retry_ambiguous=True)) as client:
+        for _ in range(20):
+            await client.bulk_invite("m", [1])
+        (outcome,) = await client.bulk_invite("m", [1], deadline=5.0)
+    assert outcome.status == "unknown"
+    assert (outcome.error.attempts, len(service.requests)) == (1, 21)
 
 
 async def test_retries_do_not_add_a_multiple_of_the_load():

@@ -262,6 +262,9 @@ async def test_a_list_that_does_not_advance_ends_in_an_error_with_the_cursor():
             async for code in client.recontact_members(5):
                 seen.append(code)
     assert (seen, caught.value.cursor, caught.value.attempts) == (["a", "b"], "b", 1)
+    assert str(caught.value).endswith(
+        ": the page is empty, but the service announces more members; resume later with after=error.cursor"
+    )
 
 
 async def test_codes_of_a_page_that_does_not_advance_are_not_lost():
@@ -307,6 +310,7 @@ async def test_a_stream_can_be_left_and_resumed():
                 assert [await anext(codes) for _ in range(3)] == ["a", "b", "c"]
                 raise ZeroDivisionError
         async with client.stream_recontact_members(5, after=codes.last_taken) as codes:
+            assert codes.last_taken == "c"
             assert [code async for code in codes] == list("defgh")
         assert client._gate.running == 0
 

@@ -12,6 +12,8 @@ import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.links import Links
+from sampling_async._contract.exchange import Track
+from sampling_async._protocol import requests
 
 
 def test_a_link_belongs_to_the_first_member_that_got_it():
@@ -19,8 +21,11 @@ def test_a_link_belongs_to_the_first_member_that_got_it():
     links.hand("m1", ["a", "b"], "$.Invites")
     links.hand("m1", ["a"], "$.Invites")
     for _ in range(2):  # also when it comes again
-        with pytest.raises(DecodeError, match="another member") as caught:
+        with pytest.raises(
+            DecodeError, match=": expected an invite of this member, found a link that"
+        ) as caught:
             links.hand("m2", ["c", "b"], "$.Invites")
+        assert str(caught.value).endswith("a link that another member was given")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
     links.hand("m1", ["b"], "$.Invites")
     links.hand("m3", ["c"], "$.Invites")  # it was in a response that nobody got
@@ -37,6 +42,8 @@ def test_the_latest_links_are_remembered_and_no_more():
     for member in range(1000):
         links.hand(f"m{member}", [f"{member}/{quota_id}" for quota_id in range(10)], "$")
         assert len(links._latest) + len(links._before) <= 2 * 110
+        assert len(links._latest) <= 100
+    assert len(links._before) == 110  # a hundred are no more than the most
     for member in (999, 990):
         with pytest.raises(DecodeError):
             links.hand("other", [f"{member}/0"], "$")
@@ -64,17 +71,32 @@ async def test_links_of_another_member_are_not_returned_over_any_transport():
 
 
 async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
-    service = doubles.Service(doubles.invite(7))
-    async with doubles.client(service) as client:
+    time, told = doubles.FakeTime(), []
+    time.now = 1000.0
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, json=doubles.invite(7))
+
+    async with doubles.client(answer, time, on_outcome=told.append) as client:
         assert (await client.generate_invite("m1", 7)).quota_id == 7
         assert (await client.generate_invite("m1", 7)).quota_id == 7
         with pytest.raises(DecodeError, match="another") as caught:
             await client.generate_invite("m2", 7)
-    assert (caught.value.delivery, caught.value.endpoint, caught.value.attempts) == (
-        "unknown",
-        "generate_invite",
-        1,
-    )
+    error = caught.value
+    assert (error.delivery, error.endpoint, error.attempts) == ("unknown", "generate_invite", 1)
+    assert error.elapsed == 2.0
+    assert told[-1].delivery == "unknown"
+
+
+async def test_a_call_that_is_interrupted_after_a_link_of_another_member_may_have_had_its_effect():
+    async with doubles.client(doubles.Service([])) as client:
+        call, track = requests.get_settings(doubles.PANEL), Track()
+        client._caller.hand("m1", ["a"], call, track, path="$", started=0.0)
+        assert track.delivery == "not_sent"
+        with pytest.raises(DecodeError):
+            client._caller.hand("m2", ["a"], call, track, path="$", started=0.0)
+        assert track.delivery == "unknown"
 
 
 async def test_links_of_concurrent_requests_are_checked_too():

@@ -786,3 +786,21 @@ async def test_a_watch_asks_with_the_etag():
         assert await watch.refresh() is first
     assert service.statuses[0] == 200
     assert set(service.statuses[1:]) == {304}
+
+
+@pytest.mark.parametrize("etag", [None, '"1"'])
+async def test_surveys_that_have_not_changed_are_the_same_objects(etag):
+    body = inventories.quotas(*[inventories.survey(SurveyID=number) for number in range(1, 4)])
+    requests = []
+
+    def answer(request):
+        requests.append(request)
+        return httpx.Response(200, json=body, headers={} if etag is None else {"ETag": etag})
+
+    async with doubles.client(answer) as client:
+        before = await client.get_quotas()
+        body["Surveys"][1]["LOI"] += 1
+        after = await client.get_quotas()
+    are_the_same = [one is other for one, other in zip(before.surveys, after.surveys, strict=True)]
+    assert are_the_same == [True, False, True]
+    assert [request.headers.get("If-None-Match") for request in requests] == [None, etag]

@@ -444,8 +444,9 @@ async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
     def cancels(_: object) -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(InvalidRequestError, match="on_attempt must be a plain function"):
-        doubles.client(doubles.Service([]), on_attempt=later)
+    for name in ("on_attempt", "on_outcome"):
+        with pytest.raises(InvalidRequestError, match=f"^{name} must be a plain function"):
+            doubles.client(doubles.Service([]), **{name: later})
     async with doubles.client(doubles.Service([]), on_attempt=cancels) as client:
         if asyncio_loop() is not None:
             await client.get_settings()

@@ -18,7 +18,7 @@ from sampling_async import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
-from sampling_async._calls.retry import RetryBudget, shows_overload
+from sampling_async._calls.retry import RetryBudget, shows_outage, shows_overload
 
 READS = ["get_quotas", "get_settings", "recontact_members"]
 ALL = [*READS, "generate_invite", "bulk_invite"]
@@ -78,10 +78,20 @@ def test_statuses_that_prove_non_processing_can_be_chosen():
     assert RetryPolicy(unprocessed=[429]).unprocessed == frozenset({429})
 
 
-@pytest.mark.parametrize("unprocessed", [503, None, {"503"}, {200}, {600}, {True}, {503.0}])
+@pytest.mark.parametrize("unprocessed", [{"503"}, {200}, {399}, {600}, {True}, {503.0}])
 def test_invalid_statuses_are_refused(unprocessed):
-    with pytest.raises(InvalidRequestError, match="unprocessed"):
+    with pytest.raises(InvalidRequestError, match="unprocessed must hold HTTP statuses from 400 to 599"):
         RetryPolicy(unprocessed=unprocessed)
+
+
+@pytest.mark.parametrize(("unprocessed", "kind"), [(503, "int"), (None, "NoneType")])
+def test_what_is_no_set_of_statuses_is_refused_with_its_type(unprocessed, kind):
+    with pytest.raises(InvalidRequestError, match=f"unprocessed must be a set of HTTP statuses, not {kind}$"):
+        RetryPolicy(unprocessed=unprocessed)
+
+
+def test_all_statuses_of_failures_may_prove_non_processing():
+    assert RetryPolicy(unprocessed=[400, 599]).unprocessed == {400, 599}
 
 
 def test_statuses_are_shown_in_order_whatever_they_are():
@@ -90,10 +100,37 @@ def test_statuses_are_shown_in_order_whatever_they_are():
 
 
 @pytest.mark.parametrize(
-    ("error", "shows"), [(CUT, True), (status(503), True), (CERTIFICATE, False), (GARBLED, False)]
+    ("error", "shows"),
+    [
+        (CUT, True),
+        (status(502), True),
+        (status(503), True),
+        (status(504), True),
+        (status(429), True),
+        (status(500), False),
+        (CERTIFICATE, False),
+        (GARBLED, False),
+    ],
 )
-def test_a_response_that_cannot_be_read_does_not_show_overload(error, shows):
+def test_failures_that_show_overload(error, shows):
     assert shows_overload(error) is shows
+
+
+@pytest.mark.parametrize(
+    ("error", "shows"),
+    [
+        (CUT, True),
+        (REFUSED, True),
+        (status(503), True),
+        (status(429), None),  # an outage of a proxy's backend may be told so
+        (status(500), False),
+        (status(400, 2), False),
+        (CERTIFICATE, None),
+        (GARBLED, None),
+    ],
+)
+def test_failures_that_show_an_outage_or_that_there_is_none(error, shows):
+    assert shows_outage(error) is shows
 
 
 def test_the_number_of_attempts_is_limited():
@@ -129,10 +166,15 @@ def test_backoff_is_longer_when_throttled(code):
     assert RetryPolicy().backoff([status(code)], lambda: 1.0) == 1.0
 
 
+@pytest.mark.parametrize(("told", "wait"), [(1.0, 1.1), (5.0, 5.5), (10.0, 11.0), (60.0, 61.0)])
+def test_a_random_part_after_retry_after_spreads_those_who_were_told_together(told, wait):
+    assert RetryPolicy(throttled_base=0.5).backoff([status(503, retry_after=told)], lambda: 1.0) == wait
+
+
 @given(st.floats(0, 60), st.integers(1, 5), st.floats(0, 1))
 def test_no_retry_is_earlier_than_retry_after(told, attempt, drawn):
     wait = RetryPolicy().backoff([status(503, retry_after=told)] * attempt, lambda: drawn)
-    assert told <= wait <= max(told, 20.0) + 1.0
+    assert told <= wait <= max(told, 20.0) + min(1.0, 0.1 * told)
 
 
 def test_the_budget_is_spent_by_retries_and_refilled_by_successes():

@@ -92,7 +92,6 @@ class Ended:
         number: 1 for the first attempt of a request.
         quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
-        seconds: Its duration.
         before: The seconds in each stage of the call when the attempt began.
         after: The same when it ended.
         error: The name of the failure, or None.
@@ -102,7 +101,6 @@ class Ended:
     number: int
     quota_ids: int
     status: int | None
-    seconds: float
     before: Sequence[float]
     after: Sequence[float]
     error: str | None = None
@@ -220,9 +218,7 @@ class Hooks:
         if not track.is_explained:
             return
         assert track.timeline is not None
-        ended = Ended(
-            track.attempts, call.quota_ids, status, seconds, before, tuple(track.timeline.seconds), name
-        )
+        ended = Ended(track.attempts, call.quota_ids, status, before, tuple(track.timeline.seconds), name)
         if error is not None:
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
         track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
