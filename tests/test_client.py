@@ -323,3 +323,22 @@ async def test_a_stream_raises_after_the_codes_before_it():
             with pytest.raises(ServerError) as caught:
                 await anext(codes)
     assert caught.value.attempts == 3
+
+
+async def test_a_snapshot_tells_how_long_the_answered_attempts_of_an_endpoint_took():
+    time, durations = doubles.FakeTime(), [1.0, 2.0, 3.0, 50.0, 4.0]
+    time.now = 1000.0
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        time.now += durations.pop(0)
+        return httpx.Response(500 if time.now > 1050 and len(durations) == 1 else 200, json=[])
+
+    async with doubles.client(answer, time, retry=RetryPolicy(max_attempts=1)) as client:
+        for _ in range(3):
+            await client.get_settings()
+        with pytest.raises(ServerError):
+            await client.get_settings()
+        await client.get_settings()
+        (latency,) = client.snapshot().latency.values()
+    assert latency.p50 == pytest.approx(2.0, rel=0.1)
+    assert latency.p99 == pytest.approx(4.0, rel=0.1)

@@ -25,7 +25,7 @@ def test_a_link_belongs_to_the_first_member_that_got_it():
             DecodeError, match=": expected an invite of this member, found a link that"
         ) as caught:
             links.hand("m2", ["c", "b"], "$.Invites")
-        assert str(caught.value).endswith("a link that another member was given")
+        assert str(caught.value).endswith("found a link that another member was given")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
     links.hand("m1", ["b"], "$.Invites")
     links.hand("m3", ["c"], "$.Invites")  # it was in a response that nobody got

@@ -22,6 +22,7 @@ from sampling_async import (
     OutageError,
     OutagePolicy,
     RetryPolicy,
+    ServiceError,
     TransportError,
 )
 from sampling_async._pacing.outage import Outage
@@ -447,6 +448,19 @@ async def test_it_takes_failures_in_a_row_and_a_response_starts_the_count_again(
     assert (probes.outage.is_on, probes.changes, probes.outage.cause) == (True, 1, "gone")
     probes.fail(9)
     assert probes.changes == 1
+
+
+async def test_a_refusal_among_failures_starts_the_count_again():
+    bad_gateway, refused = httpx.Response(502), httpx.Response(400, json={"ResultCode": 16})
+    service = doubles.Service(bad_gateway, bad_gateway, refused, bad_gateway, bad_gateway, bad_gateway)
+    options = {"outage": OutagePolicy(failures=3), "retry": RetryPolicy(max_attempts=1)}
+    async with doubles.client(service, **options) as client:
+        breakers = []
+        for _ in range(6):
+            with pytest.raises(ServiceError):
+                await client.generate_invite("m", 5)
+            breakers.append(client.snapshot().breaker)
+    assert breakers == ["closed"] * 5 + ["open"]
 
 
 async def test_after_an_outage_the_count_of_failures_starts_again():

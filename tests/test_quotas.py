@@ -610,6 +610,23 @@ async def test_cancellation_at_any_tick_leaves_nothing_open(how, framing, opened
         assert open_of(opened) == 0
 
 
+async def test_a_stream_that_takes_its_time_to_close_is_closed_by_a_cancelled_task_too():
+    class Slow(Parts):
+        async def aclose(self) -> None:
+            await anyio.lowlevel.checkpoint()
+            await super().aclose()
+
+    parts = Slow(HEAD, survey(1) + b",", survey(2) + b",", survey(3), TAIL)
+    async with doubles.client(service(parts)) as client:
+        with anyio.CancelScope() as scope:
+            async with aclosing(client.iter_surveys()) as surveys:
+                await anext(surveys)
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+        assert parts.closed
+        assert scope.cancelled_caught
+
+
 async def test_cancellation_at_any_tick_closes_streams_of_other_transports():
     for ticks in count():
         parts = Parts(HEAD, survey(0) + b",", survey(1) + b",", survey(2) + TAIL)
