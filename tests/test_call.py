@@ -243,6 +243,27 @@ async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [([], None), (status(400), None), (status(502), 0.0), (httpx.ConnectError("refused"), 0.0)],
+)
+async def test_a_probe_tells_whether_the_service_responds(answer, told):
+    async with doubles.client(doubles.Service(answer)) as client:
+        assert await client._send_probe(1.0) == told
+
+
+async def test_a_probe_tells_a_retry_after_and_ends_in_its_time():
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with doubles.client(doubles.Service(httpx.Response(503, headers={"Retry-After": "7"}))) as client:
+        assert await client._send_probe(1.0) == 7.0
+    async with doubles.client(silent) as client:
+        with anyio.fail_after(5):
+            assert await client._send_probe(0.01) == 0.0
+
+
 async def test_the_log_names_endpoints(caplog):
     caplog.set_level(logging.DEBUG, "sampling_async")
     async with doubles.client(doubles.Service(httpx.ReadError("cut"), doubles.invite(5))) as client:

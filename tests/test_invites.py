@@ -356,6 +356,14 @@ async def test_a_chunk_that_was_surely_not_processed_is_asked_as_often_as_it_tak
     assert len(service.requests) == 13
 
 
+async def test_a_chunk_goes_back_also_after_a_minute_and_if_failures_are_repeated_once():
+    refused = httpx.Response(429, headers={"Retry-After": "60"})
+    service = doubles.Service(*[refused] * 3, doubles.bulk)
+    result = await bulk(service, [2, 3], retry=RetryPolicy(budget=0, max_attempts=2))
+    assert [outcome.status for outcome in result] == ["invited", "rejected"]
+    assert len(service.requests) == 4
+
+
 async def test_a_chunk_that_was_not_processed_for_a_reason_of_its_own_is_asked_a_few_times():
     service = doubles.Service(httpx.Response(408))
     result = await bulk(service, [2, 3], outage=OutagePolicy(failures=100))
@@ -411,7 +419,9 @@ async def test_a_wait_beyond_the_deadline_is_left_to_the_caller():
         with pytest.raises(Exception, match="503") as caught:
             await client.get_settings(deadline=20)
         assert (caught.value.retry_after, caught.value.attempts, time.slept) == (30, 1, [])
-        with pytest.raises(TransportTimeoutError, match="can be sent") as caught:
+        with pytest.raises(
+            TransportTimeoutError, match=": the deadline is too short: .* can be sent$"
+        ) as caught:
             await client.get_settings(deadline=20)
     assert (caught.value.delivery, time.slept) == ("not_sent", [])
 

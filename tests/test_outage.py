@@ -169,7 +169,8 @@ async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
         for _ in range(5):
             with pytest.raises(TransportError):
                 await client.get_quotas()
-        for call in (client.get_quotas(), client.generate_invite("m", 2), client.get_settings()):
+        short = client.generate_invite("m", 2, deadline=0.5)
+        for call in (client.get_quotas(), client.generate_invite("m", 2), client.get_settings(), short):
             with pytest.raises(
                 OutageError, match=r"away for 0\.0 s; the last failure: no connection"
             ) as caught:

@@ -104,6 +104,9 @@ async def test_each_attempt_and_each_call_is_reported():
         (3, 200, None, "answered"),
     ]
     assert [each.began for each in seen.attempts] == [0.0, time.slept[0], sum(time.slept)]
+    assert {(each.endpoint, each.timing.attempts, each.timing.backoff) for each in seen.attempts} == {
+        ("get_settings", 1, 0.0)
+    }
     (call,) = seen.calls
     assert (call.endpoint, call.error, call.delivery, call.outcomes) == ("get_settings", None, "answered", {})
     assert call.attempts == tuple(seen.attempts)
@@ -196,6 +199,7 @@ async def test_a_cancelled_call_is_reported():
             await anyio.wait_all_tasks_blocked()
     single, chunk = seen.calls
     assert single.delivery == chunk.delivery == "unknown"
+    assert [each.delivery for each in seen.attempts] == ["unknown", "unknown"]
     assert single.outcomes == {("unknown", None): 1}
     assert chunk.outcomes == {("unknown", None): 2}
 
@@ -267,6 +271,54 @@ async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypat
         ("sampling_async.calls", "on_attempt"),
         ("sampling_async.calls", "on_outcome"),
     ]
+
+
+@pytest.mark.parametrize("fails", ["count", "needs_reports", "attempt_ended", "fan_out_ended"])
+async def test_telemetry_that_fails_is_logged_once_by_its_name_and_not_each_part_of_it(
+    fails, caplog, monkeypatch
+):
+    def fail(*_: object) -> None:
+        raise ValueError("a bug of the host")
+
+    spans = Spans(span="sampled out")
+    monkeypatch.setattr(spans, fails, fail)
+    monkeypatch.setattr(reports, "instrumented", spans)
+    caplog.set_level(logging.INFO, "sampling_async")
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        for _ in range(3):
+            await client.bulk_invite(CANARY, [1])
+    (record,) = caplog.records
+    assert record.getMessage() == "telemetry failed; this is logged once, and the call goes on"
+
+
+async def test_the_delivery_of_an_attempt_is_that_of_its_failure():
+    seen = Watcher()
+    service = doubles.Service(httpx.ReadError("cut"), httpx.Response(400, json={"ResultCode": 16}))
+    async with doubles.client(service, **seen.hooks()) as client:
+        with pytest.raises(SamplingError):
+            await client.generate_invite(CANARY, 5)
+    assert [each.delivery for each in seen.attempts] == ["unknown", "answered"]
+    (call,) = seen.calls
+    assert call.delivery == "unknown"
+
+
+async def test_the_time_of_an_attempt_that_was_cut_off_is_told(monkeypatch):
+    monkeypatch.setattr(reports, "instrumented", spans := Spans())
+    time, cancelled = doubles.FakeTime(), anyio.CancelScope()
+    time.now = 100.0
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        cancelled.cancel()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with doubles.client(answer, time) as client:
+        with cancelled:
+            await client.get_settings()
+    (attempt, *_) = spans.told
+    assert attempt[0] == "attempt"
+    assert attempt[4] == 2.0
 
 
 async def test_the_report_of_a_call_keeps_its_latest_attempts():
@@ -355,6 +407,7 @@ async def test_an_inventory_that_is_read_as_it_arrives_is_reported_once_at_its_e
                     time.now += 100.0  # the time of the user
                     if ends == "closed by the user":
                         break
+            assert len(watcher.calls) == (ends != "closed by the user")
     (call,) = watcher.calls
     assert call.error == ("TransportError" if ends == "cut" else None)
     assert call.delivery == ("unknown" if ends == "cut" else "answered")

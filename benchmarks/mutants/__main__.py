@@ -55,6 +55,8 @@ OPTIONS: Final = (
 )
 """A single test takes less than ten seconds, even on a busy machine. One that hangs ends the process."""
 
+_CAST: Final = r"(?<=\bcast\()[^,]+(?=, )"
+
 SETTINGS: Final = """
 [tool.mutmut]
 source_paths = ["sampling_async"]
@@ -224,8 +226,11 @@ def _shown(place: Path, name: str) -> Mutant:
 def _is_always_equal(mutant: Mutant) -> bool:
     """Return whether a change cannot be seen anywhere.
 
-    It changes only the case of SQL, whose values are bound, or `strict=False`, which is what `zip` does anyway.
+    It changes only the case of SQL, whose values are bound; or `strict=False`, which is what `zip` does anyway;
+    or the type that `cast` is given, which does nothing at run time.
     """
+    if re.sub(_CAST, "", mutant.old) == re.sub(_CAST, "", mutant.new):
+        return True
     if ".execute(" in mutant.old and mutant.old.casefold() == mutant.new.casefold():
         return True
     return mutant.new in {mutant.old.replace("strict=False", other) for other in ("strict=None", "")}

@@ -302,8 +302,8 @@ class Caller:
             raise
 
     def wall_limit(self, call: Call[Any]) -> float:
-        """Return the seconds that one attempt may take from start to end."""
-        return self._session.timeouts.wall_limit(call.endpoint, call.quota_ids)
+        """Return the seconds that one attempt of a call without quota IDs may take from start to end."""
+        return self._session.timeouts.wall_limit(call.endpoint)
 
     async def go_on(self, call: Call[Any], track: Track, run: Callable[[], Awaitable[T]], seconds: float) -> T:
         """Read the next part of a response whose first part the caller has already.

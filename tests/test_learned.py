@@ -1,0 +1,126 @@
+"""What attempts teach: limits, paces, the outage and durations are told, each with what it needs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import doubles
+import pytest
+
+from sampling_async import ServerError, ServiceError, Timeouts, TransportError
+from sampling_async._calls.learned import Learned
+from sampling_async._contract.exchange import OK, Reply
+from sampling_async._protocol import requests
+
+SETTINGS = requests.get_settings(doubles.PANEL)
+QUOTAS = requests.get_quotas(doubles.PANEL, include_routables=True)
+BULK = requests.bulk_invite(doubles.PANEL, "m", (1, 2, 3))
+BEGAN, NOW = 100.0, 102.0
+
+
+class Told:
+    """Stands for a part of the client, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: self.told.append((name, *given, *named.values()))
+
+
+class Parts:
+    """A client's parts around `Learned`."""
+
+    def __init__(self, timeouts: Timeouts | None = None, remaining: float = 60.0) -> None:
+        self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
+        kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4})
+        self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
+        self.learned = Learned(self.gate, self.outage, timeouts or Timeouts())  # type: ignore[arg-type]
+
+    def learn(self, call: Any, answer: Any) -> None:
+        self.learned.attempt_ended(call, self.permit, answer, BEGAN, NOW)
+
+    @property
+    def told(self) -> dict[str, list[tuple[Any, ...]]]:
+        parts = {"gate": self.gate, "outage": self.outage, "pace": self.pace, "limit": self.limit}
+        return {name: part.told for name, part in parts.items() if part.told}
+
+
+def failed(status: int, retry_after: float | None = None) -> ServiceError:
+    error = (ServerError if status >= 500 else ServiceError)("it failed", status=status, delivery="answered")
+    error.retry_after = retry_after
+    return error
+
+
+def test_an_answer_is_told_to_outage_pace_and_limit():
+    parts = Parts()
+    parts.learn(SETTINGS, Reply(OK))
+    assert parts.told == {
+        "outage": [("answered", NOW)],
+        "pace": [("answered", NOW)],
+        "limit": [("answered", 7, 4)],
+    }
+    assert (parts.learned.attempts, parts.learned.failures) == (1, 0)
+
+
+def test_an_answer_to_a_bulk_is_told_with_its_time_and_the_patience_for_its_ids():
+    parts = Parts(Timeouts(bulk_base=10.0, bulk_per_id=0.5))
+    parts.learn(BULK, Reply(OK))
+    assert parts.limit.told == [("answered_in", 2.0, 3, 11.5, 7, 4, 5)]
+
+
+def test_durations_are_kept_by_endpoint_with_the_moment_of_their_end():
+    parts = Parts()
+    for call in (SETTINGS, QUOTAS):
+        parts.learn(call, Reply(OK))
+    kept = parts.learned.latency
+    assert set(kept) == {"get_settings", "get_quotas"}
+    kept["get_settings"] = sketch = Told()  # type: ignore[assignment]
+    parts.learn(SETTINGS, Reply(OK))
+    assert sketch.told == [("add", 2.0, NOW)]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_for_load_is_told_to_the_gate(status):
+    parts = Parts()
+    parts.learn(BULK, failed(status))
+    assert parts.gate.told == [("refused", parts.permit)]
+    assert parts.pace.told == []
+
+
+@pytest.mark.parametrize("error", [failed(502), failed(504), TransportError("cut", delivery="unknown")])
+def test_an_overload_is_told_to_the_gate(error):
+    parts = Parts()
+    parts.learn(BULK, error)
+    assert parts.gate.told == [("overloaded", parts.permit)]
+
+
+def test_a_failure_of_the_service_itself_is_an_answer_for_pace_and_outage():
+    parts = Parts()
+    parts.learn(BULK, failed(400))
+    assert parts.told == {"pace": [("answered", NOW)], "outage": [("answered", NOW)]}
+    assert (parts.learned.attempts, parts.learned.failures) == (1, 1)
+    assert parts.learned.latency == {}
+
+
+@pytest.mark.parametrize(("retry_after", "told"), [(None, 0.0), (0.5, 0.5)])
+def test_a_failure_as_in_an_outage_is_told_with_its_reason_beginning_and_retry_after(retry_after, told):
+    parts = Parts()
+    parts.learn(BULK, failed(503, retry_after))
+    assert parts.outage.told == [("failed", "it failed", BEGAN, told)]
+
+
+def test_what_may_be_an_outage_or_not_is_not_told_to_it_and_failures_of_get_settings_neither():
+    for call, error in ((BULK, failed(429)), (SETTINGS, failed(503))):
+        parts = Parts()
+        parts.learn(call, error)
+        assert parts.outage.told == []
+
+
+@pytest.mark.parametrize(("remaining", "counts"), [(0.002, True), (0.0005, False), (-1.0, False)])
+def test_a_failure_at_the_deadline_says_nothing_about_the_service(remaining, counts):
+    parts = Parts(remaining=remaining)
+    parts.learn(BULK, failed(502))
+    assert bool(parts.told) is counts
+    assert parts.learned.failures == 1
