@@ -419,9 +419,7 @@ async def test_a_wait_beyond_the_deadline_is_left_to_the_caller():
         with pytest.raises(Exception, match="503") as caught:
             await client.get_settings(deadline=20)
         assert (caught.value.retry_after, caught.value.attempts, time.slept) == (30, 1, [])
-        with pytest.raises(
-            TransportTimeoutError, match=": the deadline is too short: .* can be sent$"
-        ) as caught:
+        with pytest.raises(TransportTimeoutError, match=r": the deadline is too short: .* sent$") as caught:
             await client.get_settings(deadline=20)
     assert (caught.value.delivery, time.slept) == ("not_sent", [])
 

@@ -274,9 +274,7 @@ async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypat
 
 
 @pytest.mark.parametrize("fails", ["count", "needs_reports", "attempt_ended", "fan_out_ended"])
-async def test_telemetry_that_fails_is_logged_once_by_its_name_and_not_each_part_of_it(
-    fails, caplog, monkeypatch
-):
+async def test_telemetry_that_fails_is_logged_once_by_its_name(fails, caplog, monkeypatch):
     def fail(*_: object) -> None:
         raise ValueError("a bug of the host")
 
