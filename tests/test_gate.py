@@ -72,6 +72,40 @@ async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
         permit.release()
 
 
+async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind():
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut.hold(5.0, "one")
+    shut.kind("other").held_until = 1.0
+    permit = Permit(shut, Lane("other"))
+    await permit.acquire()
+    assert time.slept == [1.0]
+    assert shut._held_back == set()
+    permit.release()
+
+
+async def test_a_hold_of_all_is_about_no_kind():
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut.hold(1.0)
+    assert shut._kinds == {}
+    shut.hold(1.0, "one")
+    shut.hold(2.0)
+    assert set(shut._kinds) == {"one"}
+
+
+async def test_reports_of_two_kinds_that_are_two_seconds_apart_have_not_the_same_cause():
+    time = doubles.FakeTime()
+    shut = Gate(8, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    one, other, third = (Permit(shut, Lane(kind)) for kind in ("one", "other", "third"))
+    for permit in (one, other, third):
+        shut.grant(permit)
+    shut.overloaded(one)
+    time.now = gate._AT_ONCE
+    shut.overloaded(other)
+    assert [permit.kind.adaptive.limit for permit in (one, other, third)] == [4, 4, 8]
+
+
 async def test_a_held_gate_grants_no_permit_before_the_end_of_the_hold():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)

@@ -483,3 +483,16 @@ async def test_the_first_failure_is_the_one_raised():
     async with stream_of(range(2), run) as stream:
         with pytest.raises(RuntimeError, match="job 0"):
             await stream.next()
+
+
+async def test_the_failure_of_the_source_comes_after_the_last_of_several_jobs():
+    def numbers():
+        yield from range(40)
+        raise ZeroDivisionError
+
+    got = []
+    async with stream_of(numbers()) as stream:
+        with pytest.raises(ZeroDivisionError):
+            while jobs := await stream.several():
+                got.extend(job.number for job in jobs)
+    assert sorted(got) == list(range(40))

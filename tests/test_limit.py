@@ -39,6 +39,25 @@ def test_overload_halves_the_limit_once_per_generation():
     assert limit.limit == 1
 
 
+def test_after_an_outage_the_limit_is_one_and_earlier_attempts_do_not_count():
+    limit = AdaptiveLimit(8)
+    limit.overloaded(0)
+    limit.start_again()
+    assert (limit.limit, limit.generation) == (1, 2)
+    answered(limit, 10.0, generation=1)
+    assert limit.limit == 1
+    answered(limit, 10.0)
+    assert limit.limit == 2
+
+
+def test_a_late_response_of_a_service_that_takes_milliseconds_lowers_the_limit_too():
+    limit = AdaptiveLimit(8)
+    answered(limit, 0.01, patience=0.1)
+    for _ in range(2):
+        answered(limit, 0.08, patience=0.1, among=8)
+    assert limit.limit == 2
+
+
 def test_a_fast_response_raises_the_limit_by_one():
     limit = AdaptiveLimit(64)
     for _ in range(8):
@@ -55,9 +74,12 @@ def test_a_slower_response_raises_the_limit_less_or_not_at_all():
     for _ in range(8):
         answered(limit, 19.0)
     assert limit.limit == 9
+    for _ in range(16):
+        answered(limit, 19.0)
+    assert limit.limit == 11
     for _ in range(100):
         answered(limit, 29.0)
-    assert limit.limit == 9
+    assert limit.limit == 11
 
 
 def test_a_late_response_lowers_the_limit_to_what_the_service_works_on():

@@ -558,8 +558,32 @@ async def test_a_probe_of_a_stuck_client_that_fails_counts_with_its_retry_after(
     probes.fail(2)
     await probes.outage.probe_if_stuck(lambda: True)
     assert probes.outage.is_on
+    assert probes.outage.cause == "gone"
     assert await probes.outage.over(600.0, 0.0)
     assert probes.time.slept == pytest.approx([0.25, 20.0])
+
+
+async def test_one_failure_is_a_suspicion():
+    probes = Probes()
+    probes.fail()
+    await probes.outage.probe_if_stuck(lambda: True)
+    assert len(probes.limits) == 1
+
+
+async def test_no_probe_is_sent_if_all_is_well_after_the_pause_before_it():
+    probes = Probes()
+
+    async def answered(_: float) -> None:
+        probes.outage.answered(probes.time.now)
+
+    sleep, probes.outage._sleep = probes.outage._sleep, answered
+    probes.fail(2)
+    await probes.outage.probe_if_stuck(lambda: True)
+    probes.outage._sleep = sleep
+    probes.fail(2)
+    answers = [False, True]
+    await probes.outage.probe_if_stuck(answers.pop)
+    assert (probes.limits, answers) == ([], [])
 
 
 async def test_a_probe_of_a_stuck_client_that_is_answered_ends_the_suspicion():
@@ -581,8 +605,9 @@ async def test_no_probe_is_sent_without_a_suspicion_or_if_attempts_can_begin():
 async def test_the_log_says_when_a_service_goes_why_and_when_it_is_back(caplog):
     caplog.set_level(logging.INFO)
     probes = Probes(0.0)
+    probes.time.now = 100.0
     probes.fail(3)
-    assert await probes.outage.over(600.0, 0.0)
+    assert await probes.outage.over(600.0, 100.0)
     away, back = (record.getMessage() for record in caplog.records)
     assert away == (
         "the service is away: 3 failures in a row; the last failure: gone. Until it responds, only Get "

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace
+from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace, _between
 
 
 def measured(rate: float) -> Pace:
@@ -229,3 +229,28 @@ def test_if_most_attempts_are_refused_the_rate_stays():
         pace.refused(now)
         now += 1.0
     assert pace.rate == 0.2
+
+
+def test_a_stretch_is_told_by_the_share_of_refusals_and_the_mean_rate_after_its_first_mark():
+    stretch = _between([(100, 7, 999.0), (110, 8, 20.0), (120, 9, 40.0)])
+    assert (stretch.refused, stretch.rate) == (0.1, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "refused", "begun", "helps_not"),
+    [
+        (8.0, 7, 20, True),  # four fifths of the rate, and seven tenths of the share of refusals
+        (8.1, 7, 20, False),
+        (8.0, 6, 20, False),
+        (8.0, 10, 20, True),  # half of the attempts are refused
+        (8.0, 11, 20, False),
+    ],
+)
+def test_going_slower_does_not_help_if_the_rate_fell_by_a_fifth_and_refusals_by_three_tenths_at_most(
+    rate, refused, begun, helps_not
+):
+    pace = Pace()
+    # Half of the attempts are refused at 10 a second, and then at another rate.
+    pace._marks.extend((2 * at, at, 10.0) for at in range(6))
+    pace._marks.extend((10 + begun * at / 5, 5 + refused * at / 5, rate) for at in range(1, 6))
+    assert pace._slowing_does_not_help() is helps_not

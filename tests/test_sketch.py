@@ -66,3 +66,16 @@ def test_asking_changes_nothing():
     told = sketch.percentiles(302.0)
     assert told is not None
     assert (told.count, told.longest) == (2, 2.0)
+
+
+def test_after_five_minutes_a_generation_is_old_and_after_ten_it_is_gone():
+    sketch = Sketch()
+    sketch.add(9.0, 100.0)
+    sketch.add(4.0, 400.0)  # a new generation
+    recent, old, last = sketch.percentiles(699.0), sketch.percentiles(700.0), sketch.percentiles(999.0)
+    assert recent is not None
+    assert old is not None
+    assert (recent.count, recent.longest) == (2, 9.0)
+    assert (old.count, old.longest) == (1, 4.0)
+    assert old == last
+    assert sketch.percentiles(1000.0) is None

@@ -14,6 +14,7 @@ from sampling_async._pacing.threads import in_thread
 
 async def test_the_result_of_a_function_comes_from_another_thread():
     assert await in_thread(lambda a, b: (a + b, threading.current_thread().daemon), 1, 2) == (3, True)
+    assert await in_thread(lambda: threading.current_thread().name) == "sampling_async"  # for who looks for it
 
 
 async def test_the_exception_of_a_function_is_raised_in_the_caller():
