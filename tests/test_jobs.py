@@ -11,7 +11,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.read_ahead import ReadAhead
-from sampling_async._pacing.stepwise import Stepwise
+from sampling_async._pacing.stepwise import Stepwise, pieces
 from sampling_async._pacing.turns import Lane
 
 
@@ -496,3 +496,8 @@ async def test_the_failure_of_the_source_comes_after_the_last_of_several_jobs():
             while jobs := await stream.several():
                 got.extend(job.number for job in jobs)
     assert sorted(got) == list(range(40))
+
+
+def test_entries_are_divided_among_dicts_of_some_thousand():
+    assert [pieces(entries) for entries in (0, 1, 4095, 4096, 100_000)] == [1, 1, 1, 2, 25]
+    assert type(pieces(100)) is int

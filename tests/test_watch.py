@@ -214,10 +214,13 @@ async def test_an_unexpected_error_is_raised_when_the_block_is_left(error, caplo
                 tasks.start_soon(refresh)
             assert (watch.status, watch.last_error) == ("failing", error)
             # A service does not leave the block, so that a log must tell it.
-            assert caplog.text.count(f"the watch was ended by {type(error).__name__}") == 1
+            logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+            name = type(error).__name__
+            assert logged == [f"the watch was ended by {name}, which is raised when its block is left"]
             assert "oops" not in caplog.text
-            with pytest.raises(RuntimeError, match="the watch was ended by"):
+            with pytest.raises(RuntimeError, match="the watch was ended by") as caught:
                 await watch.refresh()
+            assert caught.value.__cause__ is error
             assert ids_of(watch.quotas) == [1]
 
 
