@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import weakref
+from contextvars import ContextVar
 
 import anyio
 import anyio.lowlevel
@@ -198,6 +199,36 @@ async def ended_by(cancel, *, ends_late: bool = False) -> tuple[bool, int]:
     (scope,) = blocks._deadlines
     cancel(scope, task)
     return await task
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_failure_inside_a_block_comes_out_of_it(is_ours, cancels):
+    with pytest.raises(ZeroDivisionError):
+        with Blocks().within(600, is_ours=is_ours) as scope:
+            if cancels:
+                scope.cancel()
+            raise ZeroDivisionError
+
+
+@pytest.mark.asyncio
+async def test_the_timer_does_not_hold_the_data_of_the_task_that_set_it():
+    class Data: ...
+
+    blocks, of_request = Blocks(), ContextVar[Data]("of_request")
+
+    async def request() -> weakref.ref[Data]:
+        data = Data()
+        of_request.set(data)
+        with blocks.within(600, is_ours=True):
+            await asyncio.sleep(0)
+        return weakref.ref(data)
+
+    data = await asyncio.create_task(request())
+    await asyncio.sleep(0)
+    gc.collect()
+    assert blocks._timer is not None
+    assert data() is None
 
 
 @pytest.mark.asyncio
