@@ -237,6 +237,12 @@ async def test_the_request_of_a_block_is_taken_back():
 
 
 @pytest.mark.asyncio
+async def test_a_cancellation_by_others_passes_through_a_block():
+    with pytest.raises(asyncio.CancelledError):
+        await ended_by(lambda _, task: task.cancel())
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("order", [1, -1])
 async def test_who_cancels_the_task_at_the_same_time_is_heeded(order):
     def both(scope, task):
