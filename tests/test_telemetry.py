@@ -104,6 +104,27 @@ async def test_a_failed_call_is_a_failed_span(collected):
     assert call.attributes["sampling.outcomes.rejected.13"] == 1
 
 
+async def test_durations_of_a_fan_out_are_there_whenever_metrics_are_collected(collected):
+    """Nothing may end for minutes: in an outage, or while the input rests."""
+
+    def recorded() -> int:
+        return sum(point.count for point in collected.metrics().get("http.client.request.duration", ()))
+
+    async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
+        requests = [InviteRequest(f"m{number}", [1, 2]) for number in range(9)]
+        for seen in (9, 18):
+            async with client.fan_out(requests) as outcomes:
+                async for _ in outcomes:
+                    pass
+                assert recorded() == seen
+            assert recorded() == seen
+        left = client.fan_out(requests)
+        await left.__aenter__()  # and never left
+        async for _ in left:
+            pass
+    assert recorded() == 27
+
+
 async def test_the_requests_of_a_fan_out_link_to_its_span(collected):
     async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
         with collected.tracers.get_tracer("host").start_as_current_span("host") as host:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -118,6 +119,9 @@ class _Metrics:
             meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
 
     def _counted(self, _: CallbackOptions) -> Iterable[Observation]:
+        # What waits is recorded before the histogram is read. In an outage no attempt ends that would do it.
+        for client in tuple(self.watched):
+            client.record_all()
         for endpoint, counts in tuple(self.counts.items()):
             for (status, code), number in tuple(counts.items()):
                 attributes: dict[str, Any] = {"sampling.endpoint": endpoint, "sampling.status": status}
@@ -172,6 +176,7 @@ class ClientTelemetry:
         self._counts = shared.counts
         # The attributes of a request, by endpoint, status and error: there are few, and they are made once.
         self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._fan_outs: weakref.WeakValueDictionary[int, _FanOut] = weakref.WeakValueDictionary()  # not ended
         self._of_call = {
             endpoint: {**self.server, "sampling.endpoint": endpoint, "url.template": template}
             for endpoint, (_, template) in TEMPLATES.items()
@@ -192,11 +197,20 @@ class ClientTelemetry:
         if len(fan_out.durations) >= _AT_ONCE or time.monotonic() - fan_out.recorded_at > _AT_LATEST:
             self._record(fan_out)
 
+    def record_all(self) -> None:
+        """Record the durations that wait, of all fan-outs: metrics are being collected, perhaps in a thread."""
+        for reference in self._fan_outs.valuerefs():  # a copy, made in one step
+            fan_out = reference()
+            if fan_out is not None:
+                self._record(fan_out)
+
     def _record(self, fan_out: _FanOut) -> None:
-        durations, fan_out.durations = fan_out.durations, []
         fan_out.recorded_at = time.monotonic()
-        for endpoint, status, error, seconds in durations:
-            self._duration.record(seconds, self._of_attempt(endpoint, status, error))
+        # Each is taken before it is recorded: another thread may be recording them too.
+        with suppress(IndexError):
+            while True:
+                endpoint, status, error, seconds = fan_out.durations.popleft()
+                self._duration.record(seconds, self._of_attempt(endpoint, status, error))
 
     def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
         """Count the outcomes of a call."""
@@ -288,7 +302,9 @@ class ClientTelemetry:
     def fan_out_began(self) -> _FanOut:
         """Begin the span of a fan-out. It is not made current: your code runs while it is open."""
         span = self._tracer.start_span("sampling_async.fan_out", attributes=self.server)
-        return _FanOut(span, [Link(span.get_span_context())], time.monotonic())
+        fan_out = _FanOut(span, [Link(span.get_span_context())], time.monotonic())
+        self._fan_outs[id(fan_out)] = fan_out
+        return fan_out
 
     @staticmethod
     def needs_reports(fan_out: object) -> bool:
@@ -304,6 +320,7 @@ class ClientTelemetry:
             answered: Those of them whose outcome the user has received.
         """
         if isinstance(fan_out, _FanOut):
+            self._fan_outs.pop(id(fan_out), None)
             self._record(fan_out)
             fan_out.span.set_attribute("sampling.quota_ids", taken)
             fan_out.span.set_attribute("sampling.quota_ids_received", answered)
@@ -324,7 +341,7 @@ class _FanOut:
     span: Span
     links: list[Link]
     recorded_at: float
-    durations: list[tuple[Endpoint, int | None, str | None, float]] = field(factory=list)
+    durations: deque[tuple[Endpoint, int | None, str | None, float]] = field(factory=deque)
 
 
 def _set_timing(span: Span, timing: Timing) -> None:
