@@ -26,7 +26,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import OK, TOO_MANY, Track
+from sampling_async._contract.exchange import TOO_MANY, Track
 from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _LEAST_SECONDS: Final = 0.05
 """Another attempt begins only if this much is left of the deadline, or more if such calls take longer."""
 
 _MOST_DOUBLINGS: Final = 7
-_ABOUT_THE_QUOTA: Final = frozenset({OK, 400})
 _STATUSES: Final[dict[Delivery, str]] = {"answered": "not_sent", "not_sent": "not_sent", "unknown": "unknown"}
 
 
@@ -145,10 +144,8 @@ class Caller:
         if call.endpoint == "generate_invite":
             code = error.result_code if isinstance(error, ServiceError) else None
             # As for the IDs of a bulk: a refusal that is not about the quota was not processed.
-            is_rejected = (
-                isinstance(error, ServiceError) and error.status in _ABOUT_THE_QUOTA and code is not None
-            )
-            status = "rejected" if delivery == "answered" and is_rejected else _STATUSES[delivery]
+            is_rejected = isinstance(error, BadRequestError) and delivery == "answered"
+            status = "rejected" if is_rejected else _STATUSES[delivery]
             outcomes = {("invited", 1) if error is None else (status, code): 1}
         self.hooks.call_ended(
             call.endpoint,
