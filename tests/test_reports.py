@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import threading
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ from sampling_async import (
     SamplingClient,
     SamplingError,
 )
-from sampling_async._calls import quotas, reports
+from sampling_async._calls import attempt, quotas, reports
 from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.threads import call_soon_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -317,9 +319,8 @@ async def test_the_time_of_an_attempt_that_was_cut_off_is_told(monkeypatch):
     async with doubles.client(answer, time) as client:
         with cancelled:
             await client.get_settings()
-    (attempt, *_) = spans.told
-    assert attempt[0] == "attempt"
-    assert attempt[4] == 2.0
+    (told, *_) = spans.told
+    assert (told[0], told[4]) == ("attempt", 2.0)
 
 
 async def test_the_report_of_a_call_keeps_its_latest_attempts():
@@ -375,12 +376,43 @@ def type_of_cancellation() -> str:
     return anyio.get_cancelled_exc_class().__name__
 
 
-async def test_a_response_that_cannot_be_read_is_a_failed_attempt():
+async def test_a_response_that_cannot_be_read_is_a_failed_attempt(caplog):
+    caplog.set_level(logging.DEBUG, "sampling_async.calls")
     seen = Watcher()
     service = doubles.Service(httpx.Response(200, text="<html>"), [])
     async with doubles.client(service, **seen.hooks()) as client:
         await client.get_settings()
+        assert (client.snapshot().attempts, client.snapshot().failures) == (2, 1)
     assert [(each.status, each.error) for each in seen.attempts] == [(200, "DecodeError"), (200, None)]
+    assert [record.ended for record in caplog.records] == ["DecodeError", "200"]
+
+
+async def test_attempts_that_were_cut_off_count_and_are_logged_wherever_they_were(caplog, monkeypatch):
+    monkeypatch.setattr(attempt, "_THREADED_BYTES", 1)
+    caplog.set_level(logging.DEBUG, "sampling_async.calls")
+    seen, go_on, scopes = Watcher(), threading.Event(), [anyio.CancelScope() for _ in range(2)]
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        if not seen.attempts:  # the first one is cut off before its response, the second while that is decoded
+            scopes[0].cancel()
+            await anyio.sleep_forever()
+        return httpx.Response(200, json=[])
+
+    def decoded(*_: object) -> None:
+        call_soon(scopes[1].cancel)
+        go_on.wait(10)
+
+    call_soon = call_soon_here()
+    monkeypatch.setattr(attempt.Attempts, "_decoded", decoded)
+    async with doubles.client(answer, **seen.hooks()) as client:
+        for scope in scopes:
+            with scope:
+                await client.get_settings()
+        go_on.set()
+        assert (client.snapshot().attempts, client.snapshot().failures) == (2, 0)
+    assert [(each.status, each.error is not None) for each in seen.attempts] == [(None, True), (200, True)]
+    assert [len(call.attempts) for call in seen.calls] == [1, 1]
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("ends", ["whole", "cut", "closed by the user"])

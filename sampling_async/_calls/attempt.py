@@ -20,6 +20,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from sampling_async._calls.learned import Learned
@@ -62,33 +63,52 @@ class Attempts:
         """Make one attempt under a permit, which is still held after a success, and decode the response."""
         began, number = permit.timeline.enter(CONNECT), track.attempts
         before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
+        answer: Reply | SamplingError | None = None
+        now = began
+        result: T | SamplingError
         try:
             answer = await self._answer(call, permit, track, read)
-        except BaseException as exc:  # the call was cancelled, or a signal handler raised
+            if track.attempts == number:  # the client is closed, so nothing was begun
+                permit.release()
+                return cast("SamplingError", answer)
             now = permit.timeline.enter(DECODE)
-            if self._hooks is not None and track.attempts > number:
-                self._hooks.attempt_ended(call, track, None, exc, seconds=now - began, before=before)
+            self._learned.attempt_ended(call, permit, answer, began, now)
+            if isinstance(answer, SamplingError):
+                result = answer
+            elif len(answer.body) < _THREADED_BYTES:
+                result = self._decoded(call, answer)
+            else:
+                result = await self._decoded_in_thread(call, permit, answer)
+        except BaseException as exc:  # the call was cancelled, or a signal handler raised
+            if track.attempts > number:
+                if answer is None:
+                    now = permit.timeline.enter(DECODE)
+                    self._learned.attempts += 1
+                self._tell(call, track, answer, exc, seconds=now - began, before=before)
             raise
-        if track.attempts == number:  # the client is closed, so nothing was begun
-            permit.release()
-            return cast("SamplingError", answer)
-        now = permit.timeline.enter(DECODE)
-        self._learned.attempt_ended(call, permit, answer, began, now)
-        self._log(call, track, now - began, answer)
-        result: T | SamplingError
-        if isinstance(answer, SamplingError):
-            result = answer
-        elif len(answer.body) < _THREADED_BYTES:
-            result = self._decoded(call, answer)
-        else:
-            result = await self._decoded_in_thread(call, permit, answer)
         failure = result if isinstance(result, SamplingError) else None
         if failure is not None:
             permit.release()
+            if failure is not answer:  # only the body was wrong
+                self._learned.failures += 1
         # Told now, because a response that cannot be read is a failed attempt.
-        if self._hooks is not None:
-            self._hooks.attempt_ended(call, track, answer, failure, seconds=now - began, before=before)
+        self._tell(call, track, answer, failure, seconds=now - began, before=before)
         return result
+
+    def _tell(
+        self,
+        call: Call[Any],
+        track: Track,
+        answer: Reply | SamplingError | None,
+        error: BaseException | None,
+        *,
+        seconds: float,
+        before: Sequence[float],
+    ) -> None:
+        """Log an attempt that has ended, and tell the hooks."""
+        self._log(call, track, seconds, error or answer)
+        if self._hooks is not None:
+            self._hooks.attempt_ended(call, track, answer, error, seconds=seconds, before=before)
 
     async def _answer(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
@@ -138,7 +158,7 @@ class Attempts:
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
-    def _log(self, call: Call[Any], track: Track, seconds: float, answer: Reply | SamplingError) -> None:
+    def _log(self, call: Call[Any], track: Track, seconds: float, answer: object) -> None:
         """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
         if not logger.isEnabledFor(logging.DEBUG):
             return
