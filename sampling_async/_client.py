@@ -302,8 +302,8 @@ class SamplingClient:
         # `__init__` may have failed before it set everything, and a debugger may still print the object.
         if not hasattr(self, "_caller"):
             return "<SamplingClient: not made>"
-        state = "closed" if self._session.closed else f"{self._gate.running} of {self._gate.maximum} running"
-        return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.waiting} waiting>"
+        state = "closed" if self._session.closed else f"{self._gate.at_work} of {self._gate.maximum} running"
+        return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.in_wait} waiting>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -331,8 +331,8 @@ class SamplingClient:
         return Snapshot(
             limit=limit.limit,
             max_concurrency=limit.maximum,
-            running=self._gate.running,
-            waiting=self._gate.waiting,
+            running=self._gate.at_work,
+            waiting=self._gate.in_wait,
             held_for=self._gate.held_for(),
             breaker="open" if self._outage.is_on else "closed",
             away_for=self._outage.away_for(),

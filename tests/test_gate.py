@@ -84,6 +84,27 @@ async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind(
     permit.release()
 
 
+async def test_attempts_that_cannot_begin_yet_are_told_apart_from_those_that_run():
+    told = []
+
+    async def sleep(seconds: float) -> None:
+        told.append((shut.at_work, shut.in_wait))
+        time.now += seconds
+
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=sleep, random=lambda: 0.0)
+    other, permit = Permit(shut, Lane("other")), Permit(shut, Lane("work"))
+    await other.acquire()
+    shut.hold(5.0, "work")
+    permit.kind.pace.refused(5.0)
+    await permit.acquire()
+    assert told == [(1, 1), (1, 1)]  # first the hold, then the pace
+    assert (shut.at_work, shut.in_wait) == (2, 0)
+    other.release()
+    permit.release()
+    assert (shut.at_work, shut.in_wait) == (0, 0)
+
+
 async def test_a_hold_of_all_is_about_no_kind():
     time = doubles.FakeTime()
     shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)

@@ -64,6 +64,7 @@ class Gate:
         self._all = Kind("", maximum)  # only its hold is used: the hold of all kinds
         self._held: set[Permit] = set()  # of all kinds
         self._turns = Turns(self._kinds)
+        self._delayed: set[Permit] = set()  # that wait for the end of a hold or an outage, or for their pace
         self._held_back: set[anyio.CancelScope] = set()
         self._is_closed = False
 
@@ -71,6 +72,16 @@ class Gate:
     def running(self) -> int:
         """The number of permits that are held."""
         return len(self._held)
+
+    @property
+    def at_work(self) -> int:
+        """The number of permits whose attempts run."""
+        return len(self._held) - sum(permit.is_held for permit in tuple(self._delayed))
+
+    @property
+    def in_wait(self) -> int:
+        """The number of attempts that cannot begin yet, for whatever reason."""
+        return self.waiting + len(self._delayed)
 
     def kind(self, name: str) -> Kind:
         """Return the state of a kind of work."""
@@ -165,10 +176,12 @@ class Gate:
                 if self._is_shut(kind):
                     permit.release()
                     permit.timeline.enter(HOLD)
+                    self._delayed.add(permit)
                     try:
                         if not await self._open_again(permit):
                             return
                     finally:
+                        self._delayed.discard(permit)
                         permit.timeline.enter(PERMIT)
                 elif not permit.is_held:
                     if not self.waiting and self._has_place(kind):
@@ -179,7 +192,11 @@ class Gate:
                     if not permit.is_held:
                         await self._turn_of(waiter)
                 elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
-                    await self._interruptible_sleep(wait)
+                    self._delayed.add(permit)
+                    try:
+                        await self._interruptible_sleep(wait)
+                    finally:
+                        self._delayed.discard(permit)
                 else:
                     kind.pace.begin(self.clock())
                     return

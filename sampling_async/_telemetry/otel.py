@@ -112,7 +112,7 @@ class _Metrics:
         )
         for name, unit, what in (
             ("limit", "{request}", "Bulk requests that may run at once now."),
-            ("waiting", "{request}", "Requests that wait for a permit."),
+            ("waiting", "{request}", "Requests that cannot begin yet."),
             ("retry_tokens", "{token}", "Tokens left in the retry budget."),
         ):
             callback = partial(self._observed, name)
