@@ -41,8 +41,8 @@ class Snapshot:
             take. Each other endpoint has a limit of its own.
         max_concurrency: The number of attempts that may run at once, for all endpoints together.
         running: The number of attempts that run now.
-        waiting: The number of attempts that cannot begin yet: they wait for a permit or for the end of a hold or
-            an outage, or the service allows no more in a second.
+        waiting: The number of attempts that cannot begin yet: they wait for a permit or the end of a hold or
+            outage, or the service allows no more in a second.
         held_for: Seconds until the longest hold ends. A hold is a pause that the service asked for.
         breaker: `open` during an outage, when only probes are sent, see `OutagePolicy`; otherwise `closed`.
         away_for: Seconds since the outage began; 0 without an outage.

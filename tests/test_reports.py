@@ -22,6 +22,7 @@ from sampling_async import (
     CallReport,
     InvalidRequestError,
     InviteRequest,
+    PagingError,
     RetryPolicy,
     SamplingClient,
     SamplingError,
@@ -508,6 +509,38 @@ async def test_the_parts_of_a_chunk_are_told_with_their_own_sizes():
     assert [each.quota_ids for each in call.attempts] == [each.quota_ids for each in seen.attempts]
     assert [each.quota_ids for each in seen.attempts] == [8, 4, 4, 2, 2, 1, 1]
     assert call.timing.attempts == result.timing.attempts == 7
+
+
+async def test_the_report_of_a_chunk_in_parts_keeps_its_latest_attempts_too():
+    seen = Watcher()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if 3 in doubles.asked(request):
+            return httpx.Response(400, json={"Result": "NO_QUOTA_ID", "ResultCode": 10})
+        return httpx.Response(425 if len(seen.attempts) % 2 else 200, json=doubles.bulk(request))
+
+    async with doubles.client(answer, retry=RetryPolicy(budget=1000, max_attempts=9), **seen.hooks()) as client:
+        await client.bulk_invite(CANARY, range(1, 101))
+        await client.bulk_invite(CANARY, range(1, 101))
+    assert all(len(call.attempts) == min(32, call.timing.attempts) for call in seen.calls)
+    assert tuple(seen.attempts[-len(seen.calls[-1].attempts) :]) == seen.calls[-1].attempts
+
+
+async def test_a_page_that_does_not_advance_is_a_failed_call():
+    seen = Watcher()
+    service = doubles.Service(doubles.page("a", more=True), doubles.page(more=True))
+    async with doubles.client(service, **seen.hooks()) as client:
+        with pytest.raises(PagingError) as caught:
+            [code async for code in client.recontact_members(5)]
+    assert [call.error for call in seen.calls] == [None, "PagingError"]
+    assert caught.value.timing == seen.calls[-1].timing
+
+
+async def test_what_was_never_sent_explains_no_time():
+    async with doubles.client(doubles.Service(httpx.Response(403)), max_concurrency=1) as client:
+        first, last = await client.bulk_invite(CANARY, [1, 2], chunk_size=1)
+    assert first.error.timing.attempts == 1
+    assert (last.error.attempts, last.error.elapsed, last.error.timing) == (0, 0.0, None)
 
 
 async def test_waiting_for_an_outage_to_be_noticed_is_a_hold():

@@ -266,9 +266,9 @@ class Inviter:
         too_long = error.retry_after is not None and error.retry_after > MAX_RETRY_AFTER
         stops = isinstance(error, ForbiddenError | ClientClosedError | OutageError)
         if self._stopped_by is None and (too_long or stops):
-            # The remaining chunks get this error without having been sent, so it counts no attempts.
+            # The remaining chunks get this error without having been sent, so it counts no attempt and no time.
             self._stopped_by = delivered(error, "not_sent")
-            self._stopped_by.attempts = 0
+            self._stopped_by.attempts, self._stopped_by.elapsed, self._stopped_by.timing = 0, 0.0, None
 
 
 _RESENT: Final = "this was sent again after an attempt that may have worked: an earlier invite may exist"

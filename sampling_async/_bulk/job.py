@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from sampling_async._calls.reports import MOST_ATTEMPTS
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.values import value
@@ -112,8 +113,9 @@ class Job:
 
     @property
     def ended(self) -> tuple[Ended, ...]:
-        """The attempts of all parts that have ended, if anybody watches the client."""
-        return self._ended if self._track is None else self._ended + self._track.ended
+        """The latest attempts of all parts that have ended, if anybody watches the client."""
+        ended = self._ended if self._track is None else self._ended + self._track.ended
+        return ended[-MOST_ATTEMPTS:]
 
     def note(self, answered: Answered) -> None:
         """Note the outcomes of a part of the chunk."""

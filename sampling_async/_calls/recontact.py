@@ -67,16 +67,17 @@ class PageReader:
         call = recontact_members(
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
-        track = Track()
-        page = await self._caller.call(call, self._permit(), track)
+        track, rest = Track(), list["RecontactMembers"]()
         try:
-            rest = self._cursor.advance(page)
+            page = await self._caller.call(
+                call, self._permit(), track, check=lambda page: rest.append(self._cursor.advance(page))
+            )
         except PagingError as exc:
-            exc.attempts, exc.timing = track.attempts, page.timing
+            exc.attempts = track.attempts
             raise
         if page.timing is not None:  # `rest` may be another object, without codes that the user has
-            explain(rest, page.timing)
-        return rest
+            explain(rest[0], page.timing)
+        return rest[0]
 
 
 class RecontactStream:

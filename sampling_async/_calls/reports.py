@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 instrumented: Any = None
 """The `Telemetry` of clients that are given none, if an instrumentor has set one."""
 
-_MOST_ATTEMPTS: Final = 32  # in the report of a call: a chunk may go back into its lane for minutes
+MOST_ATTEMPTS: Final = 32  # in the report of a call: a chunk may go back into its lane for minutes
 
 logger: Final = logging.getLogger("sampling_async.calls")
 
@@ -221,7 +221,7 @@ class Hooks:
         ended = Ended(track.attempts, call.quota_ids, status, before, tuple(track.timeline.seconds), name)
         if error is not None:
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
-        track.ended = (*track.ended[1 - _MOST_ATTEMPTS :], ended)
+        track.ended = (*track.ended[1 - MOST_ATTEMPTS :], ended)
         if self._on_attempt is not None:
             self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint))
 
