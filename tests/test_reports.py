@@ -442,7 +442,11 @@ async def test_an_inventory_that_is_read_as_it_arrives_is_reported_once_at_its_e
                     if ends == "closed by the user":
                         break
             assert len(watcher.calls) == (ends != "closed by the user")
-    (call,) = watcher.calls
+        assert (client.snapshot().attempts, client.snapshot().failures) == (1, ends == "cut")
+    (call,), (attempt,) = watcher.calls, watcher.attempts
+    assert call.attempts == (attempt,)
+    assert (attempt.status, attempt.error, attempt.delivery) == (200, call.error, call.delivery)
+    assert attempt.timing.total == call.timing.total
     assert call.error == ("TransportError" if ends == "cut" else None)
     assert call.delivery == ("unknown" if ends == "cut" else "answered")
     assert call.timing.total == (2.0 if ends == "closed by the user" else 5.0)

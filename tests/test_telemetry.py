@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from collections import Counter
+from contextlib import aclosing
 
 import doubles
 import httpx
+import inventories
 import pytest
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
@@ -19,7 +22,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sampling_async import BadRequestError, InvalidRequestError, InviteRequest, RetryPolicy, Telemetry
+from sampling_async import (
+    BadRequestError,
+    InvalidRequestError,
+    InviteRequest,
+    RetryPolicy,
+    Telemetry,
+    TransportError,
+)
 from sampling_async._calls import reports
 from sampling_async._telemetry.instrumentor import SamplingAsyncInstrumentor
 
@@ -123,6 +133,30 @@ async def test_durations_of_a_fan_out_are_there_whenever_metrics_are_collected(c
         async for _ in left:
             pass
     assert recorded() == 27
+
+
+async def test_an_inventory_that_breaks_off_is_a_failed_request_of_its_whole_time(collected):
+    time, body = doubles.FakeTime(), json.dumps(inventories.quotas(inventories.survey())).encode()
+
+    class Arriving(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield body[:-3]
+            time.now += 3.0
+            raise httpx.ReadError("cut")
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, stream=Arriving())
+
+    async with doubles.client(answer, time, telemetry=collected.telemetry()) as client:
+        async with aclosing(client.iter_surveys()) as surveys:
+            with pytest.raises(TransportError):
+                async for _ in surveys:
+                    time.now += 100.0  # the time of the user
+    (point,) = collected.metrics()["http.client.request.duration"]
+    assert (point.count, point.sum, point.attributes["error.type"]) == (1, 5.0, "TransportError")
+    (attempt,) = collected.spans("GET ")
+    assert attempt.status.status_code is StatusCode.ERROR
 
 
 async def test_the_requests_of_a_fan_out_link_to_its_span(collected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -20,7 +21,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from sampling_async._calls.learned import Learned
@@ -91,9 +92,23 @@ class Attempts:
             permit.release()
             if failure is not answer:  # only the body was wrong
                 self._learned.failures += 1
-        # Told now, because a response that cannot be read is a failed attempt.
-        self._tell(call, track, answer, failure, seconds=now - began, before=before)
+        if isinstance(answer, Reply) and answer.goes_on:
+            earlier = sum(permit.timeline.seconds) - (now - began)
+            tell = partial(self._tell, call, track, answer, before=before)
+            track.at_end = partial(self._at_end, permit, earlier, tell)
+        else:
+            # Told now, because a response that cannot be read is a failed attempt.
+            self._tell(call, track, answer, failure, seconds=now - began, before=before)
         return result
+
+    def _at_end(
+        self, permit: Permit, earlier: float, tell: Callable[..., None], error: BaseException | None
+    ) -> None:
+        """End an attempt whose response goes on after its first part; the time of its reader does not count."""
+        permit.timeline.enter(DECODE)
+        if isinstance(error, SamplingError):
+            self._learned.failures += 1
+        tell(error, seconds=sum(permit.timeline.seconds) - earlier)
 
     def _tell(
         self,

@@ -128,6 +128,9 @@ class Caller:
         self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None = None
     ) -> Timing:
         """Report a call that has ended, and return where its time went; an error of ours gets it too."""
+        at_end, track.at_end = track.at_end, None
+        if at_end is not None:
+            at_end(error)
         timing = permit.timeline.timing(track.attempts)  # also ends the stage that was cut off
         if isinstance(error, SamplingError):
             error.timing = timing

@@ -205,7 +205,8 @@ class SurveyStream:
         self._reading = _Reading(body)
         surveys = await self._reading.next()
         unread = self._reading.unread
-        return Reply(OK, result=surveys) if unread is None else Reply(OK, unread)
+        goes_on = not self._reading.is_over
+        return Reply(OK, result=surveys, goes_on=goes_on) if unread is None else Reply(OK, unread)
 
     async def aclose(self) -> None:
         """Close the connection, if the body was not read to its end."""

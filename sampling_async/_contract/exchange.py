@@ -70,7 +70,8 @@ class Reply:
     """One HTTP response: the status, the decoded body and the headers that the client uses.
 
     `is_whole` is False if the body of an error was cut or came too late. `result` holds the result of a body
-    that was decoded while it arrived; `body` is empty then.
+    that was decoded while it arrived; `body` is empty then. `goes_on` says that more of the body is to
+    come: the attempt ends with it.
     """
 
     status: int
@@ -79,6 +80,7 @@ class Reply:
     date: str | None = None
     is_whole: bool = True
     result: Any = field(default=None, repr=False)
+    goes_on: bool = False
 
 
 @define
@@ -94,6 +96,7 @@ class Track:
         timeline: Told of each stage that the call enters, if any.
         ended: Its attempts that have ended, if they are explained and anybody watches the client.
         is_explained: Whether somebody may ask for a report of these attempts.
+        at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
     """
 
@@ -104,6 +107,7 @@ class Track:
     timeline: Timeline | None = None
     ended: tuple[Any, ...] = field(default=(), repr=False)
     is_explained: bool = True
+    at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
     fan_out: object = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
