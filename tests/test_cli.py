@@ -422,7 +422,7 @@ def test_files_of_tls_are_options(sim, option, tmp_path, monkeypatch):
     variable = {"--ca-file": "SAMPLING_CA_FILE", "--client-cert": "SAMPLING_CLIENT_CERT"}[option]
     result = run("settings", option, missing)
     assert result.exit_code == 2
-    assert f"{variable} names {missing}" in result.stderr
+    assert f"{variable}, its option or the profile names {missing}" in result.stderr
     monkeypatch.setenv(variable, str(missing))
     assert run("settings").exit_code == 2
 

@@ -440,7 +440,7 @@ def test_a_key_is_stored_only_for_profiles_that_look_for_it_there(ring):
 
 
 def test_a_shell_completes_names_of_profiles_and_is_quiet_about_errors(file):
-    assert _connection._names_of_profiles("u") == ["us"]
-    assert _connection._names_of_profiles("x") == []
+    assert _connection.names_of_profiles("u") == ["us"]
+    assert _connection.names_of_profiles("x") == []
     file.unlink()
-    assert _connection._names_of_profiles("u") == []
+    assert _connection.names_of_profiles("u") == []

@@ -79,3 +79,13 @@ def test_after_five_minutes_a_generation_is_old_and_after_ten_it_is_gone():
     assert (old.count, old.longest) == (1, 4.0)
     assert old == last
     assert sketch.percentiles(1000.0) is None
+
+
+def test_an_attempt_is_gone_after_ten_minutes_however_the_others_are_spread():
+    sketch = Sketch()
+    sketch.add(30.0, 0.0)
+    for now in (599.0, 601.0, 650.0):
+        sketch.add(1.0, now)
+    told = sketch.percentiles(660.0)
+    assert told is not None
+    assert (told.count, told.longest) == (3, 1.0)

@@ -159,6 +159,19 @@ async def test_an_inventory_that_breaks_off_is_a_failed_request_of_its_whole_tim
     assert attempt.status.status_code is StatusCode.ERROR
 
 
+async def test_a_provider_that_is_made_global_later_is_that_of_all_clients(collected, monkeypatch):
+    first = doubles.client(bulk, telemetry=collected.telemetry())
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: collected.meters)
+    monkeypatch.setattr(metrics, "get_meter", lambda *names: collected.meters.get_meter(names[0]))
+    second = doubles.client(bulk, telemetry=True)
+    async with first, second:
+        for client in (first, second):
+            await client.bulk_invite(CANARY, [2])
+    found = collected.metrics()
+    assert sum(point.value for point in found["sampling.outcomes"]) == 2
+    assert len(found["sampling.limit"]) == 2
+
+
 async def test_the_requests_of_a_fan_out_link_to_its_span(collected):
     async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
         with collected.tracers.get_tracer("host").start_as_current_span("host") as host:

@@ -196,6 +196,30 @@ def test_no_rate_is_told_against_a_client_without_known_connections(state):
     assert "- sent, - received" in shown({**state, "connections": wires}, state)
 
 
+def test_no_rate_is_told_against_another_process_or_a_count_that_fell(state):
+    assert "3, 2" in shown({**state, "attempts": 3}, {**state, "attempts": 1})
+    for before in ({**state, "attempts": 900}, {**state, "attempts": 1, "pid": state["pid"] + 1}):
+        assert "3, -" in shown({**state, "attempts": 3}, before)
+        assert "3, --" not in shown({**state, "attempts": 3}, before)
+
+
+def test_a_process_that_is_busy_is_asked_again(monkeypatch, state):
+    looks = iter([state, TimeoutError(), TimeoutError(), state, ConnectionRefusedError()])
+
+    def looked(_: object) -> object:
+        look = next(looks)
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+    monkeypatch.setattr(top, "looked", looked)
+    assert [*top._looks(Path("x"), 0.0, is_once=False)] == [state, state]
+
+
+def test_a_host_is_shown_without_control_characters(state):
+    assert "\x1b" not in shown({**state, "host": "a\x1b[2Jb"})
+
+
 def test_without_a_socket_the_message_says_what_to_do(tmp_path):
     done = run("top", str(tmp_path / "nothing"))
     assert done.exit_code == 2

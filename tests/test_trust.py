@@ -86,7 +86,7 @@ def client_of(url: str, **options) -> SamplingClient:
 def test_an_unusable_file_is_named_with_its_variable(variable, name, says, files, monkeypatch):
     path = str(files / name)
     monkeypatch.setenv(variable, path)
-    pattern = f"{variable} names {re.escape(path)}, which cannot be used: .*{says}"
+    pattern = f"^{variable}, its option or the profile names {re.escape(path)}, which cannot be used: .*{says}"
     with pytest.raises(InvalidRequestError, match=pattern):
         SamplingClient.from_env(base_url="https://localhost", panel_guid=doubles.PANEL, api_key=doubles.KEY)
 

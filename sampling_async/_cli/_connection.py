@@ -41,7 +41,7 @@ _MAX_CONCURRENCY: Final = 8
 _IDLE_SECONDS: Final = 4.0
 
 
-def _names_of_profiles(begun: str) -> list[str]:
+def names_of_profiles(begun: str) -> list[str]:
     """Return the names of profiles that begin so, for the completion of a shell, which shows no error."""
     with suppress(InvalidRequestError):
         return [name for name in read_profiles() if name.startswith(begun)]
@@ -63,7 +63,7 @@ class ServiceOptions:
             metavar="NAME",
             envvar=CHOSEN,
             show_default=False,
-            autocompletion=_names_of_profiles,
+            autocompletion=names_of_profiles,
         ),
     ] = None
     base_url: Annotated[

@@ -10,7 +10,13 @@ import typer
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import asked_key, ended_by_failure, fail, somebody_is_there
+from sampling_async._cli._connection import (
+    asked_key,
+    ended_by_failure,
+    fail,
+    names_of_profiles,
+    somebody_is_there,
+)
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import INCOMPLETE
@@ -30,7 +36,10 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Name = Annotated[str, typer.Argument(help="A profile.", metavar="NAME", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(help="A profile.", metavar="NAME", show_default=False, autocompletion=names_of_profiles),
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
 
 

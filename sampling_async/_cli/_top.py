@@ -91,6 +91,8 @@ def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
         time.sleep(every)
         try:
             yield looked(path)
+        except TimeoutError:
+            continue  # it is busy: its event loop stands still
         except (OSError, ValueError):
             return
 
@@ -104,6 +106,7 @@ def looked(path: Path) -> State:
         ValueError: It is no JSON.
     """
     with socket.socket(socket.AF_UNIX) as sock:
+        until = time.monotonic() + _PATIENCE
         sock.settimeout(_PATIENCE)
         sock.connect(str(path))
         line = b""
@@ -111,6 +114,7 @@ def looked(path: Path) -> State:
             line += part
             if len(line) > _LONGEST_LINE:
                 break
+            sock.settimeout(max(0.001, until - time.monotonic()))  # of the whole answer, not of each part
     try:
         state: State = json.loads(line)
     except RecursionError:
@@ -152,13 +156,14 @@ def view(state: State, before: State | None, seconds: float) -> RenderableType:
     """
 
     def rate(read: Callable[[State], float], unit: str = "") -> str:
-        # A process that took the other's place may have connections where that had none.
+        # A process that took the other's place may have connections where that had none, and counts anew.
         if before is None or seconds <= 0 or not (before["connections"] or not state["connections"]):
             return _NONE
-        return f"{number((read(state) - read(before)) / seconds)}{unit}/s"
+        more = read(state) - read(before)
+        return _NONE if before["pid"] != state["pid"] or more < 0 else f"{number(more / seconds)}{unit}/s"
 
     title = Text.assemble(
-        (str(state["host"]), "bold"), f"  process {state['pid']}  sampling-async {state['version']}"
+        show.plain(str(state["host"]), "bold"), f"  process {state['pid']}  sampling-async {state['version']}"
     )
     rows = [
         ("running", f"{state['running']} of {state['max_concurrency']}, limit {state['limit']}"),

@@ -122,7 +122,10 @@ class Background(ABC):
             )
             self._failure = self._failure or stray
             return
-        self._failure = self._failure or RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
+        if self._failure is None:
+            self._failure = RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
+            if not isinstance(exc, (GeneratorExit, anyio.get_cancelled_exc_class())):
+                self._failure.__cause__ = exc  # its text says more: it may be from a hook of the host
         try:
             raise exc
         finally:

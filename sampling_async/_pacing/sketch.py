@@ -64,7 +64,8 @@ class Sketch:
             is_recent = now - self._began < 2 * _GENERATION
             self._before = self._latest if is_recent else [0] * _BUCKETS
             self._longest = self._longest[1] if is_recent else 0.0, 0.0
-            self._latest, self._began = [0] * _BUCKETS, now
+            # A generation begins where the one before ends, however late that is noticed.
+            self._latest, self._began = [0] * _BUCKETS, self._began + _GENERATION if is_recent else now
 
     def percentiles(self, now: float) -> Percentiles | None:
         """Return the percentiles; None if there were no attempts."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PROTOCOLS: Final = ["http/1.1"]
+_GIVEN: Final = "%s, its option or the profile"  # which of them it was, is not known here
 _IGNORES_CUTS: Final[int] = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _EXPECTED: Final = "expected PEM, not encrypted: a certificate, and its key if it is the client's"
 
@@ -78,7 +79,7 @@ def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLCon
     try:
         context = _trusting(ca_file) if ca_file else default_context()
         if client_cert:
-            _used("SAMPLING_CLIENT_CERT", client_cert, lambda: _identify(context, client_cert))
+            _used(_GIVEN % "SAMPLING_CLIENT_CERT", client_cert, lambda: _identify(context, client_cert))
     except Unusable as exc:
         problem = str(exc)
     else:
@@ -87,7 +88,7 @@ def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLCon
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:
-    return _used("SAMPLING_CA_FILE", ca_file, lambda: ssl.create_default_context(cafile=ca_file))
+    return _used(_GIVEN % "SAMPLING_CA_FILE", ca_file, lambda: ssl.create_default_context(cafile=ca_file))
 
 
 def _identify(context: ssl.SSLContext, client_cert: str) -> ssl.SSLContext:
@@ -96,7 +97,7 @@ def _identify(context: ssl.SSLContext, client_cert: str) -> ssl.SSLContext:
     return context
 
 
-def _used(variable: str, path: str, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def _used(given: str, path: str, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     try:
         return make()
     except ssl.SSLError as exc:
@@ -105,4 +106,4 @@ def _used(variable: str, path: str, make: Callable[[], ssl.SSLContext]) -> ssl.S
         reason = exc.strerror or type(exc).__name__
     except ValueError:  # such as "embedded null byte"
         reason = "this system has no such paths"
-    raise Unusable(f"{variable} names {path}, which cannot be used: {reason}")
+    raise Unusable(f"{given} names {path}, which cannot be used: {reason}")
