@@ -181,6 +181,9 @@ def test_the_latency_is_the_median_and_the_line_per_id_is_not_made_up():
     assert found.figures == {"MedianSeconds": 0.25, "Requests": 3}
     assert way.latency([0.0123]).found.startswith("12.3 ms")
     assert way.latency([]).verdict == "warn"
+    found = way.latency([0.2, 0.3], [500, 0, 500])
+    assert found.verdict == "warn"
+    assert found.found.startswith("3 of 5 requests in a row were refused or lost (500, no response); 250 ms")
 
 
 def test_the_width_is_the_widest_wave_without_a_refusal():
@@ -332,6 +335,23 @@ def test_a_panel_is_known_if_its_own_settings_come():
     other = service.panel(GUID.replace("6", "7"), settings(Panel_GUID=GUID))
     assert other.verdict == "fail"
     assert all(GUID not in each.found + each.remedy for each in (other_case, other))
+
+
+def test_a_key_is_accepted_only_where_settings_came_for_it():
+    header, key = service.accepted(seen(200, b"[]"), has_settings=True)
+    assert (header.verdict, key.verdict, key.found) == ("ok", "ok", "it is accepted")
+    header, key = service.accepted(seen(400, b'{"ResultCode": 3}'), has_settings=False)
+    assert (header.verdict, key.verdict) == ("ok", "ok")
+    for status, body in ((200, b"<html>"), (400, b"<html>"), (429, b""), (405, b"")):
+        header, key = service.accepted(seen(status, body), has_settings=False)
+        assert (header.verdict, key.verdict) == ("skipped", "skipped")
+        assert f"an answer with {status}" in key.found
+
+
+def test_without_a_server_header_neither_key_nor_header_is_blamed():
+    same = seen(403, DENIED)
+    header = refused(same, [same, same], [same, same])
+    assert "either the key or its header is the reason" in header.found
 
 
 def test_an_unknown_panel_is_told_by_its_result_code():

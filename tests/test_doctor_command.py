@@ -348,6 +348,8 @@ def test_settings_that_cannot_be_read_fail(monkeypatch):
     with wire.serve(wire.serve_each(lambda _: wire.answer(b"<html>"))) as base_url:
         _, _, checks = examined(broken_services.environment(Simulator(seed=3), base_url), monkeypatch)
     assert failed(checks) == ["Panel"]
+    assert [checks[name]["Verdict"] for name in ("Key header", "Key")] == ["skipped", "skipped"]
+    assert checks["Panel"]["Found"] == "Get Settings was answered with 200, but what came are no settings"
 
 
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])

@@ -300,12 +300,22 @@ def keep_alive(closed_after: float | None, waited: float, idle_seconds: float) -
     return Finding("Keep-alive", "ok", f"{found}; the client keeps it for {idle_seconds:g} s", "", figures)
 
 
-def latency(seconds: Sequence[float]) -> Finding:
-    """Judge the times of a few requests, one after the other."""
+def latency(seconds: Sequence[float], refusals: Sequence[int] = ()) -> Finding:
+    """Judge a few requests, one after the other.
+
+    Args:
+        seconds: The times of those that were answered with 200.
+        refusals: The statuses of the others; 0 for no response.
+    """
     if not seconds:
         return Finding("Latency", "warn", "not one of the requests was answered", "Run this again.")
     figures = {"MedianSeconds": round(median(seconds), 4), "Requests": len(seconds)}
     found = f"{_ms(median(seconds))} for Get Settings, the median of {len(seconds)}. {LINE_PER_ID}"
+    if refusals:
+        failed = f"{len(refusals)} of {len(seconds) + len(refusals)} requests in a row were refused or lost"
+        statuses = ", ".join(sorted({str(status) if status else "no response" for status in refusals}))
+        remedy = "Run this again. If it stays so, tell the operator: some node of the service may be ill."
+        return Finding("Latency", "warn", f"{failed} ({statuses}); {found}", remedy, figures)
     return Finding("Latency", "ok", found, "", figures)
 
 

@@ -199,7 +199,7 @@ class Rounds:
                 Finding("Key", "fail", "it is missing", remedy),
             ]
         if own.status not in answers.REFUSING:
-            return answers.accepted(own)
+            return answers.accepted(own, has_settings=_settings_in(own) is not None)
         # Wrong keys are sent only after ours was refused, so that no operator sees them as an attack.
         none = [await asker.ask(None), await asker.ask(None)]
         others = [await asker.ask(Secret(str(uuid4()))), await asker.ask(Secret(_NO_KEY))]
@@ -224,7 +224,8 @@ class Rounds:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, key, kept)
             seen = [await asker.ask(key) for _ in range(_OF_LATENCY)]
-            self._add(way.latency([each.seconds for each in seen if each.status == _OK]))
+            refusals = [each.status for each in seen if each.status != _OK]
+            self._add(way.latency([each.seconds for each in seen if each.status == _OK], refusals))
             self._add(way.width(await asker.waves(key, self._wishes.most)))
         self._add(kept.found[0])
 

@@ -76,14 +76,23 @@ def service(seen: Seen) -> Finding:
     return Finding("Service", "ok", found, "", figures)
 
 
-def accepted(seen: Seen) -> list[Finding]:
-    """Return the findings about header and key for a response that does not refuse the key."""
-    if seen.status == _OK:
+def accepted(seen: Seen, *, has_settings: bool) -> list[Finding]:
+    """Return the findings about header and key for a response that does not refuse the key.
+
+    Args:
+        seen: The response.
+        has_settings: Whether it holds settings, which the service gives to nobody without a key.
+    """
+    if has_settings:
         return [Finding("Key header", "ok", "API_AUTH_KEY arrives"), Finding("Key", "ok", "it is accepted")]
-    return [
-        Finding("Key header", "ok", f"it answers {seen.status}, and not 403 as without a key"),
-        Finding("Key", "ok", f"it is not refused: {seen.status}"),
-    ]
+    if seen.status == _BAD_REQUEST and _result_code(seen.body) is not None:
+        return [
+            Finding("Key header", "ok", f"it answers {seen.status} with a result code, and not 403"),
+            Finding("Key", "ok", f"it is not refused: {seen.status}"),
+        ]
+    told = "without settings" if seen.status == _OK else "and not 403"
+    why = f"cannot be told from an answer with {seen.status} {told}"
+    return [Finding("Key header", "skipped", why), Finding("Key", "skipped", why)]
 
 
 def refused(own: Seen, none: Sequence[Seen], others: Sequence[Seen]) -> list[Finding]:
@@ -166,11 +175,13 @@ def _untold(own: Seen) -> Finding:
             f"Ask whoever runs {dropper} for `{setting}`. If that is set, the key is wrong.",
             {"ProbablyDropped": True},
         )
-    who = f"{own.server} answers, which is" if own.server else "nothing shows a server that is"
+    likely = "without a Server header, nothing shows what answers: either the key or its header is the reason"
+    if own.server:
+        likely = f"{own.server} answers, which is not known to drop it, so the key is the likely reason"
     return Finding(
         "Key header",
         "warn",
-        f"cannot be told: {same}. {who} not known to drop it, so the key is the likely reason",
+        f"cannot be told: {same}. {likely}",
         "If the key is right, ask the operator whether something on the way drops names with underscores.",
         {"ProbablyDropped": False},
     )
@@ -194,11 +205,15 @@ def unknown_panel(seen: Seen) -> Finding:
             "the service does not know it (3 PANEL_DOES_NOT_EXIST)",
             "Compare the PanelGUID with what the operator gave you, and that it is for this address.",
         )
+    if seen.status == _OK:
+        return Finding(
+            "Panel",
+            "fail",
+            "Get Settings was answered with 200, but what came are no settings",
+            "Something else may answer there: a login page, a proxy, another service. Ask the operator.",
+        )
     return Finding(
-        "Panel",
-        "fail",
-        f"Get Settings was answered with {seen.status}",
-        "Look at the response with `sampling-async settings --debug`, and tell the operator.",
+        "Panel", "fail", f"Get Settings was answered with {seen.status}", "Tell the operator, with this output."
     )
 
 
