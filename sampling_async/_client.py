@@ -547,11 +547,11 @@ class SamplingClient:
         Raises:
             InvalidRequestError: The member code or a quota ID cannot be sent. Nothing was sent.
         """
-        options = self._options(chunk_size, goal, deadline, weight)
+        options, began = self._options(chunk_size, goal, deadline, weight), self._gate.clock()
         request = await checked_request(member_code, quota_ids)
         source = PanelSource([request], size=options.size, size_of=options.size_of)
         async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
-            return await stream.result(request)
+            return await stream.result(request, began)
 
     def stream_bulk_invite(
         self,

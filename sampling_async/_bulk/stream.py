@@ -194,8 +194,13 @@ class OutcomeStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def result(self, request: InviteRequest) -> BulkInviteResult:
-        """Return the outcomes of a stream of one request, in the order given; this is faster than iterating."""
+    async def result(self, request: InviteRequest, began: float) -> BulkInviteResult:
+        """Return the outcomes of a stream of one request, in the order given; this is faster than iterating.
+
+        Args:
+            request: The request.
+            began: When its check began, by the gate's clock.
+        """
         # By their first quota ID. Only what the result needs: the garbage collector visits all that is kept.
         replies: dict[int, _Reply] = {}
         last: Job | None = None  # the one that ended last, of those that sent something
@@ -215,7 +220,8 @@ class OutcomeStream:
             answers=await self._in_order(request.quota_ids, replies),
         )
         if last is not None and last.timeline is not None:
-            explain(result, self._timing(last, last.timeline))
+            timing = self._timing(last, last.timeline)
+            explain(result, evolve(timing, decode=timing.decode + self._began - began))
         return result
 
     def _timing(self, last: Job, timeline: Timeline) -> Timing:

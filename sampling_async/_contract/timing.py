@@ -27,7 +27,7 @@ class Timing:
         send: Sent the request.
         first_byte: From there to the first byte of the response: the time of the service and of the way.
         body: From there to the last byte.
-        decode: Decoded and checked the response, and put the result together.
+        decode: Checked the input of a bulk, decoded and checked the response, and put the result together.
         attempts: The number of attempts that were begun.
     """
 
