@@ -52,7 +52,7 @@ class Snapshot:
         seconds_per_request: The shortest time of a bulk invite without the time for its IDs, as learned so
             far; None before the first response.
         seconds_per_id: The seconds that each quota ID adds; None before the first response.
-        attempts: Attempts that have ended, of all endpoints.
+        attempts: Attempts that have ended, of all endpoints; without the probes of an outage.
         failures: Those of them that failed, refusals of the service included.
         latency: How long answered attempts took, by endpoint; without endpoints that were not called lately.
         connections: Connections and bytes; None with a `transport` of your own.

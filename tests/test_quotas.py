@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import logging
 import pickle
 import threading
 import traceback
@@ -696,6 +697,16 @@ class Tagging:
         self.statuses.append(304 if is_known else 200)
         content = b"" if is_known else body_of(self.surveys)
         return httpx.Response(self.statuses[-1], headers=headers, content=content)
+
+
+async def test_an_attempt_that_was_answered_with_304_says_so(caplog):
+    caplog.set_level(logging.DEBUG, "sampling_async.calls")
+    told = []
+    async with doubles.client(Tagging(), on_attempt=told.append) as client:
+        held = await client.get_quotas()
+        assert await client.get_quotas() is held
+    assert [(each.status, each.error) for each in told] == [(200, None), (304, None)]
+    assert [record.ended for record in caplog.records] == ["200", "304"]
 
 
 async def test_a_304_stands_for_the_inventory_that_the_user_still_holds():

@@ -133,7 +133,7 @@ class Attempts:
         except SamplingError as exc:
             # The traceback has this frame, and would keep it until a garbage collection.
             return exc.with_traceback(None)
-        if reply.status == OK:
+        if reply.status == OK or reply.result is not None:  # a 304 stands for what the user holds
             return reply
         return refusal(reply, private=self._secrets_of(call), unprocessed=self._unprocessed) or reply
 

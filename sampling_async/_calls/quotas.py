@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._contract.exchange import OK, Reply, Track
+from sampling_async._contract.exchange import NOT_MODIFIED, OK, Reply, Track
 from sampling_async._contract.records import Quotas
 from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.gc_pauses import put_off_a_pause
@@ -73,7 +73,7 @@ class QuotasReader:
             nonlocal etag
             if body.is_unchanged:
                 await body.aclose()
-                return Reply(OK, result=held)
+                return Reply(NOT_MODIFIED, result=held)
             etag = body.etag
             return await read_quotas(body, self._surveys)
 
