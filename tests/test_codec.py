@@ -27,6 +27,7 @@ from sampling_async import (
     to_json,
 )
 from sampling_async._contract.wire import wire_name
+from sampling_async._json.codec import parse
 
 INVITE = {
     "SurveyID": 1,
@@ -293,6 +294,8 @@ def test_invalid_json_is_reported_and_not_shown(body, rule):
     [
         (b"", "$: expected JSON, found an empty body"),
         (b"<p>", "$: expected JSON, found HTML or XML (a page of a proxy or of a login?)"),
+        (b"[" * 100_000, "$: expected JSON, found too many nested levels"),
+        (b"NaN", "$: expected finite numbers, found NaN, Infinity or a number with too many digits"),
     ],
 )
 def test_what_came_instead_of_json_is_said(body, said):
@@ -384,3 +387,12 @@ def test_any_bytes_give_a_value_or_a_decode_error(body):
     for cls in (Quotas, RecontactMembers, PartnerSettings):
         with suppress(DecodeError):
             assert isinstance(from_json(cls, body), cls)
+
+
+def test_json_behind_many_blanks_is_found_and_a_lone_surrogate_is_kept():
+    assert parse(b" " * 64 + b"[1]") == [1]
+    assert parse("[1]", "$.Surveys") == [1]
+    with pytest.raises(DecodeError) as caught:
+        parse("")
+    assert caught.value.path == "$"
+    assert parse('"\ud800"') == "\ud800"  # as in texts that Python has decoded so

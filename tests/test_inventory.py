@@ -372,6 +372,16 @@ def test_too_many_digits_after_the_surveys_are_a_decode_error(size):
         assert len(read(parts_of(body, size)).surveys) == 1
 
 
+def test_a_list_that_does_not_end_and_a_second_list_are_named():
+    error = refusal(body_of(survey(1), survey(2))[: -len(TAIL) - 1])
+    rule = "expected a survey or the end of the list, found the end of the body"
+    assert (error.path, error.rule) == ("$.Surveys[2]", rule)
+    error = refusal(b'{"Surveys":[%b],"Surveys":[]%b' % (survey(1), TAIL[1:].join([b",", b""])))
+    assert (error.path, error.rule) == ("$.Surveys", "expected one list of surveys, found several")
+    error = refusal(b'{"Surveys":[%b %b]%b' % (survey(1), survey(2), TAIL))
+    assert (error.path, error.rule) == ("$.Surveys[1]", "expected surveys, each an object, separated by commas")
+
+
 # --- Surveys that are already known
 
 
