@@ -45,7 +45,6 @@ _LEAST_SECONDS: Final = 0.05
 """Another attempt begins only if this much is left of the deadline, or more if such calls take longer."""
 
 _MOST_DOUBLINGS: Final = 7
-_STATUSES: Final[dict[Delivery, str]] = {"answered": "not_sent", "not_sent": "not_sent", "unknown": "unknown"}
 
 
 class Caller:
@@ -148,7 +147,7 @@ class Caller:
             code = error.result_code if isinstance(error, ServiceError) else None
             # As for the IDs of a bulk: a refusal that is not about the quota was not processed.
             is_rejected = isinstance(error, BadRequestError) and delivery == "answered"
-            status = "rejected" if is_rejected else _STATUSES[delivery]
+            status = "rejected" if is_rejected else "unknown" if delivery == "unknown" else "not_sent"
             outcomes = {("invited", 1) if error is None else (status, code): 1}
         self.hooks.call_ended(
             call.endpoint,

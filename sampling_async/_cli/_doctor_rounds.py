@@ -180,10 +180,10 @@ class Rounds:
                 return
             date, age = own.headers.get("date"), own.headers.get("age")
             self._add(way.clock(date, age, own.began, own.ended))
-            self._add(*await self._of_the_key(asker, own))
+            settings = _settings_in(own)
+            self._add(*await self._of_the_key(asker, own, has_settings=settings is not None))
             if self._blocked or self._key is None:
                 return
-            settings = _settings_in(own)
             if settings is None:
                 self._add(answers.unknown_panel(own))
                 self._blocked = "Panel"
@@ -191,7 +191,7 @@ class Rounds:
             await self._of_the_panel(settings)
             await self._of_the_speed(asker, self._key)
 
-    async def _of_the_key(self, asker: Asker, own: Seen) -> Sequence[Finding]:
+    async def _of_the_key(self, asker: Asker, own: Seen, *, has_settings: bool) -> Sequence[Finding]:
         if self._key is None:
             remedy = "Set SAMPLING_API_KEY, or what the profile names."
             return [
@@ -199,7 +199,7 @@ class Rounds:
                 Finding("Key", "fail", "it is missing", remedy),
             ]
         if own.status not in answers.REFUSING:
-            return answers.accepted(own, has_settings=_settings_in(own) is not None)
+            return answers.accepted(own, has_settings=has_settings)
         # Wrong keys are sent only after ours was refused, so that no operator sees them as an attack.
         none = [await asker.ask(None), await asker.ask(None)]
         others = [await asker.ask(Secret(str(uuid4()))), await asker.ask(Secret(_NO_KEY))]

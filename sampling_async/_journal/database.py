@@ -70,6 +70,21 @@ def patiently(step: Callable[[], object], seconds: float) -> None:
 
 
 @contextmanager
+def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
+    """Raise an error of the caller's in place of one of SQLite or the system.
+
+    Args:
+        what: What then has failed, as in "cannot be read".
+        error: Makes the error from that and the reason.
+    """
+    try:
+        yield
+    except (sqlite3.Error, OSError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise error(f"{what}: {reason}") from exc
+
+
+@contextmanager
 def transaction(database: sqlite3.Connection) -> Generator[None]:
     """Write together what is written in this block."""
     database.execute("BEGIN IMMEDIATE")

@@ -140,9 +140,8 @@ _of_others: weakref.WeakKeyDictionary[MeterProvider, _Metrics] = weakref.WeakKey
 
 def _metrics_of(provider: MeterProvider | None) -> _Metrics:
     current = metrics.get_meter_provider()
-    if provider is None and current in _of_others:  # it was given to a client before it was made global
-        provider = current
-    elif provider is None or (provider is current and provider not in _of_others):
+    provider = current if provider is None else provider
+    if provider is current and provider not in _of_others:  # nor given before it was made global
         # Before the application sets its global provider, there is another one in its place, which hands over.
         if not _of_global:
             _of_global.append(_Metrics(provider))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._journal.database import connected, make_durable, make_private, transaction
+from sampling_async._journal.database import connected, failing, make_durable, make_private, transaction
 from sampling_async._journal.lock import JournalLock
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
 _APPLICATION: Final = 0x53414E43
 """Marks the file as ours ("SANC"), so that no other database is written to by mistake."""
@@ -209,13 +210,8 @@ class LedgerFile:
             raise LedgerError("is not open", path=self.path)
         return self._database
 
-    @contextmanager
-    def _failing(self, what: str) -> Generator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else exc
-            raise LedgerError(f"{what}: {reason}", path=self.path) from exc
+    def _failing(self, what: str) -> AbstractContextManager[None]:
+        return failing(what, self.error)
 
     @contextmanager
     def _writing(self) -> Generator[sqlite3.Connection]:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of
-from sampling_async._journal.database import connected, make_durable, make_private, patiently, transaction
+from sampling_async._journal.database import (
+    connected,
+    failing,
+    make_durable,
+    make_private,
+    patiently,
+    transaction,
+)
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
@@ -20,6 +27,7 @@ from sampling_async.notifications._understanding import Named, understand
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
@@ -169,19 +177,17 @@ class SqliteStore:
     @property
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
-            raise StoreError(f"the store {self.path} is not open")
+            raise self._error("is not open")
         return self._database
 
     def _connected(self) -> sqlite3.Connection:
         return connected(self.path, _BUSY_SECONDS)
 
-    @contextmanager
-    def _failing(self, what: str) -> Generator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else exc
-            raise StoreError(f"the store {self.path} {what}: {reason}") from exc
+    def _failing(self, what: str) -> AbstractContextManager[None]:
+        return failing(what, self._error)
+
+    def _error(self, reason: str) -> StoreError:
+        return StoreError(f"the store {self.path} {reason}")
 
     # --- Secrets
 
