@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import anyio
@@ -197,3 +198,44 @@ async def test_leaving_in_another_task_warns_on_trio(anyio_backend):
         "not read to its end does this (PEP 789). Read it where it is entered, or close the generator with "
         "contextlib.aclosing"
     )
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_for_the_event_loop_to_log():
+    logged: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def interrupted() -> None:
+        raise BaseExceptionGroup("", [GeneratorExit()])
+
+    work = Work(anyio.sleep_forever)
+    await work.__aenter__()
+    work._runner._task.cancel()  # before its first step
+    await work.__aexit__(None, None, None)
+    async with Work(interrupted) as broken:
+        with pytest.raises(RuntimeError, match=r"^the stream was ended by GeneratorExit$"):
+            await broken.over()
+    async with Tasks(asyncio.get_running_loop()) as tasks:
+        tasks.start_soon(cancelled)
+        tasks.start_soon(fails)
+    del work, broken, tasks
+    gc.collect()
+    await asyncio.sleep(0)
+    assert logged == []
+
+
+@pytest.mark.asyncio
+async def test_tasks_can_be_told_from_those_of_the_host():
+    names = []
+
+    async def noted() -> None:
+        names.append(asyncio.current_task().get_name())
+
+    async with Tasks(asyncio.get_running_loop()) as tasks:
+        tasks.start_soon(noted)
+    async with Work(noted):
+        await anyio.wait_all_tasks_blocked()
+    assert names == ["sampling_async"] * 2

@@ -305,3 +305,83 @@ def test_a_block_that_begins_after_the_end_may_be_in_another_loop():
 
     asyncio.run(first())
     assert asyncio.run(second())
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+async def test_a_block_without_time_is_cancelled_from_its_beginning(is_ours):
+    blocks = Blocks()
+    with blocks.within(0, is_ours=is_ours) as scope:
+        assert scope.cancel_called
+        await anyio.sleep_forever()
+
+
+async def test_foreign_code_in_a_block_is_cancelled_again_if_it_goes_on():
+    blocks, cancelled = Blocks(), 0
+    with blocks.within(60) as scope:
+        scope.cancel()
+        for _ in range(3):
+            try:
+                await anyio.lowlevel.checkpoint()
+            except anyio.get_cancelled_exc_class():
+                cancelled += 1
+    assert cancelled == 3
+
+
+@pytest.mark.asyncio
+async def test_our_own_code_is_cancelled_once_and_within_a_shield():
+    blocks, reached = Blocks(), []
+    with blocks.within(60, is_ours=True) as scope:
+        scope.cancel()
+        with anyio.CancelScope(shield=True):
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                reached.append("cancelled")
+            await asyncio.sleep(0)
+            reached.append("went on")
+    assert reached == ["cancelled", "went on"]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+async def test_the_end_waits_for_the_last_block(is_ours):
+    blocks, left, slow = Blocks(), [], anyio.Event()
+
+    async def wait(name: str) -> None:
+        with blocks.within(60, is_ours=is_ours):
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if name == "slow":
+                    with anyio.CancelScope(shield=True):
+                        await slow.wait()
+                left.append(name)
+
+    async def end() -> None:
+        await blocks.end(60)
+        left.append("all")
+
+    async with anyio.create_task_group() as tasks:
+        for name in ("quick", "slow"):
+            tasks.start_soon(wait, name)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(end)
+        await anyio.wait_all_tasks_blocked()
+        assert left == ["quick"]
+        slow.set()
+    assert left == ["quick", "slow", "all"]
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+async def test_a_handler_that_raises_at_the_beginning_of_a_block_leaves_nothing(is_noted, monkeypatch):
+    blocks, enter = Blocks(), Blocks.enter
+
+    def interrupted(self, scope, until) -> None:
+        if is_noted:
+            enter(self, scope, until)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Blocks, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt), blocks.within(60):
+        pass
+    assert len(blocks) == 0
+    await anyio.lowlevel.checkpoint()

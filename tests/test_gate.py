@@ -619,3 +619,131 @@ async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again(
     permits.append(Permit(shut, Lane("work")))
     assert not await permits[0].acquire()
     assert shut.running == 0
+
+
+def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
+    return Gate(maximum, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+
+
+async def test_a_hold_is_over_at_its_end_and_then_for_no_time():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.hold(5.0, "one")
+    time.now = 5.0
+    shut.hold(5.0, "two")  # no other kind is held now, so it is about this one only
+    assert (shut.held_for(shut.kind("one")), shut.held_for(shut.kind("two"))) == (0.0, 5.0)
+    time.now = 60.0
+    assert shut.held_for(shut.kind("one")) == shut.held_for() == 0.0
+
+
+async def test_each_attempt_waits_for_the_pace_of_its_kind_however_its_permit_was_granted():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.kind("work").pace.refused(0.0)
+    permit, other = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+    assert await permit.acquire()
+    assert time.slept == [pytest.approx(0.1)]
+    assert await permit.acquire()  # it is held already
+    assert len(time.slept) == 1
+    assert await other.acquire()
+    assert len(time.slept) == 2
+    permit.release()
+    other.release()
+
+
+async def test_a_closed_gate_waits_for_no_pace():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.kind("work").pace.refused(0.0)
+    shut.close(wakes=True)
+    permit = Permit(shut, Lane("work"))
+    assert await permit.acquire()
+    assert time.slept == []
+    permit.release()
+
+
+async def test_a_permit_with_little_time_left_is_granted_and_renewed():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    permit = Permit(shut, Lane("work"), until=0.5)
+    assert await permit.acquire()
+    assert permit.renew()
+    permit.release()
+
+
+async def test_the_wait_for_a_permit_ends_at_the_deadline():
+    shut = doubles.gate(1)
+    holder, late = Permit(shut, Lane("work")), Permit(shut, Lane("work"), until=shut.clock() + 0.01)
+    await holder.acquire()
+    with anyio.fail_after(5):
+        assert not await late.acquire()
+    assert shut.waiting == 0
+    holder.release()
+
+
+async def test_a_permit_is_renewed_during_the_hold_of_another_kind():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    permit = Permit(shut, Lane("work"))
+    await permit.acquire()
+    shut.hold(5.0, "other")
+    assert permit.renew()
+    permit.release()
+
+
+async def test_a_permit_that_is_not_renewed_makes_place_for_another_kind():
+    shut = doubles.gate(2)
+    lane = Lane("work")
+    held = [Permit(shut, lane) for _ in range(2)]
+    for permit in held:
+        await permit.acquire()
+    async with anyio.create_task_group() as tasks:
+        other = await waiting_for(shut, Lane("other"), tasks)
+        shut.kind("work").adaptive._limit = 1.0
+        assert not held[0].renew()
+        assert other.is_held
+        other.release()
+        held[1].release()
+
+
+async def test_after_a_renewal_with_nobody_else_nine_interactive_calls_go_first():
+    shut, lane, order = doubles.gate(1), Lane("work"), []
+    permit = Permit(shut, lane)
+    await permit.acquire()
+    shut._turns.in_a_row = 9
+    assert permit.renew()
+
+    async def use(name: str, lane: Lane) -> None:
+        each = Permit(shut, lane)
+        await each.acquire()
+        order.append(name)
+        each.release()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(use, "other", lane)
+        await wait_all_tasks_blocked()
+        for _ in range(12):
+            tasks.start_soon(use, "call", shut.kind("work").interactive)
+            await wait_all_tasks_blocked()
+        permit.release()
+    assert order == ["call"] * 9 + ["other"] + ["call"] * 3
+
+
+async def test_lanes_of_different_kinds_take_turns():
+    shut, order = doubles.gate(1), []
+    lanes = [Lane("one"), Lane("two")]
+    holder = Permit(shut, Lane("work"))
+    await holder.acquire()
+
+    async def use(lane: Lane) -> None:
+        permit = Permit(shut, lane)
+        await permit.acquire()
+        order.append(lane.kind)
+        permit.release()
+
+    async with anyio.create_task_group() as tasks:
+        for lane in (*[lanes[0]] * 4, *[lanes[1]] * 4):
+            tasks.start_soon(use, lane)
+            await wait_all_tasks_blocked()
+        holder.release()
+    assert order == ["one", "two"] * 4

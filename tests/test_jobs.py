@@ -501,3 +501,56 @@ async def test_the_failure_of_the_source_comes_after_the_last_of_several_jobs():
 def test_entries_are_divided_among_dicts_of_some_thousand():
     assert [pieces(entries) for entries in (0, 1, 4095, 4096, 100_000)] == [1, 1, 1, 2, 25]
     assert type(pieces(100)) is int
+
+
+async def test_a_task_without_a_job_waits_for_the_next_one():
+    """To wake it costs less than a new task."""
+    names, send, receive = set(), *anyio.create_memory_object_stream[int](9)
+
+    async def run(job: Number, permit: Permit) -> None:
+        task = anyio.get_current_task()
+        names.add((task.id, task.name))
+        await anyio.lowlevel.checkpoint()
+
+    async with send, receive, stream_of(receive, run, limit=1, window=9):
+        for number in range(3):
+            await send.send(number)
+            await wait_all_tasks_blocked()
+    ((_, name),) = names
+    assert "sampling_async" in name or "_run_jobs" in name
+
+
+async def test_jobs_that_a_task_draws_for_itself_fill_the_window_too():
+    drawn: list[int] = []
+    async with stream_of(range(100), limit=1, window=5, drawn=drawn) as stream:
+        for taken in range(20):
+            await wait_all_tasks_blocked()
+            assert len(drawn) == min(100, taken + 5)
+            stream.release(await stream.next())
+
+
+async def test_jobs_that_need_no_permit_and_nothing_else():
+    stream = JobStream(
+        doubles.permits(doubles.gate(1)), Drawer(range(9)), double, window=3, needs_permit=lambda _: False
+    )
+    async with stream:
+        assert sorted(await results_of(stream)) == list(range(0, 18, 2))
+
+
+async def test_a_job_may_be_released_twice():
+    async with stream_of(range(1)) as stream:
+        job = await stream.next()
+        stream.release(job)
+        stream.release(job)
+        assert not stream.open
+
+
+async def test_32_results_do_not_wait_for_the_33rd():
+    async def run(job: Number, permit: Permit) -> None:
+        await double(job, permit)
+        if job.number == 32:
+            await anyio.sleep_forever()
+
+    async with stream_of(range(33), run, window=64) as stream:
+        with anyio.fail_after(5):
+            assert len(await stream.several()) == 32

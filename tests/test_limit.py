@@ -345,3 +345,36 @@ def test_idle_time_is_not_saved_up_for_a_burst():
     pace.refused(0.0)
     pace.begin(100.0)
     assert pace.wait(100.0) == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "limit"),
+    [
+        ((3.0, 3.0), 8),  # not slower than three times
+        ((2.0, 4.0), 8 + 1 / 8),  # the one before was not slower than twice
+        ((2.0,), 8 + 1 / 8),
+        ((2.001, 4.0), 4),
+    ],
+)
+def test_ratios_on_the_line_are_on_the_side_of_the_service(ratios, limit):
+    adaptive = AdaptiveLimit(99)
+    answered(adaptive, 1.0, patience=1.0, running=1)
+    assert adaptive._limit == 8
+    for ratio in ratios:
+        answered(adaptive, ratio, patience=1.0, among=8, running=8)
+    assert adaptive._limit == pytest.approx(limit, rel=1e-3)
+
+
+def test_a_response_within_a_twentieth_of_the_time_limit_is_never_slow():
+    adaptive = AdaptiveLimit(99)
+    answered(adaptive, 0.001, patience=20.0)
+    for _ in range(2):
+        answered(adaptive, 1.0, patience=20.0)
+    assert adaptive.limit == 8 + 3
+
+
+def test_a_longer_time_is_learned_by_a_quarter_of_the_difference():
+    line = LatencyLine()
+    line.learn(100, 1.0, alone=True)
+    line.learn(100, 11.0, alone=True)  # the moving average is 2 s now
+    assert line.line == Line(0.0, pytest.approx(1.25 / 100))

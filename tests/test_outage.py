@@ -409,6 +409,14 @@ async def test_a_chunk_refused_for_long_beside_answered_ones_has_its_refusal_as_
     assert {seen[quota_id].status for quota_id in range(2, 9)} == {"invited", "rejected"}
 
 
+async def test_chunks_of_a_service_that_never_answered_say_that_it_processed_nothing():
+    options = {"outage": OutagePolicy(patience=30.0), "max_concurrency": 2}
+    async with doubles.client(doubles.Service(httpx.Response(429)), **options) as client:
+        result = await client.bulk_invite("m", [2, 3])
+    assert type(result[0].error) is OutageError
+    assert str(result[0].error).startswith("the service processed no request for 30 s; the last failure: ")
+
+
 # --- In exact numbers
 
 
@@ -639,3 +647,29 @@ async def test_a_closed_outage_does_not_begin_again():
     probes.outage.close(wakes=False)
     probes.fail(9)
     assert not probes.outage.is_on
+
+
+async def test_who_runs_out_of_patience_before_the_next_probe_is_due_sends_none():
+    probes = Probes()
+    probes.fail(3)  # the first probe is due after 0.25 s
+    assert not await probes.outage.over(0.1, 0.0)
+    assert probes.limits == []
+
+
+async def test_a_client_that_is_closed_during_the_pause_sends_no_probe():
+    probes = Probes()
+    probes.fail(3)
+
+    async def closes(seconds: float) -> None:
+        probes.time.now += seconds
+        probes.outage.close(wakes=False)
+
+    probes.outage._sleep = closes
+    await probes.outage.over(600.0, 0.0)
+    assert probes.limits == []
+
+
+@pytest.mark.parametrize(("under_way", "failures"), [(1, 2), (2, 2), (3, 3), (5, 5), (64, 5)])
+def test_an_outage_takes_as_many_failures_as_run_at_once_from_two_to_five(under_way, failures):
+    assert OutagePolicy().enough(under_way) == failures
+    assert OutagePolicy(failures=7).enough(under_way) == 7

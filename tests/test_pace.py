@@ -221,6 +221,23 @@ def test_the_rate_counts_again_if_more_than_half_of_sixteen_attempts_without_it_
         assert pace._free_next == 200
 
 
+def test_after_a_time_without_a_rate_seven_accepted_attempts_are_too_few_for_a_measurement():
+    pace = Pace()
+    now = slower(pace, 11, attempts=3)
+    for _ in range(16):
+        pace.begin(now)
+    accept(pace, 7, begin=now)
+    for _ in range(9):
+        pace.refused(now + 1.0)
+    assert pace.rate == 10.0
+
+
+def test_only_ten_stretches_between_refusals_are_compared():
+    pace = Pace()
+    pace._marks.extend((2 * at, at, 10.0) for at in range(12))
+    assert len(pace._marks) == 11
+
+
 def test_if_most_attempts_are_refused_the_rate_stays():
     pace = Pace()
     now = 0.0

@@ -89,3 +89,32 @@ def test_an_attempt_is_gone_after_ten_minutes_however_the_others_are_spread():
     told = sketch.percentiles(660.0)
     assert told is not None
     assert (told.count, told.longest) == (3, 1.0)
+
+
+def counted(*adds: tuple[float, float], at: float) -> tuple[int, float] | None:
+    """Add durations at their times, and return the count and the longest."""
+    sketch = Sketch()
+    for seconds, now in adds:
+        sketch.add(seconds, now)
+    told = sketch.percentiles(at)
+    return None if told is None else (told.count, told.longest)
+
+
+def test_a_generation_is_counted_from_its_first_attempt_whatever_the_clock_says():
+    """The clock of a client has any start."""
+    assert counted((9.0, 1000.0), (4.0, 1100.0), at=1599.0) == (2, 9.0)
+    assert counted((9.0, 1000.0), (4.0, 1100.0), at=1600.0) is None
+    assert counted((9.0, 1000.0), (4.0, 1350.0), at=1351.0) == (2, 9.0)
+
+
+@pytest.mark.parametrize("later", [600.0, 700.0, 5000.0])
+def test_after_a_pause_of_ten_minutes_nothing_older_counts(later):
+    assert counted((9.0, 0.0), (0.5, later), at=later) == (1, 0.5)
+
+
+def test_extremes_count_as_the_shortest_and_the_longest_that_are_told_apart():
+    short, long = of([1e-6, 1e-6, 1.0]).percentiles(0.0), of([2000.0, 5000.0]).percentiles(0.0)
+    assert short is not None
+    assert long is not None
+    assert short.p50 < 1e-4
+    assert 900 < long.p50 < 1000

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import anyio
+import anyio.lowlevel
 import pytest
+import trio
 
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import Run, in_thread
 
 
 async def test_the_result_of_a_function_comes_from_another_thread():
@@ -54,3 +57,19 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
     assert done.returncode == 7
+
+
+def test_a_function_that_outlasts_its_event_loop_ends_quietly():
+    def closed(_: object) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    run = Run(lambda: 3, (), None)
+    run.over = SimpleNamespace(set=lambda: None)
+    run.through(closed)
+    assert run.result() == 3
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_older_releases_of_anyio_have_trio_s_own_token(anyio_backend, monkeypatch):
+    monkeypatch.setattr(anyio.lowlevel, "current_token", trio.lowlevel.current_trio_token)
+    assert await in_thread(lambda: 3) == 3

@@ -43,7 +43,6 @@ class Background(ABC):
     def __init__(self) -> None:
         self.left = False
         self.has_ended_the_loop = False
-        self._is_of_the_work_itself = False  # whether the work raised the exception, and none of its tasks
         self._runner: _Task | _Nursery | None = None
         self._failure: Exception | None = None
         self._finished = False  # whether no more results will come, for any reason
@@ -80,10 +79,9 @@ class Background(ABC):
         try:
             await self._work()
         except BaseException as exc:  # noqa: BLE001  kept, or raised again
-            # A task group raises its own exceptions and those of its tasks as a group; the flag distinguishes
-            # them. asyncio has already raised SystemExit of a task out of the event loop, but not that of the
-            # work itself.
-            self.has_ended_the_loop = isinstance(exc, BaseExceptionGroup) and not self._is_of_the_work_itself
+            # A task group raises the exceptions of its tasks as a group. asyncio has already raised SystemExit
+            # of a task out of the event loop, but not that of the work itself.
+            self.has_ended_the_loop = isinstance(exc, BaseExceptionGroup)
             self._keep(_first_of(exc))
         finally:
             self.is_over()

@@ -71,7 +71,7 @@ class Blocks:
         if seconds > 0 and self._loop is not None:
             # Not after `shut`: a task that cancels itself at the start of a block may feel it behind the block.
             if is_ours and not self._is_shut:
-                return _NativeBlock(self, self._loop, until)
+                return _NativeBlock(self, until)
             return _ScopedBlock(self, anyio.CancelScope(), until)
         return _ScopedBlock(self, anyio.CancelScope(deadline=until), inf)
 
@@ -167,11 +167,10 @@ class _ScopedBlock:
 class _NativeBlock:
     """A block that cancels its task itself, and takes that cancellation back at its end."""
 
-    __slots__ = ("_before", "_blocks", "_loop", "_task", "_until", "cancel_called", "cancelled_caught")
+    __slots__ = ("_before", "_blocks", "_task", "_until", "cancel_called", "cancelled_caught")
 
-    def __init__(self, blocks: Blocks, loop: asyncio.AbstractEventLoop, until: float) -> None:
+    def __init__(self, blocks: Blocks, until: float) -> None:
         self._blocks = blocks
-        self._loop = loop
         self._until = until
         self._task: asyncio.Task[object] | None = None
         self._before = 0  # the cancellations of the task that others have requested
@@ -184,7 +183,7 @@ class _NativeBlock:
             self._task.cancel()
 
     def __enter__(self) -> Self:
-        task = sys.modules["asyncio"].current_task(self._loop)
+        task = sys.modules["asyncio"].current_task()
         assert task is not None
         self._task, self._before = task, task.cancelling()
         try:

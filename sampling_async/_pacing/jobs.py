@@ -160,7 +160,6 @@ class JobStream(Background, Generic[Job]):
                     try:
                         await self._hand_out(running)
                     except BaseException as exc:  # noqa: BLE001  raised by _end
-                        self._is_of_the_work_itself = isinstance(exc, SystemExit | KeyboardInterrupt)
                         self._keep(exc)
             finally:
                 # Set before the idle tasks wake up: they end if they get no job and `_drawn` is set.
