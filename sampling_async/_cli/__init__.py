@@ -11,12 +11,14 @@ Exit codes:
     1: Incomplete: some quota IDs ended `not_sent` or `unknown`, pairs of a campaign are pending, or the reader
         of the output went away. Or what was asked for has an answer that needs a look: a check of `doctor`
         failed, `notifications settings` found another URL at the operator, `outcomes --overdue` or
-        `--uninvited` found invites, client and ledger of the `demo` disagree. Or there was nothing to do: no
-        such survey, no fact to `replay`, no key to `profile forget-key`, no pair for a campaign.
+        `--uninvited` found invites, client and ledger of the `demo` disagree, the process that `top` showed
+        went away. Or there was nothing to do: no such survey, no fact to `replay`, no key to
+        `profile forget-key`, no pair for a campaign.
     2: Usage: an argument, the address, the panel or the key is missing or cannot be sent, the file of profiles
         or another file breaks a rule, or a profile and an option name two panels.
     3: The service refused (4xx); nothing of the call was done.
-    4: Transport or server failure: no response, 5xx, or a response that cannot be read.
+    4: Transport or server failure: no response, 5xx, or a response that cannot be read. Or this machine could
+        not do it: the disk is full, a file cannot be written, a port is in use.
     130: Interrupted by Ctrl-C (SIGINT).
     143: Ended by SIGTERM, which is handled like Ctrl-C.
 
