@@ -183,6 +183,17 @@ def test_words_are_completed(shell):
     assert "replay" not in found
 
 
+def test_for_fish_each_option_is_one_line_with_its_help():
+    lines = completed(
+        _SAMPLING_ASYNC_COMPLETE="complete_fish",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+        _TYPER_COMPLETE_ARGS="sampling-async match --",
+        COLUMNS="80",
+    ).splitlines()
+    assert max(map(len, lines)) > 80
+    assert all(re.match(r"--[\w-]+\t", line) for line in lines)
+
+
 def test_a_real_bash_completes_the_name_of_a_profile(tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")

@@ -107,6 +107,8 @@ def _terminated_as_interrupted() -> Generator[list[int]]:
 
 
 def _run() -> None:
+    if "_SAMPLING_ASYNC_COMPLETE" in os.environ:
+        os.environ["COLUMNS"] = "1000"  # typer wraps a help text there too, and fish takes each line for a word
     try:
         from sampling_async._cli._commands import app  # noqa: PLC0415  the extra may not be installed
     except ModuleNotFoundError as exc:
