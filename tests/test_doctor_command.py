@@ -341,7 +341,8 @@ def test_a_service_that_is_silent_or_no_http_fails(monkeypatch):
         environment = broken_services.environment(Simulator(seed=3), base_url)
         _, _, checks = examined(environment, monkeypatch, "--timeout", "0.01")
     assert failed(checks) == ["Service"]
-    assert checks["Service"]["Found"]
+    assert checks["Service"]["Found"] == "no complete response within 0.01 s"
+    assert checks["Service"]["Remedy"].startswith("The connection works. Allow more time with --timeout")
 
 
 def test_settings_that_cannot_be_read_fail(monkeypatch):

@@ -226,7 +226,7 @@ class Asker:
         """
         began, start = self._wall_clock(), time.monotonic()
         sent: list[bool] = []
-        problem = f"no complete response within {self._target.read_seconds:g} s"
+        problem, is_late = f"no complete response within {self._target.read_seconds:g} s", True
         with anyio.move_on_after(CONNECT_SECONDS + self._target.read_seconds):
             try:
                 response, body = await self._exchange(key, more or {}, sent)
@@ -238,15 +238,18 @@ class Asker:
                     began=began,
                     ended=self._wall_clock(),
                 )
+            except httpx.ReadTimeout:
+                pass
             except (httpx.HTTPError, OSError, DecodeError, TooSlow) as exc:
                 if isinstance(exc, OSError) and not is_of_the_system(exc):
                     raise
+                is_late = False
                 problem = str(
                     exc
                     if isinstance(exc, DecodeError)
                     else translated(exc, "not_sent", sent=bool(sent and sent[-1]))
                 )
-        return Seen(problem=problem, began=began, ended=self._wall_clock())
+        return Seen(problem=problem, is_late=is_late, began=began, ended=self._wall_clock())
 
     async def _exchange(
         self, key: Secret | None, more: Mapping[str, str], sent: list[bool]

@@ -37,6 +37,7 @@ class Seen:
         body: The body, or its beginning.
         seconds: The time it took.
         problem: Why there is no response.
+        is_late: Whether the reason is that it takes too long.
         began: The wall clock before the request, in seconds since 1970.
         ended: The same after the response.
     """
@@ -46,6 +47,7 @@ class Seen:
     body: bytes = field(default=b"", repr=False)
     seconds: float = 0.0
     problem: str = ""
+    is_late: bool = False
     began: float = 0.0
     ended: float = 0.0
 
@@ -62,6 +64,8 @@ def service(seen: Seen) -> Finding:
     figures = {"Status": seen.status or None, "Server": seen.server or None}
     if seen.problem:
         remedy = "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT."
+        if seen.is_late:
+            remedy = "The connection works. Allow more time with --timeout, or ask the operator why it is slow."
         return Finding("Service", "fail", seen.problem, remedy, figures)
     found = f"it answers {seen.status}{who}"
     if seen.status in _REDIRECTS:
