@@ -340,8 +340,8 @@ class SamplingClient:
             retry_tokens=self._caller.budget.tokens,
             seconds_per_request=None if line is None else line.a,
             seconds_per_id=None if line is None else line.b,
-            attempts=self._caller.learned.attempts,
-            failures=self._caller.learned.failures,
+            attempts=self._caller.attempts.ended,
+            failures=self._caller.attempts.failed,
             latency=self._latency(),
             connections=self._connections(),
         )

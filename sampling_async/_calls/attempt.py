@@ -47,6 +47,10 @@ class Attempts:
         learned: Learns from them.
         hooks: Are told of each, if anybody watches the client.
         unprocessed: The statuses with which the service says that it has not processed a request.
+
+    Attributes:
+        ended: The number of attempts that have ended.
+        failed: The number of those that failed.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Attempts:
         self._hooks = hooks
         self._unprocessed = unprocessed
         self._threads: anyio.CapacityLimiter | None = None
+        self.ended = self.failed = 0
 
     async def make(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
@@ -84,14 +89,11 @@ class Attempts:
             if track.attempts > number:
                 if answer is None:
                     now = permit.timeline.enter(DECODE)
-                    self._learned.attempts += 1
                 self._tell(call, track, answer, exc, seconds=now - began, before=before)
             raise
         failure = result if isinstance(result, SamplingError) else None
         if failure is not None:
             permit.release()
-            if failure is not answer:  # only the body was wrong
-                self._learned.failures += 1
         if isinstance(answer, Reply) and answer.goes_on:
             earlier = sum(permit.timeline.seconds) - (now - began)
             tell = partial(self._tell, call, track, answer, before=before)
@@ -106,8 +108,6 @@ class Attempts:
     ) -> None:
         """End an attempt whose response goes on after its first part; the time of its reader does not count."""
         permit.timeline.enter(DECODE)
-        if isinstance(error, SamplingError):
-            self._learned.failures += 1
         tell(error, seconds=sum(permit.timeline.seconds) - earlier)
 
     def _tell(
@@ -120,7 +120,9 @@ class Attempts:
         seconds: float,
         before: Sequence[float],
     ) -> None:
-        """Log an attempt that has ended, and tell the hooks."""
+        """Count and log an attempt that has ended, and tell the hooks."""
+        self.ended += 1
+        self.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
         if self._hooks is not None:
             self._hooks.attempt_ended(call, track, answer, error, seconds=seconds, before=before)

@@ -27,8 +27,6 @@ class Learned:
         timeouts: A response that is fast by their measure is never slow.
 
     Attributes:
-        attempts: The number of attempts that have ended.
-        failures: The number of those that failed.
         latency: The durations of answered attempts, by endpoint.
     """
 
@@ -36,31 +34,21 @@ class Learned:
         self._gate = gate
         self._outage = outage
         self._timeouts = timeouts
-        self.attempts = self.failures = 0
         self.latency: dict[Endpoint, Sketch] = {}
 
     def attempt_ended(
         self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
     ) -> None:
         """Update limits, outage and durations from the result of an attempt."""
-        self.attempts += 1
-        if isinstance(answer, SamplingError):
-            self.failures += 1
-        else:
-            sketch = self.latency.get(call.endpoint)
-            if sketch is None:
-                sketch = self.latency[call.endpoint] = Sketch()
-            sketch.add(now - began, now)
-        self._learn(call, permit, answer, began, now)
-
-    def _learn(
-        self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
-    ) -> None:
         if isinstance(answer, SamplingError):
             # After the deadline, the failure says nothing about the service.
             if permit.remaining > _NO_TIME:
                 self._learn_failure(call, permit, answer, began, now)
             return
+        sketch = self.latency.get(call.endpoint)
+        if sketch is None:
+            sketch = self.latency[call.endpoint] = Sketch()
+        sketch.add(now - began, now)
         self._outage.answered(now)
         permit.kind.pace.answered(now)
         limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
