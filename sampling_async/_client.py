@@ -254,7 +254,7 @@ class SamplingClient:
             if overrides.get("ssl_context") is None:
                 files = (setting(panel, name) for name in ("ca_file", "client_cert"))
                 overrides["ssl_context"] = context_of_files(*files)
-        return cls(overrides.pop("base_url"), **overrides)
+        return cls(**overrides)
 
     def share(self, of: int) -> Self:
         """Make a client with the same settings and a share of this one's `max_concurrency`.

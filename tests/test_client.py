@@ -5,26 +5,35 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import ssl
 import traceback
 from contextlib import aclosing
 from uuid import UUID
 
+import anyio
 import anyio.lowlevel
 import doubles
 import httpx
 import inventories
 import pytest
 import respx
+import wire
 from anyio import wait_all_tasks_blocked
 
 from sampling_async import (
+    DecodeError,
     InvalidRequestError,
+    InviteRequest,
+    Journal,
+    JournalError,
     PagingError,
     RetryPolicy,
     SamplingClient,
     ServerError,
     Timeouts,
 )
+from sampling_async._journal.journal import run_of
+from sampling_async._pacing.turns import Lane
 
 BASE = "https://service.example/prefix"
 SAMPLES = f"{BASE}/IPExternalSamplingService/ExternalSample/{doubles.PANEL}"
@@ -162,12 +171,12 @@ async def test_json_labelled_as_text_is_accepted(client):
         assert (await client.generate_invite("m", 5)).quota_id == 5
 
 
-@pytest.mark.parametrize(("options", "wire"), [({}, "true"), ({"include_routables": False}, "false")])
-async def test_a_watch_asks_for_routables_unless_told_otherwise(options, wire):
+@pytest.mark.parametrize(("options", "flag"), [({}, "true"), ({"include_routables": False}, "false")])
+async def test_a_watch_asks_for_routables_unless_told_otherwise(options, flag):
     service = doubles.Service(inventories.quotas())
     async with doubles.client(service) as client, client.watch_quotas(**options) as watch:
         await watch.ready()
-    assert service.requests[0].url.params["includeRoutables"] == wire
+    assert service.requests[0].url.params["includeRoutables"] == flag
 
 
 async def test_limits_reach_the_transport():
@@ -342,3 +351,206 @@ async def test_a_snapshot_tells_how_long_the_answered_attempts_of_an_endpoint_to
         (latency,) = client.snapshot().latency.values()
     assert latency.p50 == pytest.approx(2.0, rel=0.1)
     assert latency.p99 == pytest.approx(4.0, rel=0.1)
+
+
+async def test_a_snapshot_tells_the_rate_how_long_the_service_is_away_and_of_no_connections_of_a_transport():
+    time = doubles.FakeTime()
+    async with doubles.client(doubles.Service(httpx.ConnectError("gone")), time) as client:
+        assert set(client._gate._kinds) == {"bulk_invite"}  # another thread may ask
+        assert client.snapshot().requests_per_second is None
+        client._gate.kind("bulk_invite").pace.refused(0.0)
+        for _ in range(5):
+            client._outage.failed("gone", 0.0)
+        time.now += 7.0
+        told = client.snapshot()
+    assert (told.requests_per_second, told.away_for, told.breaker) == (10.0, 7.0, "open")
+    assert told.connections is None
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_tells_of_the_connections():
+    def script(connection: wire.Connection) -> None:
+        for _ in range(2):
+            connection.read_request()
+            connection.send(wire.answer(b"[]"))
+
+    with wire.serve(script) as base_url:
+        async with SamplingClient(base_url, panel_guid=doubles.PANEL, api_key=doubles.KEY) as client:
+            for _ in range(3):
+                await client.get_settings()
+            told = client.snapshot().connections
+            client._session.close_idle()
+            closed = client.snapshot().connections
+    assert told is not None
+    assert closed is not None
+    assert (told.opened, told.reused, told.open, told.idle) == (2, 1, 1, 1)
+    assert (closed.opened, closed.open, closed.idle) == (2, 0, 0)
+    assert told.bytes_sent > told.bytes_received > 100
+
+
+# --- What is handed on to the parts
+
+
+def test_by_default_plain_http_is_refused_and_a_connection_is_used_again_within_four_seconds():
+    with pytest.raises(InvalidRequestError, match="http"):
+        SamplingClient("http://service.example", panel_guid=doubles.PANEL, api_key=doubles.KEY)
+    client = SamplingClient(BASE, panel_guid=doubles.PANEL, api_key=doubles.KEY)
+    assert client._session.engine._idle_time.limit == 4.0
+
+
+def test_a_context_of_the_host_s_own_is_used_and_no_files_are_read(monkeypatch):
+    monkeypatch.setenv("SAMPLING_CA_FILE", "/nowhere.pem")
+    given = {"base_url": BASE, "panel_guid": doubles.PANEL, "api_key": doubles.KEY}
+    SamplingClient.from_env(ssl_context=ssl.create_default_context(), **given)
+    with pytest.raises(InvalidRequestError, match="SAMPLING_CA_FILE"):
+        SamplingClient.from_env(**given)
+
+
+def test_misuse_of_a_client_is_told_in_full(monkeypatch):
+    for variable in ("BASE_URL", "PANEL_GUID", "API_KEY"):
+        monkeypatch.delenv(f"SAMPLING_{variable}", raising=False)
+    client = doubles.client(doubles.Service([]))
+
+    def said(act) -> str:
+        with pytest.raises(InvalidRequestError) as caught:
+            act()
+        return str(caught.value)
+
+    assert said(lambda: SamplingClient.from_env(api_key=doubles.KEY)) == (
+        "the environment has no SAMPLING_BASE_URL, SAMPLING_PANEL_GUID; set them, or give base_url, panel_guid"
+    )
+    assert said(lambda: doubles.client(doubles.Service([]), proxy="http://p.example")) == (
+        "proxy and ssl_context cannot be combined with your own transport; give them to that transport"
+    )
+    assert said(lambda: doubles.client(doubles.Service([]), max_concurrency=0)).startswith("max_concurrency ")
+    assert said(lambda: client.share(of=9)) == (
+        "of must be at most max_concurrency, which is 8, not 9: each share needs at least one request, and the "
+        "sum of the shares must not exceed the limit; raise max_concurrency to the number of shares, or make "
+        "fewer of them"
+    )
+    assert said(lambda: client.share(of=3)) == (
+        "share() needs the client's own engine, because a transport is closed with its client; give each "
+        "client its own transport and max_concurrency=2"
+    )
+    assert said(lambda: client.stream_bulk_invite("m", 5)).startswith("quota_ids ")
+    assert said(lambda: client.fan_out(5)).startswith("requests ")
+    assert said(lambda: client.fan_out([], deadline=0)) == "deadline must be seconds above 0, not 0"
+    assert said(lambda: doubles.client(doubles.Service([]), telemetry=5)) == (
+        "telemetry must be True, False or a Telemetry, not int"
+    )
+
+
+def test_the_repr_of_a_client_that_was_not_made():
+    assert repr(object.__new__(SamplingClient)) == "<SamplingClient: not made>"
+
+
+async def test_a_probe_asks_for_the_settings_of_the_panel():
+    service = doubles.Service([])
+    async with doubles.client(service) as client:
+        assert await client._send_probe(1.0) is None
+    assert doubles.PANEL in str(service.requests[0].url)
+
+
+async def _all_of(things) -> None:
+    async for _ in things:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "act", "body"),
+    [
+        ("get_quotas", lambda client: client.get_quotas(), inventories.quotas()),
+        ("get_quotas", lambda client: _all_of(client.iter_surveys()), inventories.quotas()),
+        ("get_settings", lambda client: client.get_settings(), []),
+        ("generate_invite", lambda client: client.generate_invite("m", 5), doubles.invite(5)),
+        ("recontact_members", lambda client: _all_of(client.recontact_pages(5)), doubles.page("a", more=False)),
+    ],
+)
+async def test_each_call_waits_for_the_hold_of_its_endpoint_and_asks_for_its_panel(kind, act, body):
+    time, service = doubles.FakeTime(), doubles.Service(body)
+    async with doubles.client(service, time) as client:
+        client._gate.hold(5.0, kind)
+        await act(client)
+    assert time.slept[0] >= 5.0
+    assert doubles.PANEL in str(service.requests[0].url)
+
+
+async def test_a_link_of_another_member_is_found_in_a_single_invite():
+    async with doubles.client(doubles.Service(doubles.invite(5))) as client:
+        await client.generate_invite("m", 5)
+        with pytest.raises(DecodeError) as caught:
+            await client.generate_invite("other", 5)
+    assert caught.value.path == "$.URL"
+
+
+@pytest.mark.parametrize("call", ["bulk_invite", "stream_bulk_invite", "fan_out"])
+async def test_for_the_first_outcomes_a_small_bulk_becomes_many_requests(call):
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        if call == "bulk_invite":
+            await client.bulk_invite("m", range(1, 101), goal="first")
+        else:
+            request = ("m", range(1, 101))
+            given = request if call == "stream_bulk_invite" else [[InviteRequest(*request)]]
+            async with getattr(client, call)(*given, goal="first") as outcomes:
+                await _all_of(outcomes)
+    assert len(service.requests) == 8
+
+
+@pytest.mark.parametrize("call", ["bulk_invite", "stream_bulk_invite", "fan_out"])
+async def test_a_bulk_has_the_weight_1_unless_told_otherwise(call, monkeypatch):
+    weights = []
+
+    def lane(kind: str, weight: float, **more: float) -> Lane:
+        weights.append(weight)
+        return Lane(kind, weight, **more)
+
+    monkeypatch.setattr("sampling_async._client.Lane", lane)
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        if call == "bulk_invite":
+            await client.bulk_invite("m", [2])
+        else:
+            given = ["m", [2]] if call == "stream_bulk_invite" else [[InviteRequest("m", [2])]]
+            async with getattr(client, call)(*given) as outcomes:
+                await _all_of(outcomes)
+    assert weights == [1.0]
+
+
+async def test_a_journal_belongs_to_one_service_and_may_be_given_in_three_forms(tmp_path):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        for number, form in enumerate((str, Journal, lambda path: run_of(Journal(path)))):
+            path = tmp_path / f"{number}.journal"
+            for journal in (form(path), path):  # the second time, it is all recorded
+                async with client.fan_out([InviteRequest("m", [2])], journal=journal) as outcomes:
+                    assert [outcome.quota_id async for outcome in outcomes] == [2]
+    other = SamplingClient("https://other.example", panel_guid=doubles.PANEL, api_key=doubles.KEY)
+    with pytest.raises(JournalError):
+        async with other, other.fan_out([InviteRequest("m", [2])], journal=path) as outcomes:
+            await _all_of(outcomes)
+
+
+async def test_a_watch_has_its_defaults_and_a_cache_for_its_panel_and_its_options(tmp_path):
+    cache = tmp_path / "inventory"
+    client = doubles.client(doubles.Service(inventories.quotas()))
+    watch = client.watch_quotas()
+    assert (watch._every, watch._cache) == (60.0, None)
+    assert client.watch_quotas(cache=cache)._cache._max_age == 86_400.0
+    assert client.watch_quotas(cache=cache, cache_max_age=5.0)._cache._max_age == 5.0
+    for_options = [client.watch_quotas(cache=cache, include_routables=each) for each in (True, False, 1)]
+    assert len({each._cache._owner for each in for_options}) == 2
+
+
+async def test_a_recontact_stream_hands_on_the_size_of_its_pages_and_the_deadline():
+    time = doubles.FakeTime()
+
+    def late(_: httpx.Request) -> httpx.Response:
+        time.now += 0.2
+        return httpx.Response(500)
+
+    service = doubles.Service(late)
+    async with doubles.client(service, time) as client:
+        async with client.stream_recontact_members(5, max_results=7, deadline=0.1) as codes:
+            with pytest.raises(ServerError):
+                await _all_of(codes)
+    assert service.requests[0].url.params["maxResults"] == "7"
+    assert len(service.requests) == 1
