@@ -469,3 +469,25 @@ async def test_invalid_input_is_refused_at_once(nothing):
                 ask(nothing)
             kind = type(nothing).__name__
             assert f"must be an iterable or an async iterable, not {kind}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"weight": 0}, "weight must be a share above 0, not 0"),
+        ({"weight": "1"}, "weight must be a share above 0, not '1'"),
+        ({"weight": 9e-7}, "weight must be a share from 1e-06 to 1000000, not 9e-07"),
+        ({"weight": 1_000_001}, "weight must be a share from 1e-06 to 1000000, not 1000001"),
+        ({"chunk_size": 101}, "chunk_size must be a whole number from 1 to 100, not 101"),
+        ({"goal": "last"}, 'goal must be "throughput" or "first", not \'last\''),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_told_in_full(option, said):
+    with pytest.raises(InvalidRequestError) as caught:
+        doubles.client(doubles.Service([])).stream_bulk_invite("m", [2], **option)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("weight", [1e-6, 1e6])
+def test_the_least_and_the_largest_weight_are_taken(weight):
+    doubles.client(doubles.Service([])).stream_bulk_invite("m", [2], weight=weight)

@@ -25,9 +25,13 @@ from sampling_async import (
     OutagePolicy,
     RetryPolicy,
     SamplingError,
+    ServerError,
     Timeouts,
     TransportTimeoutError,
 )
+from sampling_async._bulk.invites import Inviter
+from sampling_async._bulk.job import Job
+from sampling_async._protocol.chunk import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -141,6 +145,105 @@ async def test_a_503_to_the_only_chunk_does_not_split_it():
     service = refusing({7}, 503)
     assert len((await bulk(service, range(1, 9), outage=NO_PATIENCE)).not_sent) == 8
     assert len(service.requests) == 3
+
+
+async def test_parts_that_are_not_sent_any_more_end_with_the_refusal():
+    result = await bulk(refusing(set(range(1, 101))), range(1, 101))
+    assert {str(outcome.error) for outcome in result} == {str(result[0].error)}
+    assert result[99].error.result_code == 10
+
+
+async def test_after_a_chunk_that_failed_in_another_way_a_bad_id_is_still_found():
+    def answer(request: httpx.Request):
+        if 1 in doubles.asked(request):
+            return httpx.Response(500)
+        return (
+            httpx.Response(400, json={"Result": "R", "ResultCode": 10})
+            if 7 in doubles.asked(request)
+            else (doubles.bulk(request))
+        )
+
+    result = await bulk(doubles.Service(answer), range(1, 9), chunk_size=4, max_concurrency=1)
+    assert result.resendable() == (7,)
+    assert len(result.unknown) == 4
+
+
+def inviter(client) -> Inviter:
+    return Inviter(client._caller, doubles.PANEL)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "others_answered", "may"),
+    [(1, True, False), (2, True, True), (3, True, True), (2, False, False)],
+)
+async def test_a_503_is_about_one_id_if_it_lasted_and_others_were_answered_meanwhile(
+    attempts, others_answered, may
+):
+    async with doubles.client(doubles.Service([]), retry=RetryPolicy(unprocessed=DIRECT)) as client:
+        error = ServerError("away", status=503, delivery="answered")
+        error.attempts = attempts
+        chunk = Chunk("m", (1, 2))
+        assert inviter(client)._may_be_about_one_id(chunk, error, others_answered=others_answered) is may
+
+
+async def test_what_was_answered_before_the_refused_chunk_began_proves_nothing():
+    """Of four chunks, one at a time, the third is refused with 503."""
+    policy = RetryPolicy(budget=100, unprocessed=DIRECT)
+    result = await bulk(
+        refusing({9}, 503), range(1, 17), chunk_size=4, max_concurrency=1, retry=policy, outage=NO_PATIENCE
+    )
+    assert result.resendable() == (9, 10, 11, 12)
+
+
+async def test_chunks_answered_after_the_refused_one_began_prove_something_however_many_came_before():
+    policy = RetryPolicy(budget=100, unprocessed=DIRECT)
+    result = await bulk(refusing({30}, 503), range(1, 41), chunk_size=4, max_concurrency=2, retry=policy)
+    assert result.resendable() == (30,)
+
+
+@pytest.mark.parametrize(("retry_after", "stops"), [(None, False), (60.0, False), (60.1, True)])
+async def test_a_retry_after_of_more_than_a_minute_stops_the_fan_out(retry_after, stops):
+    async with doubles.client(doubles.Service([])) as client:
+        asking, error = inviter(client), ServerError("away", status=503, delivery="answered")
+        error.retry_after = retry_after
+        asking._stop(error)
+        assert asking.needs_permit(Job(Chunk("m", (1,)))) is not stops
+
+
+async def test_a_journal_is_closed_once_by_the_fan_out_that_opened_it():
+    class Kept:
+        closed = 0
+
+        async def open(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    async with doubles.client(doubles.Service([])) as client:
+        journal = Kept()
+        asking = Inviter(client._caller, doubles.PANEL, journal)
+        await asking.end(lambda: None)
+        assert journal.closed == 0
+        await asking.begin()
+        for _ in range(2):
+            await asking.end(lambda: None)
+        assert journal.closed == 1
+        await inviter(client).end(lambda: None)  # without a journal
+
+
+async def test_errors_of_single_items_have_the_time_of_their_request_which_is_about_the_panel():
+    time = doubles.FakeTime()
+
+    def answer(request: httpx.Request):
+        assert doubles.PANEL in str(request.url)
+        time.now += 1.5
+        return {"Invites": [doubles.item(2)]}
+
+    time.now = 100.0
+    async with doubles.client(doubles.Service(answer), time) as client:
+        result = await client.bulk_invite("m", [2, 3])
+    assert result[1].error.elapsed == 1.5
 
 
 async def test_an_outage_stops_the_splitting_of_chunks():

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async import ClientClosedError, SamplingError
-from sampling_async._bulk.job import Job, failed, interrupted
+from sampling_async import ClientClosedError, InviteOutcome, SamplingError
+from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._protocol.chunk import Chunk
+
+
+def begun(job: Job):
+    return job.begin(job.chunk, is_explained=False, fan_out=None)
 
 
 def test_a_job_shows_its_state_and_no_member_code():
     job = Job(Chunk("m-secret", (1, 2)), None)
     assert repr(job) == "<Job of 2 quota IDs: not sent>"
-    job.begin(job.chunk)
+    begun(job)
     assert repr(job) == "<Job of 2 quota IDs: in flight>"
     assert repr(Job(job.chunk, interrupted(job.chunk, "unknown"))) == "<Job of 2 quota IDs: answered>"
 
@@ -39,9 +43,9 @@ def test_a_failure_says_nothing_about_an_earlier_request(delivery):
 
 def test_nothing_is_sent_for_a_job_whose_outcomes_were_given():
     job = Job(Chunk("m", (1, 2)))
-    before = job.begin(job.chunk)
+    before = begun(job)
     assert [outcome.status for outcome in job.left()] == ["not_sent", "not_sent"]
-    for track in (before, job.begin(job.chunk)):
+    for track in (before, begun(job)):
         with pytest.raises(ClientClosedError):
             track.may_send(True)
 
@@ -50,3 +54,32 @@ def test_outcomes_that_the_user_has_are_not_left():
     job = Job(Chunk("m", (1, 2, 3)))
     job.taken = 2
     assert [outcome.quota_id for outcome in job.left()] == [3]
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@pytest.mark.parametrize("is_explained", [False, True])
+def test_the_track_of_a_part_knows_whether_an_earlier_run_asked_and_whether_reports_are_wanted(
+    asked_before, is_explained
+):
+    chunk = Chunk("m", (1,), asked_before=asked_before)
+    track = Job(chunk).begin(chunk, is_explained=is_explained, fan_out="span")
+    assert (track.ambiguous, track.is_explained, track.fan_out) == (asked_before, is_explained, "span")
+
+
+def test_what_came_unrequested_in_the_response_to_a_part_is_kept():
+    job, part, other = (
+        Job(Chunk("m", (1, 2))),
+        Chunk("m", (1,)),
+        InviteOutcome("m", 99, "rejected", None, 9, "X"),
+    )
+    job.begin(part, is_explained=False, fan_out=None)
+    job.note(Answered.of(part, failed(part, SamplingError("no")).answer.answers, (other,)))
+    assert job.account().answer.unrequested == (other,)
+
+
+def test_ids_of_no_part_are_not_sent():
+    job, part = Job(Chunk("m", (1, 2))), Chunk("m", (1,))
+    job.begin(part, is_explained=False, fan_out=None)
+    job.note(failed(part, SamplingError("no", delivery="unknown")))
+    sent, rest = job.account().outcomes()
+    assert (sent.status, rest.status, rest.error.delivery) == ("unknown", "not_sent", "not_sent")

@@ -71,6 +71,7 @@ async def test_progress_of_empty_input_is_complete():
         ({InviteRequest("m1", [7])}, 1),
         ((each for each in [InviteRequest("m1", [1])]), None),
         ([InviteRequest("m1", [1]), "no request"], None),
+        ([InviteRequest("m1", [1])] * 8, 8),
         ([InviteRequest("m1", [1])] * 9, None),
     ],
 )

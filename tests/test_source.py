@@ -8,10 +8,15 @@ from itertools import count, repeat
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
+from sampling_async._bulk.counting import counted_in_steps
+from sampling_async._bulk.plans import spread
 from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, source_of
-from sampling_async._pacing.stepwise import ENTRIES
+from sampling_async._pacing.limit import Line
+from sampling_async._pacing.stepwise import ENTRIES, Turns
 
 LOST = SamplingError("lost", delivery="unknown")
 REJECTED = InviteOutcome("m", 1, "rejected", None, 9, "QUOTA_NOT_LIVE")
@@ -252,6 +257,7 @@ async def test_a_large_request_is_checked_and_counted_in_pieces(kind):
     while (job := await source.draw()) is not None:
         source.handed_over()
         assert len(job.chunk.quota_ids) <= 100
+        assert not asked.keys() & set(job.chunk.quota_ids)  # each ID is sent once
         asked |= Counter(job.chunk.each_place())
         jobs += 1
     assert sum(asked.values()) == many
@@ -268,3 +274,74 @@ async def test_a_bad_id_in_a_large_request_is_found(bad):
 async def test_a_bad_member_code_is_refused_before_the_ids_are_read():
     with pytest.raises(InvalidRequestError, match="member code"):
         await checked_request("..", count(1))
+
+
+async def test_no_dict_of_a_large_request_has_more_entries_than_grow_in_no_time():
+    chunks = await counted_in_steps(InviteRequest("m", range(1, 2 * ENTRIES + 1)))
+    assert [len(chunk.quota_ids) for chunk in chunks] == [ENTRIES, ENTRIES]
+
+
+async def test_an_iterator_of_many_ids_is_checked_some_at_a_time(monkeypatch):
+    steps = []
+
+    class Noted(Turns):
+        async def step(self, steps_of_work: int = 1) -> None:
+            steps.append(steps_of_work)
+
+    monkeypatch.setattr("sampling_async._bulk.source.Turns", Noted)
+    await checked_request("m", iter(range(1, 10_000)))
+    assert steps == [4096] * 4  # three parts, and the copy
+
+
+async def test_an_async_input_that_ends_within_the_deadline_has_no_more():
+    async def none():
+        return
+        yield
+
+    source = PanelSource(none(), size=9, remaining=lambda: 60.0)
+    assert await source.draw() is None
+
+
+async def test_an_item_that_is_no_request_is_told_in_full():
+    with pytest.raises(InvalidRequestError) as caught:
+        await PanelSource(["m"], size=9).draw()
+    assert str(caught.value) == (
+        "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not str"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "read"), [(0.5, 1), (0, 0)])
+async def test_nothing_is_read_after_the_deadline(seconds, read):
+    source = PanelSource([InviteRequest("m", [3])], size=2, remaining=lambda: seconds)
+    assert (await source.draw() is not None) is bool(read)
+
+
+class Requests:
+    """An async iterable that makes a generator for each reader."""
+
+    closed = 0
+
+    async def __aiter__(self):
+        try:
+            while True:
+                yield InviteRequest("m", [3])
+        finally:
+            self.closed += 1
+
+
+async def test_an_input_is_closed_with_its_source_whether_it_was_read_or_not():
+    requests = Requests()
+    source = PanelSource(requests, size=2)
+    await source.draw()
+    await source.aclose()
+    assert requests.closed == 1
+    unread = aiter(Requests())
+    await PanelSource(unread, size=2).aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(unread)
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 100), st.floats(0, 2), st.floats(0, 2))
+def test_no_chunk_is_larger_than_allowed(quota_ids, slots, largest, a, b):
+    size = spread(quota_ids, slots=slots, line=Line(a, b), largest=largest)
+    assert 1 <= size <= largest

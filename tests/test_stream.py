@@ -16,6 +16,7 @@ from sampling_async import (
     InvalidRequestError,
     InviteRequest,
 )
+from sampling_async._bulk.stream import _STEPS_A_REPLY
 
 
 async def bulk(handler, quota_ids, **options) -> BulkInviteResult:
@@ -164,7 +165,7 @@ async def test_a_stream_is_used_inside_its_block_and_entered_once():
             await anext(outcomes)
         with pytest.raises(RuntimeError, match="has ended, so it gives no more"):
             await anext(outcomes)
-        with pytest.raises(RuntimeError, match="entered only once"):
+        with pytest.raises(RuntimeError, match=r"^a stream can be entered only once; make a new one$"):
             async with outcomes:
                 pass
         assert len(outcomes.left_over) == 49
@@ -396,3 +397,16 @@ async def test_outcomes_at_hand_do_not_block_the_event_loop():
                 tasks.cancel_scope.cancel()
     assert taken == 199_999
     assert turns >= 5
+
+
+async def test_replies_that_come_at_once_give_others_their_turns(monkeypatch):
+    steps = []
+
+    async def step(self, done: int = 1) -> None:
+        steps.append(done)
+
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
+        await client.bulk_invite("m", range(1, 1001))
+    # Each reply counts twice: when it comes, and when it is put in order.
+    assert sum(steps) >= 2 * 10 * _STEPS_A_REPLY

@@ -21,6 +21,7 @@ from sampling_async import (
     ServerError,
     Timing,
 )
+from sampling_async._bulk.source import checked_request
 from sampling_async._contract.timing import BACKOFF, BODY, CONNECT, DECODE, PERMIT, Timeline, explain
 from sampling_async.simulator import Latency, Simulator
 
@@ -152,6 +153,20 @@ async def test_the_time_of_a_bulk_is_that_of_the_request_that_ended_last():
         assert result.timing.permit == 2.0  # two requests came before
         assert result.timing.first_byte == 1.0
         assert result.timing.total == time.now - before == 3.0
+
+
+async def test_the_check_of_the_ids_is_part_of_the_time(monkeypatch):
+    time = doubles.FakeTime()
+
+    async def slow(*given):
+        time.now += 2.0
+        return await checked_request(*given)
+
+    monkeypatch.setattr("sampling_async._client.checked_request", slow)
+    async with doubles.client(doubles.Service(doubles.bulk), time) as client:
+        result = await client.bulk_invite("m", [2])
+    assert result.timing is not None
+    assert (result.timing.decode, result.timing.total) == (2.0, 2.0)
 
 
 async def test_a_result_without_a_request_has_no_timing():

@@ -91,7 +91,7 @@ class Job:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
         return f"<Job of {len(self.chunk.quota_ids)} quota IDs: {state}>"
 
-    def begin(self, part: Chunk, *, is_explained: bool = True, fan_out: object = None) -> Track:
+    def begin(self, part: Chunk, *, is_explained: bool, fan_out: object) -> Track:
         """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left.
 
         Args:
@@ -129,7 +129,8 @@ class Job:
         # One read of both: they belong together.
         part, track = self._part, self._track
         if part is not None and track is not None and all(each.chunk is not part for each in known):
-            known += (interrupted(part, track.delivery),)
+            # First, because what is known replaces it: a part that was refused and cut is not in flight.
+            known = (interrupted(part, track.delivery), *known)
         return _put_together(self.chunk, known)
 
     def left(self) -> Iterator[InviteOutcome]:
