@@ -63,6 +63,16 @@ async def test_the_first_failure_counts():
         work._end()
 
 
+@pytest.mark.parametrize(("ended_by", "is_told"), [(KeyboardInterrupt("why"), True), (GeneratorExit(), False)])
+async def test_what_ended_the_work_is_the_cause_unless_it_says_nothing(ended_by, is_told):
+    work = Work()
+    with pytest.raises(type(ended_by)):
+        work._keep(ended_by)
+    with pytest.raises(RuntimeError, match=f"^the stream was ended by {type(ended_by).__name__}$") as caught:
+        work._end()
+    assert caught.value.__cause__ is (ended_by if is_told else None)
+
+
 async def test_it_can_be_entered_once():
     async with Work() as work:
         with pytest.raises(RuntimeError, match=r"^a stream can be entered only once; make a new one$"):

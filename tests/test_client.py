@@ -95,7 +95,7 @@ async def test_the_client_shows_neither_key_nor_panel_and_is_not_pickled():
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         pickle.dumps(client)
     await client.aclose()
-    assert "closed" in repr(client)
+    assert repr(client) == "<SamplingClient service.example: closed, 0 waiting>"
 
 
 # --- The five requests, as a server sees them

@@ -293,12 +293,13 @@ async def test_an_iterator_of_many_ids_is_checked_some_at_a_time(monkeypatch):
     assert steps == [4096] * 4  # three parts, and the copy
 
 
-async def test_an_async_input_that_ends_within_the_deadline_has_no_more():
+@pytest.mark.parametrize("remaining", [None, lambda: 60.0])
+async def test_an_async_input_that_ends_has_no_more(remaining):
     async def none():
         return
         yield
 
-    source = PanelSource(none(), size=9, remaining=lambda: 60.0)
+    source = PanelSource(none(), size=9, remaining=remaining)
     assert await source.draw() is None
 
 

@@ -410,3 +410,14 @@ async def test_replies_that_come_at_once_give_others_their_turns(monkeypatch):
         await client.bulk_invite("m", range(1, 1001))
     # Each reply counts twice: when it comes, and when it is put in order.
     assert sum(steps) >= 2 * 10 * _STEPS_A_REPLY
+
+
+async def test_outcomes_go_on_after_a_signal_handler_has_raised_in_their_iterator():
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.stream_bulk_invite("m", range(1, 21), chunk_size=10) as outcomes:
+            seen = [await anext(outcomes) for _ in range(3)]
+            ((job, _),) = outcomes._current
+            outcomes._current[0] = job, iter(())  # a generator ends when something is raised in it
+            seen += [each async for each in outcomes]
+        assert outcomes.left_over == ()
+    assert sorted(outcome.quota_id for outcome in seen) == list(range(1, 21))

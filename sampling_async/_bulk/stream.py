@@ -276,7 +276,7 @@ class OutcomeStream:
                     return outcome
                 # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
                 # continues after the outcomes that were taken.
-                if job.taken < _places(job):  # pragma: no cover  swept in tests/faults
+                if job.taken < _places(job):
                     self._current[0] = job, job.left()
                     continue
                 self._current.popleft()
