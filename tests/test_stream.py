@@ -414,7 +414,7 @@ async def test_replies_that_come_at_once_give_others_their_turns(monkeypatch):
 
 async def test_outcomes_go_on_after_a_signal_handler_has_raised_in_their_iterator():
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        async with client.stream_bulk_invite("m", range(1, 21), chunk_size=10) as outcomes:
+        async with client.stream_bulk_invite("m", range(1, 21)) as outcomes:
             seen = [await anext(outcomes) for _ in range(3)]
             ((job, _),) = outcomes._current
             outcomes._current[0] = job, iter(())  # a generator ends when something is raised in it
