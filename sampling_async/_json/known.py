@@ -85,10 +85,13 @@ class KnownSurveys:
         """
         surveys: list[Survey] = []
         length_of, survey_of = self._lengths.get, self._surveys.get
-        at, end = start, start
+        at, end, size = start, start, len(buffer)
         with memoryview(buffer) as view:
             while length := length_of(view[at : at + _HEAD_BYTES].tobytes()):
-                # At the end of the buffer, a part of a survey has another fingerprint.
+                # At the end of the buffer may be less: a part of the survey, or a shorter text of it that is
+                # known too, and ends here.
+                if at + length > size:
+                    break
                 survey = survey_of(_fingerprint(view[at : at + length].tobytes()), _gone)()
                 if survey is None:
                     break
