@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import anyio
 import anyio.lowlevel
 import doubles
@@ -747,3 +749,18 @@ async def test_lanes_of_different_kinds_take_turns():
             await wait_all_tasks_blocked()
         holder.release()
     assert order == ["one", "two"] * 4
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_a_gate_that_is_closed_closes_its_outage_in_the_same_way(wakes):
+    class Closed:
+        is_on = False
+        told: ClassVar[list[bool]] = []
+
+        def close(self, *, wakes: bool) -> None:
+            self.told.append(wakes)
+
+    time = doubles.FakeTime()
+    outage = Closed()
+    Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0, outage=outage).close(wakes=wakes)
+    assert outage.told.pop() is wakes

@@ -110,6 +110,7 @@ def test_a_generation_is_counted_from_its_first_attempt_whatever_the_clock_says(
 @pytest.mark.parametrize("later", [600.0, 700.0, 5000.0])
 def test_after_a_pause_of_ten_minutes_nothing_older_counts(later):
     assert counted((9.0, 0.0), (0.5, later), at=later) == (1, 0.5)
+    assert counted((9.0, 0.0), (0.5, later), at=later + 450.0) == (1, 0.5)
 
 
 def test_extremes_count_as_the_shortest_and_the_longest_that_are_told_apart():
