@@ -72,3 +72,27 @@ async def test_a_quota_is_open_while_it_is_shown():
         assert watch.close_survey(100)
         assert [watch.is_open(quota_id) for quota_id in (1, 2, 3, 4)] == [False, False, True, False]
         assert sorted(watch.hidden()) == [1, 2]
+
+
+async def test_what_is_equal_by_value_has_not_changed():
+    before = await shown_of(Closings(), of_two(70, 1, 2), of_two(80, 3), of_two(90, 4))
+    now = Shown(Quotas(1, NOW, (of_two(70, 1, 2), of_two(80, 5), before.view[90, 1])), 2, 0.0)
+    assert list(await now.fill(Closings(), before)) == [(80, 1)]
+
+
+def test_a_survey_of_which_nothing_is_closed_is_the_very_same():
+    whole = of_two(70, 1, 2)
+    assert Closings({9: 1}).left_of(whole) is whole
+    assert Closings({}, {(80, 1): 1}).left_of(whole) is whole
+    assert Closings({1: 1, 2: 1}).left_of(whole) is None
+
+
+async def test_others_get_turns_by_the_number_of_quotas(monkeypatch):
+    steps = []
+
+    async def step(self, done: int = 1) -> None:
+        steps.append(done)
+
+    monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
+    await shown_of(Closings(), of_two(70, 1, 2), of_two(80, 3))
+    assert steps == [3, 2]

@@ -590,7 +590,7 @@ async def test_an_inventory_that_is_suddenly_near_empty_is_held_back_once(caplog
         await clock.advance(60)
         assert watch.held_back
         assert len(ids_of(watch.quotas)) == 30
-        assert "held back for one poll: there were 30" in caplog.text
+        assert caplog.messages[-1] == "an inventory of 2 quotas is held back for one poll: there were 30"
         service.inventory = inventory(*range(1, 29))
         await clock.advance(60)
         assert not watch.held_back
@@ -749,7 +749,7 @@ async def test_without_a_thread_the_cache_is_not_written_and_the_watch_goes_on(t
     async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
         await watch.refresh()
         assert watch.status == "ready"
-    assert "is not written to the cache: can't start new thread" in caplog.text
+    assert caplog.messages[-1] == "the inventory is not written to the cache: can't start new thread"
 
 
 @pytest.mark.parametrize("path", [5, b"x", ""])
@@ -810,3 +810,67 @@ async def test_objects_are_let_go_one_by_one():
     items: list[object] = [object() for _ in range(100)]
     await let_go(items)
     assert items == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_held_back"), [(20, 1, True), (19, 1, False), (30, 2, True), (30, 3, False)]
+)
+async def test_of_twenty_quotas_or_more_less_than_a_tenth_is_held_back(before, after, is_held_back):
+    clock, service = HandClock(), FakeService(inventory(*range(1, before + 1)))
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        service.inventory = inventory(*range(1, after + 1))
+        await clock.advance(60)
+        assert watch.held_back is is_held_back
+
+
+async def test_news_after_the_beginning_of_the_latest_poll_ask_for_another_one():
+    clock, service = HandClock(), FakeService(inventory(1))
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        await clock.advance(3)
+        watch.refresh_soon(moment(clock, -1))
+        await clock.advance(2)
+        assert service.polls == 2
+
+
+async def test_who_asks_without_a_hurry_shortens_no_pause_after_a_failure():
+    clock, service = HandClock(), FakeService(inventory(1))
+    service.error = ServerError("bad", status=500)
+    async with watch_of(service, clock) as watch:
+        await settle()
+        await clock.advance(4.5)
+        assert service.polls == 1
+        watch.refresh_soon()
+        await settle()
+        assert service.polls == 1
+        await clock.advance(0.5)
+        assert service.polls == 2
+
+
+async def test_the_error_of_a_poll_says_for_each_caller_what_became_of_it():
+    clock, service = HandClock(), FakeService(inventory(1))
+    service.error = ServerError("bad", status=500, delivery="answered")
+    async with watch_of(service, clock) as watch:
+        with pytest.raises(ServerError) as caught:
+            await watch.refresh()
+    assert caught.value.delivery == "answered"
+    assert caught.value is not service.error
+
+
+async def test_each_inventory_has_a_number_and_the_one_before_is_let_go_of_in_steps(monkeypatch):
+    clock, service, let = HandClock(), FakeService(inventory(1, 2)), []
+
+    async def noted(items) -> None:
+        let.append(list(items))
+
+    monkeypatch.setattr(_watch, "let_go", noted)
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        first = watch.quotas.surveys
+        for number in (1, 2, 3):
+            assert watch.board.version == number
+            assert watch.board.since == clock.now
+            service.inventory = inventory(1, 2, number)
+            await clock.advance(60)
+    assert let[0] == [*first, *first]  # as they were given, and as they were shown
