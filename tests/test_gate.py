@@ -608,6 +608,18 @@ async def test_a_withdrawn_permit_ends_the_wait_and_is_not_held(is_granted):
     assert shut.running == shut.waiting == 0
 
 
+async def test_a_permit_that_was_waited_for_can_be_withdrawn_later():
+    shut, lane = doubles.gate(1), Lane("work")
+    holder = Permit(shut, lane)
+    await holder.acquire()
+    async with anyio.create_task_group() as tasks:
+        permit = await waiting_for(shut, lane, tasks)
+        holder.release()
+    assert permit.is_held
+    permit.withdraw()
+    assert not permit.is_held
+
+
 async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again():
     time = doubles.FakeTime()
     permits: list[Permit] = []

@@ -188,9 +188,9 @@ async def test_a_503_is_about_one_id_if_it_lasted_and_others_were_answered_meanw
 
 async def test_what_was_answered_before_the_refused_chunk_began_proves_nothing():
     """Of four chunks, one at a time, the third is refused with 503."""
-    policy = RetryPolicy(budget=100, unprocessed=DIRECT)
+    policy, outage = RetryPolicy(budget=100, unprocessed=DIRECT), OutagePolicy(patience=0, failures=99)
     result = await bulk(
-        refusing({9}, 503), range(1, 17), chunk_size=4, max_concurrency=1, retry=policy, outage=NO_PATIENCE
+        refusing({9}, 503), range(1, 17), chunk_size=4, max_concurrency=1, retry=policy, outage=outage
     )
     assert result.resendable() == (9, 10, 11, 12)
 
