@@ -187,12 +187,12 @@ async def test_a_503_is_about_one_id_if_it_lasted_and_others_were_answered_meanw
 
 
 async def test_what_was_answered_before_the_refused_chunk_began_proves_nothing():
-    """Of four chunks, one at a time, the third is refused with 503."""
+    """Of four chunks, one at a time, the last is refused with 503."""
     policy, outage = RetryPolicy(budget=100, unprocessed=DIRECT), OutagePolicy(patience=0, failures=99)
     result = await bulk(
-        refusing({9}, 503), range(1, 17), chunk_size=4, max_concurrency=1, retry=policy, outage=outage
+        refusing({13}, 503), range(1, 17), chunk_size=4, max_concurrency=1, retry=policy, outage=outage
     )
-    assert result.resendable() == (9, 10, 11, 12)
+    assert result.resendable() == (13, 14, 15, 16)
 
 
 async def test_chunks_answered_after_the_refused_one_began_prove_something_however_many_came_before():
