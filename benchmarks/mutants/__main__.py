@@ -5,8 +5,8 @@
 mutmut makes the mutants, and runs for each the tests that call its function, the quickest first, until one
 fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
 cache, does not run in most of these tests, or in none. What survives, crashes or takes too long therefore runs
-again, in a fresh process and with all tests of its room (`rooms.toml`). What survives that as well is listed in
-`equal.toml`, with the reason why nobody could see it, or is printed as a survivor.
+again, in a fresh process and with all tests of its room (`rooms.toml`), unless it is listed in `equal.toml`, with
+the reason why nobody could see it. What survives that as well is printed.
 
 The table on the page is updated for the rooms that were run.
 """
@@ -155,17 +155,19 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.N
         tried = sorted(random.Random(given.seed).sample(tried, given.sample))
     _mutmut(place, "run", "--max-children", str(given.at_once), *tried)
     codes = _codes(place)
-    doubtful = [name for name in tried if codes[name] in DOUBTFUL]
-    with ThreadPoolExecutor(given.at_once) as threads:
-        fails = threads.map(lambda name: _fails_afresh(place / "mutants", name, [*options, *paths]), doubtful)
-        alive = [_shown(place, name) for name, is_killed in zip(doubtful, fails, strict=True) if not is_killed]
+    doubtful = [_shown(place, name) for name in tried if codes[name] in DOUBTFUL]
     equal = {(each["where"], each["old"], each["new"]) for each in _equal()}
-    survivors = tuple(
+    unequal = [
         mutant
-        for mutant in alive
+        for mutant in doubtful
         if (mutant.where, mutant.old, mutant.new) not in equal and not _is_always_equal(mutant)
-    )
-    return Verdict(room, len(made), len(tried), len(alive) - len(survivors), survivors)
+    ]
+    with ThreadPoolExecutor(given.at_once) as threads:
+        fails = threads.map(
+            lambda mutant: _fails_afresh(place / "mutants", mutant.name, [*options, *paths]), unequal
+        )
+        survivors = tuple(mutant for mutant, is_killed in zip(unequal, fails, strict=True) if not is_killed)
+    return Verdict(room, len(made), len(tried), len(doubtful) - len(unequal), survivors)
 
 
 def _quoted(texts: Iterable[str]) -> str:
