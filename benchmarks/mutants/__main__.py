@@ -5,8 +5,8 @@
 mutmut makes the mutants, and runs for each the tests that call its function, the quickest first, until one
 fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
 cache, does not run in most of these tests, or in none. What survives, crashes or takes too long therefore runs
-again, in a fresh process and with all tests of its room (`rooms.toml`). Unless it is listed in `equal.toml`, with
-the reason why nobody could see it: that does not run again. What survives the fresh process too is printed.
+again, in a fresh process and with all tests of its room (`rooms.toml`), and is printed if it survives that too.
+What is listed in `equal.toml`, with the reason why nobody could see it, does not run again.
 
 The table on the page is updated for the rooms that were run.
 """
