@@ -65,3 +65,12 @@ def test_a_connection_that_outlives_the_idle_time_restores_it_if_none_closed_mea
     assert learned.limit == 4.0
     learned.was_closed(1.0, now=20.0)
     assert learned.limit == 0.5
+
+
+def test_a_connection_that_is_idle_since_the_close_of_another_one_says_nothing():
+    learned = idle()
+    learned.was_closed(1.0, now=100.0)
+    learned.was_kept(since=100.0)
+    assert learned.limit == 0.5
+    learned.was_kept(since=100.1)
+    assert learned.limit == 4.0

@@ -345,3 +345,65 @@ async def test_a_socket_closed_in_another_thread_is_closed_by_its_loop_or_there_
             await asyncio.sleep(0)
             assert ours.fileno() == -1
             loop.remove_reader(wire._waits._fd)
+
+
+def caught(raise_it) -> OSError:
+    """Return an error as one who calls `raise_it` catches it: its traceback begins here."""
+    try:
+        raise_it()
+    except OSError as exc:
+        return exc.with_traceback(exc.__traceback__.tb_next)  # without this frame
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("errno", "frames", "is_tls", "proves_it"),
+    [
+        (32, 1, False, True),
+        (None, 1, False, False),
+        (32, 2, False, False),
+        (32, 1, True, False),
+        (32, 0, False, False),
+    ],
+)
+async def test_an_error_of_the_system_in_a_bare_send_proves_that_nothing_left(errno, frames, is_tls, proves_it):
+    def fail(depth: int = frames) -> None:
+        if depth > 1:
+            fail(depth - 1)
+        raise OSError(errno, "broken") if errno else TimeoutError("alarm")
+
+    exc = caught(fail) if frames else OSError(errno, "never raised")
+    with pair() as (ours, _):
+        line = Wire(ours)
+        line._tls = ours if is_tls else None
+        assert line._sent_no_byte(exc) is proves_it
+
+
+async def test_a_peer_that_accepts_nothing_is_too_slow_after_the_limit():
+    with pair() as (ours, _), anyio.fail_after(5):
+        with pytest.raises(_sockets.TooSlow):
+            await Wire(ours).send(b"x" * 5_000_000, lambda _: None, 0.02)
+
+
+def test_of_several_failures_the_last_of_a_signal_handler_counts_or_the_last_of_all():
+    refused, reset = ConnectionRefusedError(111, "refused"), ConnectionResetError(104, "reset")
+    alarm = TimeoutError("alarm")
+    _sockets._raise_one_of([refused], none_won=False)
+    _sockets._raise_one_of([], none_won=False)
+    for failures, none_won, raised in (
+        ([refused, reset], True, reset),
+        ([refused, alarm, reset], True, alarm),
+        ([alarm], False, alarm),
+    ):
+        with pytest.raises(OSError) as told:  # noqa: PT011  any of them
+            _sockets._raise_one_of(failures, none_won=none_won)
+        assert told.value is raised
+
+
+def test_a_fork_changes_the_count():
+    ours = type(forks)()
+    seen = {ours.count}
+    for _ in range(3):
+        ours.note()
+        seen.add(ours.count)
+    assert len(seen) == 4
