@@ -573,3 +573,19 @@ async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
     async with doubles.client(doubles.Service([]), on_attempt=cancels) as client:
         if asyncio_loop() is not None:
             await client.get_settings()
+
+
+async def test_the_duration_of_a_stream_begins_with_its_attempt_and_not_with_the_wait_before(caplog):
+    time = doubles.FakeTime()
+
+    def late(_: httpx.Request) -> httpx.Response:
+        time.now += 2.0
+        return httpx.Response(200, json=inventories.quotas())
+
+    caplog.set_level(logging.DEBUG, "sampling_async.calls")
+    async with doubles.client(doubles.Service(late), time) as client:
+        client._gate.hold(5.0, "get_quotas")
+        async with aclosing(client.iter_surveys()) as surveys:
+            assert [each async for each in surveys]
+    (record,) = caplog.records
+    assert record.seconds == 2.0

@@ -27,6 +27,7 @@ from sampling_async import (
 from sampling_async._pacing.stepwise import let_go
 from sampling_async._watch import watch as _watch
 from sampling_async._watch.cache import CacheFile
+from sampling_async._watch.pace import Pace
 from sampling_async.simulator import Fault, Simulator, VirtualClock
 
 
@@ -874,3 +875,20 @@ async def test_each_inventory_has_a_number_and_the_one_before_is_let_go_of_in_st
             service.inventory = inventory(1, 2, number)
             await clock.advance(60)
     assert let[0] == [*first, *first]  # as they were given, and as they were shown
+
+
+async def test_an_inventory_is_good_up_to_the_very_end_of_its_time():
+    clock, service = HandClock(), FakeService(inventory(1))
+    async with watch_of(service, clock, max_age=200.0) as watch:
+        await watch.ready()
+        assert watch.judged(120.0) == "ready"
+        assert watch.judged(120.1) == "stale"
+        assert watch.judged(200.0, has_failed=True) == "stale"
+        assert watch.judged(200.1, has_failed=True) == "failing"
+
+
+def test_a_short_pause_after_a_failure_is_not_lengthened_without_a_retry_after():
+    error = ServerError("bad", status=500)
+    assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.5
+    error.retry_after = 0.7
+    assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.7

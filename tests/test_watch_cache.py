@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,32 @@ def test_a_link_is_followed_and_stays(tmp_path):
     assert saved(tmp_path / "cache", 1).load(NOW) == (inventory(1), NOW)
     assert (tmp_path / "cache").is_symlink()
     assert (tmp_path / "there" / "real").is_file()
+
+
+def test_a_new_file_is_made_beside_the_old_one_under_a_name_that_is_known_for_a_leftover(tmp_path, monkeypatch):
+    made = []
+    mkstemp = tempfile.mkstemp
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **given: made.append(given) or mkstemp(**given))
+    saved(tmp_path / "cache", 1)
+    assert made == [{"prefix": ".cache.", "dir": tmp_path}]  # only there it is renamed in one step
+
+
+def test_what_cannot_be_removed_is_left(tmp_path, monkeypatch, caplog):
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    leftover = tmp_path / ".cache.old"
+    leftover.write_text("")
+    os.utime(leftover, (1, 1))
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert saved(tmp_path / "cache", 1).load(NOW) is not None
+    assert leftover.exists()
+    monkeypatch.setattr(Path, "replace", refused)
+    saved(tmp_path / "cache", 2)
+    assert caplog.messages == [f"the cache {tmp_path / 'cache'} cannot be written: Permission denied"]
+
+
+def test_an_empty_file_is_none(tmp_path, caplog):
+    (tmp_path / "cache").write_text("")
+    assert CacheFile(tmp_path / "cache", "me", 1000).load(NOW) is None
+    assert caplog.messages == [f"the cache {tmp_path / 'cache'} is not used: $: expected JSON, found an empty body"]
