@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import stat
 import threading
 from datetime import UTC, datetime
 from math import inf
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -892,3 +894,33 @@ def test_a_short_pause_after_a_failure_is_not_lengthened_without_a_retry_after()
     assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.5
     error.retry_after = 0.7
     assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.7
+
+
+async def test_a_failed_poll_is_logged_with_its_reason_and_the_next_one(caplog):
+    caplog.set_level(logging.INFO, "sampling_async.watch")
+    clock, service = HandClock(), FakeService(inventory(1))
+    service.error = ServerError("bad", status=500)
+    async with watch_of(service, clock):
+        await settle()
+    assert caplog.messages == ["the inventory was not read, the next poll is in 5 s: bad"]
+
+
+async def test_the_first_poll_begins_at_once_whatever_the_clock_says():
+    clock, service = HandClock(0.0), FakeService(inventory(1))
+    watch = watch_of(service, clock)
+    assert watch.held_back is False
+    watch.is_over()  # nothing has begun
+    async with watch_of(service, clock) as other:
+        await settle()
+        assert (service.polls, clock.now) == (1, 0.0)
+        assert other.held_back is False
+
+
+async def test_a_cache_that_takes_for_ever_does_not_keep_its_watch_from_ending(tmp_path, monkeypatch):
+    never = anyio.Event()
+    monkeypatch.setattr(_watch, "begun", lambda *_: SimpleNamespace(over=never))
+    monkeypatch.setattr(_watch, "_LAST_WRITE", 0.01)
+    clock, service = HandClock(), FakeService(inventory(7))
+    with anyio.fail_after(5):
+        async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
+            await watch.refresh()

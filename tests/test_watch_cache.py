@@ -156,4 +156,6 @@ def test_what_cannot_be_removed_is_left(tmp_path, monkeypatch, caplog):
 def test_an_empty_file_is_none(tmp_path, caplog):
     (tmp_path / "cache").write_text("")
     assert CacheFile(tmp_path / "cache", "me", 1000).load(NOW) is None
-    assert caplog.messages == [f"the cache {tmp_path / 'cache'} is not used: $: expected JSON, found an empty body"]
+    assert caplog.messages == [
+        f"the cache {tmp_path / 'cache'} is not used: $: expected JSON, found an empty body"
+    ]
