@@ -287,3 +287,22 @@ async def test_cancelling_a_backoff_ends_the_call():
             await client.get_settings()
         assert scope.cancelled_caught
         assert len(client._session._blocks) == 0
+
+
+async def test_a_request_that_was_refused_unprocessed_and_waits_to_be_repeated_is_not_sent():
+    time = doubles.FakeTime()
+    options = {"sleep": lambda _: anyio.sleep_forever()}
+    service = doubles.Service(httpx.Response(429, headers={"Retry-After": "30"}))
+    async with doubles.client(service, time, **options) as client:
+        async with client.stream_bulk_invite("m", [2, 3]) as outcomes:
+            await anyio.wait_all_tasks_blocked()
+            assert len(service.requests) == 1
+        assert [outcome.status for outcome in outcomes.left_over] == ["not_sent", "not_sent"]
+
+
+async def test_a_call_whose_first_attempt_may_have_arrived_is_unknown_even_if_the_last_was_not_sent():
+    service = doubles.Service(httpx.ReadTimeout("late"), httpx.ConnectError("gone"))
+    async with doubles.client(service) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.get_settings()
+    assert (caught.value.attempts, caught.value.delivery) == (3, "unknown")

@@ -107,6 +107,16 @@ async def test_attempts_that_cannot_begin_yet_are_told_apart_from_those_that_run
     assert (shut.at_work, shut.in_wait) == (0, 0)
 
 
+async def test_after_a_hold_nobody_counts_as_waiting():
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut.hold(5.0)
+    permit = Permit(shut, Lane("work"))
+    await permit.acquire()
+    assert (shut.at_work, shut.in_wait) == (1, 0)
+    permit.release()
+
+
 async def test_a_hold_of_all_is_about_no_kind():
     time = doubles.FakeTime()
     shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)

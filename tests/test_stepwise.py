@@ -41,6 +41,15 @@ async def test_the_clock_is_read_once_in_sixteen_steps(rounds, worth):
     assert rounds.readings - 1 == {1: 30, 3: 80, 16: 480, 500: 480}[worth]
 
 
+async def test_fifteen_steps_are_not_enough_to_read_the_clock(rounds):
+    turns = Turns()
+    for _ in range(15):
+        await turns.step()
+    assert rounds.readings == 1
+    await turns.step()
+    assert rounds.readings == 2
+
+
 @pytest.mark.parametrize(("took", "given"), [(0.0039, 0), (0.004, 0), (0.0041, 2)])
 async def test_after_more_than_four_milliseconds_the_loop_goes_round_twice(rounds, took, given):
     turns = Turns()

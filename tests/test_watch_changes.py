@@ -400,3 +400,38 @@ async def one_or_synced(changes: QuotaChanges) -> Change:
         return SYNCED
     finally:
         changes._board.is_over = False
+
+
+async def test_a_survey_that_comes_and_goes_before_it_is_due_is_no_news():
+    board = Board()
+    board.view = {}
+    async with QuotaChanges(board) as changes:
+        board.moved([(3, 1)])
+        assert await read_all(changes) == [SYNCED]
+
+
+async def test_a_survey_that_became_another_object_is_still_known():
+    board = Board()
+    board.view = {(3, 1): survey(quota(quota_id=1), survey_id=3)}
+    async with QuotaChanges(board) as changes:
+        await read_all(changes)
+        board.view = {(3, 1): survey(quota(quota_id=1), survey_id=3)}
+        board.moved([(3, 1)])
+        assert await read_all(changes) == []
+        board.view = {(3, 1): survey(quota(quota_id=1), survey_id=3, price=Price(2.0, 1))}
+        board.moved([(3, 1)])
+        assert [short(each)[0] for each in await read_all(changes)] == ["price"]
+
+
+async def test_a_survey_that_goes_while_it_is_read_is_told_as_closed_and_forgotten():
+    board = Board()
+    board.view = {(3, 1): survey(quota(quota_id=1), survey_id=3)}
+    async with QuotaChanges(board) as changes:
+        assert (await anext(changes)).kind == "survey_opened"
+        board.view = {}
+        board.moved([(3, 1)])
+        assert [each if each is SYNCED else each.kind for each in await read_all(changes)] == [
+            "survey_closed",
+            SYNCED,
+        ]
+        changes._knows((3, 1), None)  # it is forgotten already
