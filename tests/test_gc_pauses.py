@@ -118,3 +118,13 @@ def test_frozen_objects_are_counted_once_for_each_collection(fake):
     fake.frozen, fake.looks = 0, 1
     collections.put_off()
     assert (fake.counted, fake.put_off) == (2, 1 + 1j)
+
+
+def test_after_each_full_collection_the_next_one_is_delayed_so_often_and_no_more(fake, monkeypatch):
+    monkeypatch.setattr(_collector, "_PUT_OFF_AT_MOST", 3)
+    collections = _Collections()
+    for number in (1, 2):
+        fake.looks, fake.put_off = number, 0
+        for _ in range(5):
+            collections.put_off()
+        assert fake.put_off == 3 + 3j
