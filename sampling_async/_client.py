@@ -437,6 +437,7 @@ class SamplingClient:
             while surveys := await stream.next():
                 for survey in surveys:
                     yield survey
+                del survey, surveys  # an error that is kept would keep them
         finally:
             await stream.aclose()
 

@@ -532,3 +532,17 @@ def test_the_end_of_a_survey_is_guessed_until_it_is_long_whatever_stands_before_
     extent = _inventory._Extent(bytearray(b" " * 50 + b'{"a":' + b"1" * (length - 5)), 50, b"", is_exact=False)
     assert extent.find_end() is None
     assert extent.is_exact is is_exact
+
+
+def test_what_is_wrong_around_the_surveys_has_no_place_that_leads_into_them():
+    body = body_of(survey(1), survey(2))
+    for bad, rule in (
+        (body[:-1] + b"x}", "expected JSON, found a syntax error before or after the surveys"),
+        (body[:-1] + b',"N":"\xff"}', "expected UTF-8, found other bytes before or after the surveys"),
+        (
+            body[:-1] + b',"N":NaN}',
+            "expected finite numbers, found NaN, Infinity or a number with too many digits",
+        ),
+    ):
+        error = refusal(bad)
+        assert (error.path, error.rule, error.args) == ("$", rule, ("$", rule))

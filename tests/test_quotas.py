@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 import traceback
+import tracemalloc
 import weakref
 from contextlib import aclosing
 from itertools import count
@@ -832,3 +833,54 @@ async def test_surveys_that_have_not_changed_are_the_same_objects(etag):
     are_the_same = [one is other for one, other in zip(before.surveys, after.surveys, strict=True)]
     assert are_the_same == [True, False, True]
     assert [request.headers.get("If-None-Match") for request in requests] == [None, etag]
+
+
+@pytest.mark.parametrize("ends", ["cut", "bad survey", "bad end", "no list at first"])
+async def test_an_error_of_the_iteration_keeps_neither_the_body_nor_the_surveys(ends):
+    """Whoever collects errors keeps their tracebacks too."""
+    bad = b"," + survey(2, LOI="x", SurveyName="y" * 300_000)
+    body = {
+        "cut": HEAD + survey(1) + bad[:-9],
+        "bad survey": HEAD + survey(1) + bad + TAIL,
+        "bad end": HEAD + survey(1) + TAIL.replace(b"9", b'"%b"' % (b"9" * 300_000)),
+        "no list at first": b'{"N":{},"Surveys":[' + survey(1) + bad + TAIL,
+    }[ends]
+    errors: list[DecodeError] = []
+
+    async def once(client: SamplingClient) -> None:
+        with pytest.raises(DecodeError) as caught:
+            async for _ in client.iter_surveys():
+                pass
+        errors.append(caught.value)
+
+    async with doubles.client(lambda _: httpx.Response(200, stream=Parts(body)), retry=ONCE) as client:
+        await once(client)
+        gc.collect()
+        with doubles.MemoryPeak():
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(5):
+                await once(client)
+            gc.collect()
+            kept = tracemalloc.get_traced_memory()[0] - before
+    assert len(errors) == 6
+    assert kept < 300_000
+
+
+async def test_a_stream_that_goes_on_after_it_was_closed_is_not_read_for_long(monkeypatch):
+    """A stub of a transport may be a generator, which nothing closes."""
+    monkeypatch.setattr("sampling_async._wire.bodies._ENDING_SECONDS", 0.05)
+    read: list[int] = []
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield HEAD + survey(1) + b"," + survey(2) + b","
+            for number in count(3):
+                await anyio.sleep(0.02)
+                read.append(number)
+                yield survey(number) + b","
+
+    with anyio.fail_after(5):
+        async with doubles.client(lambda _: httpx.Response(200, stream=Endless())) as client:
+            async with aclosing(client.iter_surveys()) as surveys:
+                assert (await anext(surveys)).survey_id == 1
+    assert len(read) < 5

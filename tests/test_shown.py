@@ -96,3 +96,27 @@ async def test_others_get_turns_by_the_number_of_quotas(monkeypatch):
     monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
     await shown_of(Closings(), of_two(70, 1, 2), of_two(80, 3))
     assert steps == [3, 2]
+
+
+async def test_a_survey_without_quotas_is_closed_too():
+    closings = Closings()
+    shown = await shown_of(closings, of_two(70), of_two(80, 3))
+    closings.close((70, 1), 1)
+    assert list(shown.hide(shown.about((70, 1)), closings)) == [(70, 1)]
+    assert [each.survey_id for each in shown.quotas(closings).surveys] == [80]
+
+
+async def test_of_a_survey_that_is_listed_twice_only_the_first_listing_is_anywhere(caplog):
+    service, clock = FakeService(inventory(1)), HandClock()
+    service.inventory = Quotas(1, NOW, (of_two(70, 1), of_two(70, 2), of_two(80, 3)))
+    async with watch_of(service, clock) as watch:
+        await watch.ready()
+        for _ in range(2):
+            assert [each.survey_id for each in watch.quotas.surveys] == [70, 80]
+            assert watch.given is watch.quotas
+            assert [watch.is_open(quota_id) for quota_id in (1, 2, 3)] == [True, False, True]
+            await clock.advance(60)
+        assert watch.close_quota(1)
+        assert not watch.close_quota(2)
+        assert [each.survey_id for each in watch.quotas.surveys] == [80]
+    assert caplog.messages == ["1 surveys are listed twice: of each, the first listing counts"]

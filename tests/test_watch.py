@@ -575,7 +575,7 @@ async def test_a_survey_that_is_listed_twice_counts_once():
     service.inventory = evolve(service.inventory, surveys=(*service.inventory.surveys, one(1, loi=99), twice))
     async with watch_of(service, clock) as watch:
         await watch.ready()
-        assert watch.quotas is service.inventory
+        assert watch.quotas.surveys == (one(1), one(2), twice)
         watch.close_quota(2)
         assert watch.quotas.surveys == (one(1), twice)
         watch.close_quota(3)
@@ -735,7 +735,7 @@ async def test_a_cache_is_a_regular_file(tmp_path, caplog):
 
 async def test_what_a_killed_process_has_left_is_removed(tmp_path):
     path, clock = tmp_path / "cache", HandClock()
-    old, new = tmp_path / ".cache.old", tmp_path / ".cache.new"
+    old, new = tmp_path / ".cache.old.sampling_async", tmp_path / ".cache.new.sampling_async"
     for each in (old, new):
         each.write_text("")
     os.utime(old, (1, 1))

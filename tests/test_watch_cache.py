@@ -98,13 +98,15 @@ def test_why_it_cannot_be_read_or_written_is_logged_in_the_words_of_the_system(t
 
 def test_what_a_killed_process_left_is_removed_after_a_while(tmp_path):
     cache = saved(tmp_path / "cache", 1)
-    old, new, other = (tmp_path / name for name in (".cache.old", ".cache.new", ".cachet.old"))
-    for path, age in ((old, _LEFTOVER + 60), (new, _LEFTOVER - 60), (other, _LEFTOVER + 60)):
+    ours = [".cache.old.sampling_async", ".cache.new.sampling_async"]
+    foreign = [".cachet.old.sampling_async", ".cache.toml", ".cache.json.swp", ".cache.sampling_async.bak"]
+    for name in (*ours, *foreign):
+        path = tmp_path / name
         path.touch()
-        then = path.stat().st_mtime - age
+        then = path.stat().st_mtime - _LEFTOVER + (60 if ".new." in name else -60)
         os.utime(path, (then, then))
     cache.load(NOW)
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", ".cache.new", ".cachet.old"}
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", ours[1], *foreign}
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, caplog):
@@ -133,16 +135,16 @@ def test_a_link_is_followed_and_stays(tmp_path):
 def test_a_new_file_is_made_beside_the_old_one_under_a_name_that_is_known_for_a_leftover(tmp_path, monkeypatch):
     made = []
     mkstemp = tempfile.mkstemp
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **given: made.append(given) or mkstemp(**given))
+    monkeypatch.setattr(tempfile, "mkstemp", lambda *given: made.append(given) or mkstemp(*given))
     saved(tmp_path / "cache", 1)
-    assert made == [{"prefix": ".cache.", "dir": tmp_path}]  # only there it is renamed in one step
+    assert made == [(".sampling_async", ".cache.", tmp_path)]  # only there it is renamed in one step
 
 
 def test_what_cannot_be_removed_is_left(tmp_path, monkeypatch, caplog):
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    leftover = tmp_path / ".cache.old"
+    leftover = tmp_path / ".cache.old.sampling_async"
     leftover.write_text("")
     os.utime(leftover, (1, 1))
     monkeypatch.setattr(Path, "unlink", refused)
@@ -158,4 +160,15 @@ def test_an_empty_file_is_none(tmp_path, caplog):
     assert CacheFile(tmp_path / "cache", "me", 1000).load(NOW) is None
     assert caplog.messages == [
         f"the cache {tmp_path / 'cache'} is not used: $: expected JSON, found an empty body"
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links")
+def test_links_in_a_circle_are_told_and_harm_nothing(tmp_path, caplog):
+    (tmp_path / "cache").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(tmp_path / "cache")
+    assert saved(tmp_path / "cache", 1).load(NOW) is None
+    assert [" ".join(message.split()[3:6]) for message in caplog.messages] == [
+        "cannot be written:",
+        "cannot be read:",
     ]

@@ -136,6 +136,10 @@ class _Reading:
         self.is_over = True
         await self._body.aclose()
 
+    def let_go(self) -> None:
+        """Forget the body. An error that is kept holds this object, by the frames of its traceback."""
+        self._inventory, self.unread = Inventory(), None
+
 
 class SurveyStream:
     """The surveys of an inventory as they arrive. Only one part of the body and its surveys is in memory.
@@ -215,6 +219,8 @@ class SurveyStream:
                 with anyio.CancelScope(shield=True):
                     await self._reading.aclose()
         finally:
-            if self._reading is not None and not self._has_ended:
-                self._permit.timeline.resume(BODY)
-                self._end()
+            if self._reading is not None:
+                self._reading.let_go()
+                if not self._has_ended:
+                    self._permit.timeline.resume(BODY)
+                    self._end()

@@ -33,6 +33,8 @@ _END: Final = re.compile(rb"\}(?=\s{0,99}[,\]])")
 # The text between two surveys, with the first name of the second one: `},{"SurveyID"`. A service writes all its
 # surveys alike, so this text marks the next end too.
 _ALIKE: Final = re.compile(rb'\}\s{0,99},\s{0,99}\{\s{0,99}"[^"\\]{1,99}"')
+# A place in a body, in the rule of an error.
+_PLACE: Final = re.compile(r" at (?:character|byte) \d+$")
 # The next text or brace. Texts are skipped as a whole, so that braces inside them do not count.
 _TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
 _GUESSED_BYTES: Final = 2**18  # of a survey; without a guess in so many bytes, another method is tried
@@ -107,7 +109,13 @@ class Inventory:
         assert self._head is not None
         # The head ends with the opening bracket of the list, so this is a whole body with an empty list.
         body = self._head + b"]" + self._buffer
-        frame = read(Quotas, body)
+        try:
+            frame = read(Quotas, body)
+        except DecodeError as exc:
+            # The surveys are not in this text, so a place in it is none in the body.
+            exc.rule = _PLACE.sub(" before or after the surveys", exc.rule)
+            exc.args = exc.path, exc.rule
+            raise
         fields: list[tuple[str, object]] = parse(body, pairs=True)
         if [name for name, _ in fields].count("Surveys") > 1:
             raise DecodeError("$.Surveys", "expected one list of surveys, found several")

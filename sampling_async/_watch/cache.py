@@ -32,6 +32,9 @@ _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0
 """Seconds by which a file may be from the future: clocks are set back."""
 
+_PART: Final = ".sampling_async"
+"""The end of the names of temporary files. Others beside them may begin alike, and are not ours to remove."""
+
 _LEFTOVER: Final = 3600.0
 """Seconds after which nobody writes to a temporary file any longer."""
 
@@ -63,7 +66,7 @@ class CacheFile:
             body = self._path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RuntimeError) as exc:  # the last for links in a circle, before Python 3.13
             self._warn("read", exc)
             return None
         try:
@@ -98,7 +101,7 @@ class CacheFile:
             target = self._path.resolve()
             # mkstemp() makes a file that only its owner can read. It lies in the same folder, because only
             # there it can be renamed in one step.
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            handle, name = tempfile.mkstemp(_PART, f".{target.name}.", target.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.writelines(self._lines(quotas, began))
@@ -117,7 +120,7 @@ class CacheFile:
     def _remove_leftovers(self) -> None:
         """Remove what processes that were killed while they wrote have left."""
         target = self._path.resolve()
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*{_PART}"):
             with suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _LEFTOVER:
                     leftover.unlink()

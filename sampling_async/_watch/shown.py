@@ -56,7 +56,8 @@ class Shown:
     """What one poll gave, and what is shown of it.
 
     Attributes:
-        given: What the poll gave.
+        given: What the poll gave; of a survey that it lists twice, only the first listing.
+        repeated: The number of the other listings.
         poll: The number of the poll; 0 for an inventory from the cache.
         began: When the poll began, in seconds since 1970.
         view: The surveys that are shown, each without its closed quotas.
@@ -64,6 +65,7 @@ class Shown:
 
     def __init__(self, given: Quotas, poll: int, began: float) -> None:
         self.given = given
+        self.repeated = 0
         self.poll = poll
         self.began = began
         self.view: dict[Key, Survey] = {}
@@ -81,9 +83,10 @@ class Shown:
         changed: dict[Key, None] = {}
         for survey in self.given.surveys:
             key = key_of(survey)
-            # Of a survey that is listed twice, the first one counts.
-            if self.surveys.setdefault(key, survey) is not survey:
+            if key in self.surveys:
+                self.repeated += 1
                 continue
+            self.surveys[key] = survey
             self._waves.setdefault(survey.survey_id, []).append(key)
             for quota in survey.quotas:
                 homes = self._homes.get(quota.quota_id, ())
@@ -97,6 +100,8 @@ class Shown:
             if left is not known and left != known:
                 changed[key] = None
             await turns.step(1 + len(survey.quotas))
+        if self.repeated:
+            self.given = evolve(self.given, surveys=tuple(self.surveys.values()))
         changed.update(dict.fromkeys(key for key in old if key not in self.view))
         return changed
 
@@ -143,6 +148,6 @@ class Shown:
     def quotas(self, closings: Closings) -> Quotas:
         """Return the inventory: the very object that was given, if nothing of it is closed."""
         if self._quotas is None:
-            whole = not self.hidden(closings)
+            whole = len(self.view) == len(self.surveys) and not self.hidden(closings)
             self._quotas = self.given if whole else evolve(self.given, surveys=tuple(self.view.values()))
         return self._quotas

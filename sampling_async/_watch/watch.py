@@ -438,6 +438,8 @@ class QuotaWatch(Standing):
             self._closings = self._arranged
         finally:
             self._arranged = None
+        if shown.repeated and (before is None or before.repeated != shown.repeated):
+            _LOG.warning("%d surveys are listed twice: of each, the first listing counts", shown.repeated)
         self._shown, self._of, self._is_cached = shown, poll, poll.poll == 0
         self.board.view = shown.view
         self.board.version += 1

@@ -8,6 +8,7 @@ from contextlib import suppress
 from inspect import isasyncgen
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import anyio.lowlevel
 import httpx
 from attrs import field, frozen
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MIB: Final = 2**20
 _PARTS_A_TURN: Final = 256
+_ENDING_SECONDS: Final = 1.0
 _SLICE: Final = 2**17
 """The most bytes that are decompressed at once: decoding them takes some milliseconds."""
 
@@ -238,9 +240,9 @@ class Body:
         source = self._source
         if isasyncgen(source):
             # httpx reads through nested async generators, and trio warns about those that are left unfinished.
-            # After the response is closed, a few more steps end them without reading. The number of steps is
-            # limited, in case a generator does not end.
-            with suppress(Exception):
+            # After the response is closed, a few more steps end them without reading. Their number and their time
+            # are limited, in case a generator goes on reading: a stream without an `aclose` of its own does.
+            with suppress(Exception), anyio.move_on_after(_ENDING_SECONDS):
                 for _ in range(_PARTS_A_TURN):
                     await anext(source)
 
