@@ -435,3 +435,33 @@ async def test_a_survey_that_goes_while_it_is_read_is_told_as_closed_and_forgott
             SYNCED,
         ]
         changes._knows((3, 1), None)  # it is forgotten already
+
+
+async def test_a_reader_that_was_left_is_told_no_more_and_misuse_is_told_in_full():
+    board = Board()
+    board.view = {}
+    changes = QuotaChanges(board)
+    async with changes:
+        assert list(board._listeners) == [changes]
+        with pytest.raises(RuntimeError, match=r"^a reader of changes is entered once; make another one$"):
+            await changes.__aenter__()
+    assert board._listeners == {}
+    board.remove(changes)  # it may be left twice
+    with pytest.raises(
+        RuntimeError, match=r"^read changes inside their block: async with watch\.changes\(\) as"
+    ):
+        await anext(changes)
+
+
+def test_what_opens_and_closes_is_told_with_its_survey_its_wave_and_the_whole_of_it():
+    one_quota = survey(quota(quota_id=1), survey_id=3, wave_id=7)
+    opened = differences((3, 7), None, one_quota)
+    closed = differences((3, 7), one_quota, None)
+    assert [
+        (each.kind, each.survey_id, each.wave_id, each.before, each.after) for each in (*opened, *closed)
+    ] == [
+        ("survey_opened", 3, 7, None, one_quota),
+        ("quota_opened", 3, 7, None, one_quota.quotas[0]),
+        ("quota_closed", 3, 7, one_quota.quotas[0], None),
+        ("survey_closed", 3, 7, one_quota, None),
+    ]

@@ -240,8 +240,8 @@ class Body:
         source = self._source
         if isasyncgen(source):
             # httpx reads through nested async generators, and trio warns about those that are left unfinished.
-            # After the response is closed, a few more steps end them without reading. Their number and their time
-            # are limited, in case a generator goes on reading: a stream without an `aclose` of its own does.
+            # After the response is closed, a few more steps end them without reading. Their number and time are
+            # limited, in case a generator goes on reading: a stream without an `aclose` of its own does.
             with suppress(Exception), anyio.move_on_after(_ENDING_SECONDS):
                 for _ in range(_PARTS_A_TURN):
                     await anext(source)
