@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import threading
@@ -299,8 +300,9 @@ async def test_a_closed_socket_is_not_quiet():
 async def test_a_name_that_no_certificate_can_have_is_an_error_of_the_system(addresses):
     addresses({"1.1.1.1": "works"})
     context = ssl.create_default_context()
-    with pytest.raises(OSError, match="cannot be in a certificate"):
+    with pytest.raises(OSError, match="cannot be in a certificate") as caught:
         await connect(addresses.found, ".example", context)
+    assert caught.value.errno == errno.EINVAL
 
 
 async def test_a_socket_opened_before_a_fork_is_not_used_after_it(monkeypatch):
@@ -312,8 +314,9 @@ async def test_a_socket_opened_before_a_fork_is_not_used_after_it(monkeypatch):
         monkeypatch.setattr(forks, "count", forks.count)
         forks.note()
         assert not wire.is_quiet()
-        with pytest.raises(OSError, match="parent process of this fork"):
+        with pytest.raises(OSError, match="parent process of this fork") as caught:
             await wire.receive()
+        assert caught.value.strerror == "the connection belongs to the parent process of this fork"
         told: list[bool] = []
         with pytest.raises(OSError, match="parent process of this fork"):
             await wire.send(b"z", told.append)
@@ -357,7 +360,7 @@ def caught(raise_it) -> OSError:
 
 
 @pytest.mark.parametrize(
-    ("errno", "frames", "is_tls", "proves_it"),
+    ("number", "frames", "is_tls", "proves_it"),
     [
         (32, 1, False, True),
         (None, 1, False, False),
@@ -366,13 +369,15 @@ def caught(raise_it) -> OSError:
         (32, 0, False, False),
     ],
 )
-async def test_an_error_of_the_system_in_a_bare_send_proves_that_nothing_left(errno, frames, is_tls, proves_it):
+async def test_an_error_of_the_system_in_a_bare_send_proves_that_nothing_left(
+    number, frames, is_tls, proves_it
+):
     def fail(depth: int = frames) -> None:
         if depth > 1:
             fail(depth - 1)
-        raise OSError(errno, "broken") if errno else TimeoutError("alarm")
+        raise OSError(number, "broken") if number else TimeoutError("alarm")
 
-    exc = caught(fail) if frames else OSError(errno, "never raised")
+    exc = caught(fail) if frames else OSError(number, "never raised")
     with pair() as (ours, _):
         line = Wire(ours)
         line._tls = ours if is_tls else None
@@ -407,3 +412,9 @@ def test_a_fork_changes_the_count():
         ours.note()
         seen.add(ours.count)
     assert len(seen) == 4
+
+
+async def test_a_peer_that_sends_nothing_is_too_slow_after_the_limit():
+    with pair() as (ours, _), anyio.fail_after(5):
+        with pytest.raises(_sockets.TooSlow):
+            await Wire(ours).receive(0.02)
