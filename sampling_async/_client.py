@@ -435,9 +435,11 @@ class SamplingClient:
         stream = SurveyStream(self._caller, call, self._interactive(call.endpoint, deadline))
         try:
             while surveys := await stream.next():
-                for survey in surveys:
-                    yield survey
-                del survey, surveys  # an error that is kept would keep them
+                # By index, and forgotten: the frame is in the traceback of an error, and who keeps the error
+                # would keep its variables.
+                for at in range(len(surveys)):
+                    yield surveys[at]
+                del surveys
         finally:
             await stream.aclose()
 

@@ -285,7 +285,7 @@ async def test_other_failures_do_not_mention_proxies(monkeypatch):
 
 
 def test_the_key_is_not_sent_in_plain_text_to_a_remote_proxy():
-    with pytest.raises(InvalidRequestError, match=r"https with this proxy.*; give allow_http=True to accept that$"):
+    with pytest.raises(InvalidRequestError, match=r"with this proxy, .*; give allow_http=True to accept that$"):
         client_of("http://localhost:8080", "http://proxy.example:3128")
     client_of("http://localhost:8080", "http://proxy.example:3128", allow_http=True)
     client_of("http://localhost:8080", "http://127.0.0.1:3128")
