@@ -119,4 +119,4 @@ async def test_of_a_survey_that_is_listed_twice_only_the_first_listing_is_anywhe
         assert watch.close_quota(1)
         assert not watch.close_quota(2)
         assert [each.survey_id for each in watch.quotas.surveys] == [80]
-    assert caplog.messages == ["1 surveys are listed twice: of each, the first listing counts"]
+    assert caplog.messages == ["surveys that are listed twice: 1; of each, the first listing counts"]

@@ -439,7 +439,7 @@ class QuotaWatch(Standing):
         finally:
             self._arranged = None
         if shown.repeated and (before is None or before.repeated != shown.repeated):
-            _LOG.warning("%d surveys are listed twice: of each, the first listing counts", shown.repeated)
+            _LOG.warning("surveys that are listed twice: %d; of each, the first listing counts", shown.repeated)
         self._shown, self._of, self._is_cached = shown, poll, poll.poll == 0
         self.board.view = shown.view
         self.board.version += 1
