@@ -41,6 +41,17 @@ class FakeTime:
         await anyio.lowlevel.checkpoint()
 
 
+def steps_of_turns(monkeypatch: Any) -> list[int]:
+    """Return the steps that long work will count from now on; the event loop gets no turns for them."""
+    steps: list[int] = []
+
+    async def step(self: object, done: int = 1) -> None:
+        steps.append(done)
+
+    monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
+    return steps
+
+
 class MemoryPeak:
     """Measures the most memory Python objects took in a block."""
 

@@ -483,17 +483,22 @@ async def test_a_link_of_another_member_is_found_in_a_single_invite():
     assert caught.value.path == "$.URL"
 
 
+async def _bulk(client: SamplingClient, call: str, quota_ids, **options) -> None:
+    """Ask for the invites of one member in one of three ways."""
+    if call == "bulk_invite":
+        await client.bulk_invite("m", quota_ids, **options)
+        return
+    request = ("m", quota_ids)
+    given = request if call == "stream_bulk_invite" else [[InviteRequest(*request)]]
+    async with getattr(client, call)(*given, **options) as outcomes:
+        await _all_of(outcomes)
+
+
 @pytest.mark.parametrize("call", ["bulk_invite", "stream_bulk_invite", "fan_out"])
 async def test_for_the_first_outcomes_a_small_bulk_becomes_many_requests(call):
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service) as client:
-        if call == "bulk_invite":
-            await client.bulk_invite("m", range(1, 101), goal="first")
-        else:
-            request = ("m", range(1, 101))
-            given = request if call == "stream_bulk_invite" else [[InviteRequest(*request)]]
-            async with getattr(client, call)(*given, goal="first") as outcomes:
-                await _all_of(outcomes)
+        await _bulk(client, call, range(1, 101), goal="first")
     assert len(service.requests) == 8
 
 
@@ -507,12 +512,7 @@ async def test_a_bulk_has_the_weight_1_unless_told_otherwise(call, monkeypatch):
 
     monkeypatch.setattr("sampling_async._client.Lane", lane)
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        if call == "bulk_invite":
-            await client.bulk_invite("m", [2])
-        else:
-            given = ["m", [2]] if call == "stream_bulk_invite" else [[InviteRequest("m", [2])]]
-            async with getattr(client, call)(*given) as outcomes:
-                await _all_of(outcomes)
+        await _bulk(client, call, [2])
     assert weights == [1.0]
 
 

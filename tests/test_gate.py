@@ -15,6 +15,10 @@ from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.turns import Lane
 
 
+def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
+    return Gate(maximum, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+
+
 async def test_a_gate_gives_as_many_permits_as_its_limit():
     shut = doubles.gate(2)
     permits = [Permit(shut, Lane("work")) for _ in range(3)]
@@ -76,7 +80,7 @@ async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
 
 async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind():
     time = doubles.FakeTime()
-    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(2, time)
     shut.hold(5.0, "one")
     shut.kind("other").held_until = 1.0
     permit = Permit(shut, Lane("other"))
@@ -109,7 +113,7 @@ async def test_attempts_that_cannot_begin_yet_are_told_apart_from_those_that_run
 
 async def test_after_a_hold_nobody_counts_as_waiting():
     time = doubles.FakeTime()
-    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(2, time)
     shut.hold(5.0)
     permit = Permit(shut, Lane("work"))
     await permit.acquire()
@@ -119,7 +123,7 @@ async def test_after_a_hold_nobody_counts_as_waiting():
 
 async def test_a_hold_of_all_is_about_no_kind():
     time = doubles.FakeTime()
-    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(2, time)
     shut.hold(1.0)
     assert shut._kinds == {}
     shut.hold(1.0, "one")
@@ -129,7 +133,7 @@ async def test_a_hold_of_all_is_about_no_kind():
 
 async def test_reports_of_two_kinds_that_are_two_seconds_apart_have_not_the_same_cause():
     time = doubles.FakeTime()
-    shut = Gate(8, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(8, time)
     one, other, third = (Permit(shut, Lane(kind)) for kind in ("one", "other", "third"))
     for permit in (one, other, third):
         shut.grant(permit)
@@ -256,7 +260,7 @@ async def test_no_permit_is_held_during_a_hold():
 
 async def test_a_permit_granted_during_a_hold_is_released_until_its_end():
     time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(1, time)
     first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
     await first.acquire()
     async with anyio.create_task_group() as tasks:
@@ -285,7 +289,7 @@ async def test_a_permit_is_released_if_its_waiter_is_cancelled_in_the_same_momen
 
 async def test_a_hold_is_about_one_kind_of_work_unless_two_are_held():
     time = doubles.FakeTime()
-    shut = Gate(4, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(4, time)
     for kind in ("quotas", "bulk", "settings"):
         shut.kind(kind)
     shut.hold(10, "quotas")
@@ -299,7 +303,7 @@ async def test_a_hold_is_about_one_kind_of_work_unless_two_are_held():
 
 async def test_a_hold_without_a_kind_applies_to_all():
     time = doubles.FakeTime()
-    shut = Gate(4, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(4, time)
     shut.kind("bulk")
     shut.hold(10)
     assert shut.held_for(shut.kind("bulk")) == 10
@@ -307,7 +311,7 @@ async def test_a_hold_without_a_kind_applies_to_all():
 
 async def test_overload_lowers_the_limit_of_one_kind_unless_two_report_it():
     time = doubles.FakeTime()
-    shut = Gate(8, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(8, time)
     quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))
     for permit in (quotas, settings, bulk):
         await permit.acquire()
@@ -350,7 +354,7 @@ async def test_a_kind_at_its_limit_does_not_delay_other_kinds():
 async def test_a_limit_lowered_for_another_kind_does_not_lower_all_again():
     """While one kind continues to fail, one failure of a second kind must not lower all limits repeatedly."""
     time = doubles.FakeTime()
-    shut = Gate(64, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(64, time)
     quotas, settings, bulk = (Permit(shut, Lane(kind)) for kind in ("quotas", "settings", "bulk"))
     for permit in (quotas, settings, bulk):
         await permit.acquire()
@@ -538,7 +542,7 @@ async def test_after_nine_interactive_calls_a_permit_is_renewed_in_front_of_the_
 
 async def test_a_permit_is_not_renewed_when_no_attempt_may_begin():
     time = doubles.FakeTime()
-    shut = Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+    shut = fixed(2, time)
     permit, other = Permit(shut, Lane("work"), until=9.0), Permit(shut, Lane("work"))
 
     async def taken() -> Permit:
@@ -643,10 +647,6 @@ async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again(
     permits.append(Permit(shut, Lane("work")))
     assert not await permits[0].acquire()
     assert shut.running == 0
-
-
-def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
-    return Gate(maximum, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
 
 
 async def test_a_hold_is_over_at_its_end_and_then_for_no_time():

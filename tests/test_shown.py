@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doubles
 import pytest
 from matching_kit import NOW, A, quota, sub_quota, survey
 from watch_kit import FakeService, HandClock, inventory, watch_of
@@ -49,12 +50,12 @@ async def test_of_several_waves_those_that_look_different_are_told():
 async def test_a_survey_of_which_a_quota_is_closed_is_shown_without_it():
     closings = Closings()
     shown = await shown_of(closings, of_two(70, 1, 2))
-    assert shown.quotas(closings) is shown.given
+    assert shown.quotas() is shown.given
     closings.close(1, 1)
     assert list(shown.hide(shown.about(1), closings)) == [(70, 1)]
     assert [each.quota_id for each in shown.view[70, 1].quotas] == [2]
     assert shown.size() == 1
-    assert shown.quotas(closings).surveys == tuple(shown.view.values())
+    assert shown.quotas().surveys == tuple(shown.view.values())
     closings.close(2, 1)
     shown.hide(shown.about(2), closings)
     assert (shown.view, shown.size()) == ({}, 0)
@@ -88,12 +89,7 @@ def test_a_survey_of_which_nothing_is_closed_is_the_very_same():
 
 
 async def test_others_get_turns_by_the_number_of_quotas(monkeypatch):
-    steps = []
-
-    async def step(self, done: int = 1) -> None:
-        steps.append(done)
-
-    monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
+    steps = doubles.steps_of_turns(monkeypatch)
     await shown_of(Closings(), of_two(70, 1, 2), of_two(80, 3))
     assert steps == [3, 2]
 
@@ -103,7 +99,7 @@ async def test_a_survey_without_quotas_is_closed_too():
     shown = await shown_of(closings, of_two(70), of_two(80, 3))
     closings.close((70, 1), 1)
     assert list(shown.hide(shown.about((70, 1)), closings)) == [(70, 1)]
-    assert [each.survey_id for each in shown.quotas(closings).surveys] == [80]
+    assert [each.survey_id for each in shown.quotas().surveys] == [80]
 
 
 async def test_of_a_survey_that_is_listed_twice_only_the_first_listing_is_anywhere(caplog):

@@ -7,6 +7,7 @@ from itertools import count, repeat
 
 import anyio
 import anyio.lowlevel
+import doubles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from sampling_async._bulk.counting import counted_in_steps
 from sampling_async._bulk.plans import spread
 from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, source_of
 from sampling_async._pacing.limit import Line
-from sampling_async._pacing.stepwise import ENTRIES, Turns
+from sampling_async._pacing.stepwise import ENTRIES
 
 LOST = SamplingError("lost", delivery="unknown")
 REJECTED = InviteOutcome("m", 1, "rejected", None, 9, "QUOTA_NOT_LIVE")
@@ -282,13 +283,7 @@ async def test_no_dict_of_a_large_request_has_more_entries_than_grow_in_no_time(
 
 
 async def test_an_iterator_of_many_ids_is_checked_some_at_a_time(monkeypatch):
-    steps = []
-
-    class Noted(Turns):
-        async def step(self, steps_of_work: int = 1) -> None:
-            steps.append(steps_of_work)
-
-    monkeypatch.setattr("sampling_async._bulk.source.Turns", Noted)
+    steps = doubles.steps_of_turns(monkeypatch)
     await checked_request("m", iter(range(1, 10_000)))
     assert steps == [4096] * 4  # three parts, and the copy
 

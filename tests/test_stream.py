@@ -400,13 +400,8 @@ async def test_outcomes_at_hand_do_not_block_the_event_loop():
 
 
 async def test_replies_that_come_at_once_give_others_their_turns(monkeypatch):
-    steps = []
-
-    async def step(self, done: int = 1) -> None:
-        steps.append(done)
-
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        monkeypatch.setattr("sampling_async._pacing.stepwise.Turns.step", step)
+        steps = doubles.steps_of_turns(monkeypatch)
         await client.bulk_invite("m", range(1, 1001))
     # Each reply counts twice: when it comes, and when it is put in order.
     assert sum(steps) >= 2 * 10 * _STEPS_A_REPLY

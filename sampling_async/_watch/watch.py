@@ -158,7 +158,7 @@ class QuotaWatch(Standing):
         """
         if self._shown is None:
             raise RuntimeError("there is no inventory yet: await watch.ready() first")
-        return self._shown.quotas(self._closings)
+        return self._shown.quotas()
 
     @property
     def status(self) -> WatchStatus:
