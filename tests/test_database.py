@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -41,6 +42,12 @@ def test_a_connection_makes_no_file(tmp_path):
     with pytest.raises(sqlite3.OperationalError, match="unable to open"):
         connected(tmp_path / "none", 0)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_connection_may_be_used_in_any_thread(path):
+    table_in(path)
+    with closing(connected(path, 0)) as database, ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: list(database.execute("SELECT number FROM numbers"))).result() == []
 
 
 def test_what_was_committed_is_durable_and_others_read_while_one_writes(path):

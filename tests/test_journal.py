@@ -14,7 +14,8 @@ import sys
 import threading
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING
+from operator import length_hint
+from typing import TYPE_CHECKING, get_args
 from weakref import ref
 
 import anyio
@@ -38,13 +39,16 @@ from sampling_async import (
 from sampling_async._bulk.source import PanelSource
 from sampling_async._journal import file as _journal_file
 from sampling_async._journal import lock as _journal_lock
+from sampling_async._journal import rows as _journal_rows
+from sampling_async._journal import run as _journal_run
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._journal.lock import JournalLock
-from sampling_async._journal.rows import APPLICATION, SENT, Note, Rows
+from sampling_async._journal.rows import APPLICATION, SENT, Note, Request, Rows
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.outcomes import OutcomeStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -580,6 +584,44 @@ async def test_a_large_journal_is_read_part_by_part(tmp_path, monkeypatch):
     assert parts == [1000] * 6 + [0]
 
 
+async def test_the_counts_of_all_parts_are_added(tmp_path, monkeypatch):
+    service = Ledger()
+    outcomes = await run(service, tmp_path / "journal")  # ten chunks of three quotas
+    monkeypatch.setattr(_journal_rows, "_TOGETHER", 4)
+    sizes, requests = [], Rows.requests
+
+    def noted(self, *args):
+        found = requests(self, *args)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(Rows, "requests", noted)
+    counts = await Journal(tmp_path / "journal").counts()
+    assert counts == dict.fromkeys(get_args(OutcomeStatus), 0) | Counter(o.status for o in outcomes)
+    assert sizes == [2] * 5 + [0]
+
+
+@pytest.mark.parametrize("read_all", [read, lambda journal: journal.counts()])
+async def test_an_error_of_sqlite_while_reading_names_the_journal(tmp_path, monkeypatch, read_all):
+    await run(Ledger(), tmp_path / "journal")
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError
+
+    monkeypatch.setattr(Rows, "requests", fail)
+    with pytest.raises(JournalError, match=r"journal cannot be used: SQLite says") as caught:
+        await read_all(Journal(tmp_path / "journal"))
+    assert caught.value.path == tmp_path / "journal"
+
+
+async def test_a_line_that_cannot_be_read_names_the_journal_that_is_read(tmp_path, monkeypatch):
+    await run(Ledger(), tmp_path / "journal")
+    monkeypatch.setattr(Rows, "requests", lambda *_: [Request(1, b"m0", {1: b"[1,"})])
+    with pytest.raises(JournalError, match="a response cannot be read") as caught:
+        await read(Journal(tmp_path / "journal"))
+    assert caught.value.path == tmp_path / "journal"
+
+
 async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
     journal = Journal(tmp_path / "journal")
     async with doubles.client(Ledger()) as client:
@@ -759,6 +801,35 @@ async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_
         journal.settle(same)
         journal.settle(chunk)
         journal.settle(chunk)
+    await journal.close()
+
+
+async def test_a_member_with_nothing_in_flight_is_forgotten(tmp_path):
+    journal = await opened(tmp_path / "journal")
+    chunks = Chunk("m0", (1, 2)), Chunk("m0", (3,))
+    for chunk in chunks:
+        journal.take_up(chunk)
+    journal.settle(chunks[0])
+    assert journal._in_flight == {"m0": {3: chunks[1]}}
+    journal.settle(chunks[1])
+    assert not journal._in_flight
+    await journal.close()
+
+
+async def test_checking_many_pairs_gives_the_event_loop_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(_journal_run, "_AT_ONCE", 2)
+    journal = await opened(tmp_path / "journal")
+    asked, seen = iter(range(1, 7)), []
+
+    async def look() -> None:
+        while (left := length_hint(asked)) > 0:
+            seen.append(left)
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(journal.settled, "m0", asked)
+        tasks.start_soon(look)
+    assert {2, 4} <= set(seen)
     await journal.close()
 
 
@@ -995,6 +1066,32 @@ async def test_a_journal_that_nobody_uses_can_be_copied(tmp_path):
     assert set(service.asked.values()) == {1}
 
 
+async def test_a_copy_replaces_all_that_belongs_to_an_earlier_one(tmp_path):
+    await run(Ledger(), tmp_path / "journal")
+    await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    # What a process leaves that used the earlier copy, or was killed while it made one.
+    for end in ("-wal", "-part", "-part-wal"):
+        (tmp_path / f"copy{end}").write_bytes(b"of an earlier copy")
+    with (tmp_path / "copy-lock").open("ab") as lock:
+        lock.write(b"and more")
+    await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    assert {file.name for file in tmp_path.glob("copy*")} == {"copy", "copy-lock"}
+    assert facts(await read(Journal(tmp_path / "copy"))) == facts(await read(Journal(tmp_path / "journal")))
+
+
+@pytest.mark.parametrize(("method", "named"), [("_opened", "journal"), ("copy", "copy")])
+async def test_an_error_in_copying_names_the_file_that_it_is_about(tmp_path, monkeypatch, method, named):
+    await run(Ledger(), tmp_path / "journal")
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError
+
+    monkeypatch.setattr({"_opened": JournalFile, "copy": Rows}[method], method, fail)
+    with pytest.raises(JournalError, match="SQLite says") as caught:
+        await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    assert caught.value.path == tmp_path / named
+
+
 async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
     with pytest.raises(JournalError, match="does not exist"):
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
@@ -1029,6 +1126,22 @@ def test_a_lock_tells_whether_anybody_has_it(tmp_path):
     assert not other.is_taken()  # looking does not take it
     other.take()
     other.release()
+
+
+def test_two_may_look_at_a_lock_at_once(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl", reason="Windows has no shared locks")
+    lock, flock, seen = JournalLock(tmp_path / "journal"), fcntl.flock, []
+    (tmp_path / "journal-lock").touch()
+
+    def during(file: int, kind: int) -> None:
+        flock(file, kind)
+        if not seen:
+            seen.append(True)
+            seen.append(lock.is_taken())
+
+    monkeypatch.setattr(fcntl, "flock", during)
+    assert not lock.is_taken()
+    assert seen == [True, False]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
