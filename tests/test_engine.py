@@ -263,8 +263,11 @@ def test_events_of_a_collected_engine_are_ignored():
     class Gone:
         pass
 
-    _engine._look_at(weakref.ref(Gone()), weakref.ref(Gone()))
-    _engine._clear(weakref.ref(Gone()), None)
+    held = Gone()
+    gone, alive = weakref.ref(Gone()), weakref.ref(held)
+    for engine, connection in ((gone, gone), (gone, alive), (alive, gone)):
+        _engine._look_at(engine, connection)
+    _engine._clear(gone, None)
 
 
 @pytest.mark.parametrize(("lies_there", "told"), [("the alert", "SSLError"), ("nothing", "BrokenPipeError")])

@@ -41,6 +41,9 @@ from sampling_async import (
 )
 from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import get_settings
+from sampling_async._wire import session as _session
+from sampling_async._wire.bodies import Body
+from sampling_async._wire.failures import was_never_sent
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -362,6 +365,29 @@ async def test_a_refusal_counts_when_its_body_drips(monkeypatch):
     assert (caught.value.status, caught.value.delivery) == (429, "answered")
 
 
+class Silent(httpx.AsyncByteStream):
+    """A body of which nothing arrives."""
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await anyio.sleep_forever()
+
+
+async def test_a_refusal_is_returned_with_its_headers_even_if_its_body_never_comes(monkeypatch):
+    monkeypatch.setattr(_session, "_REFUSAL_SECONDS", 0.02)
+    headers = {"Retry-After": "3", "Date": "Wed, 25 Nov 2026 12:00:00 GMT"}
+    replies = []
+    for content in ({"stream": Silent()}, {"content": b"why"}):
+        response = httpx.Response(429, headers=headers, **content)
+        with anyio.fail_after(5):
+            replies.append(await _session._read_refusal(response, Body(response, 100, 100)))
+    said = 429, "3", "Wed, 25 Nov 2026 12:00:00 GMT"
+    assert [(reply.status, reply.retry_after, reply.date) for reply in replies] == [said] * 2
+    assert [(reply.body, reply.is_whole) for reply in replies] == [(b"", False), (b"why", True)]
+
+
 async def test_a_cut_400_proves_nothing():
     def script(connection: wire.Connection) -> None:
         connection.read_request()
@@ -383,7 +409,10 @@ async def test_the_client_accepts_gzip_only():
 @pytest.mark.parametrize(
     ("answer", "rule"),
     [
-        (wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"), "cut off"),
+        (
+            wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"),
+            "expected a complete gzip body, found one that was cut off$",
+        ),
         (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"), "found other bytes"),
         (
             wire.answer(gzip.compress(SETTINGS) + b"\x1f\x8btail", "200 OK", "Content-Encoding: gzip"),
@@ -397,8 +426,9 @@ async def test_the_client_accepts_gzip_only():
     ],
 )
 async def test_a_broken_encoding_is_refused(answer, rule):
-    with pytest.raises(DecodeError, match=rule):
+    with pytest.raises(DecodeError, match=rule) as caught:
         await read(answer)
+    assert caught.value.path == "$"
 
 
 async def test_bodies_are_bounded_on_the_wire_and_decoded():
@@ -408,7 +438,7 @@ async def test_bodies_are_bounded_on_the_wire_and_decoded():
         await read(zipped(SETTINGS), decoded=300)
     with pytest.raises(DecodeError, match="larger than 300 bytes decoded") as caught:
         await read(httpx.Response(200, content=SETTINGS), decoded=300)
-    assert caught.value.permanent
+    assert (caught.value.permanent, caught.value.path) == (True, "$")
 
 
 async def test_reading_stops_after_a_part_that_exceeds_the_limit():
@@ -445,6 +475,21 @@ async def test_a_request_that_timed_out_in_a_pool_was_never_sent():
         with pytest.raises(TransportTimeoutError) as caught:
             await client.get_settings()
     assert caught.value.delivery == "not_sent"
+
+
+@pytest.mark.parametrize(
+    ("module", "is_proof"),
+    [
+        ("httpcore", True),
+        ("httpcore._exceptions", True),
+        ("builtins", True),
+        ("aiohttp.client_exceptions", False),
+    ],
+)
+def test_only_causes_of_httpcore_and_python_prove_that_nothing_was_sent(module, is_proof):
+    failed = httpx.ConnectError("failed")
+    failed.__cause__ = type("Cause", (Exception,), {"__module__": module})()
+    assert was_never_sent(failed) is is_proof
 
 
 async def test_a_decompression_bomb_is_never_unpacked():
