@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from contextlib import aclosing
 
@@ -222,6 +223,25 @@ async def test_several_clients_share_counters_and_have_gauges_of_their_own(colle
             found = collected.metrics()
     assert [each.value for each in found["sampling.outcomes"]] == [2]
     assert sorted(each.value for each in found["sampling.limit"]) == [3, 8]
+
+
+async def test_clients_of_two_threads_lose_no_count(collected):
+    async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
+        count = client._caller.hooks._spans.count
+        outcome = "invited", 1
+        other = threading.Thread(target=count, args=("bulk_invite", {outcome: 1}))
+
+        class Slow(int):
+            """A number during whose addition another thread counts, or tries to."""
+
+            def __radd__(self, before: int) -> int:
+                other.start()
+                other.join(0.05)
+                return before + int(self)
+
+        count("bulk_invite", {outcome: Slow(1)})
+        other.join()
+    assert [each.value for each in collected.metrics()["sampling.outcomes"]] == [2]
 
 
 async def test_counters_outlive_their_clients_and_are_shared_by_all_telemetry_of_a_provider(collected):
