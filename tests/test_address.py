@@ -100,10 +100,16 @@ def test_a_proxy_is_an_http_address(value, shown, credentials):
     assert told == credentials
 
 
+ADDRESS_LIKE = (
+    "address like http://host:3128 or http://user:password@host:3128, with special characters of user and "
+    "password percent-encoded"
+)
+
+
 @pytest.mark.parametrize(
     ("value", "rule"),
     [
-        ("", "address like http://host:3128"),
+        ("", rf"must be an {ADDRESS_LIKE}$"),
         (None, "address like"),
         (7, "address like"),
         ("proxy:3128", "address like"),
@@ -113,19 +119,23 @@ def test_a_proxy_is_an_http_address(value, shown, credentials):
         ("http://agent:hunter2@proxy:port", "address like"),
         ("http://agent:hunter2@xn--zzzz--", "address like"),
         ("ftp://agent:hunter2@proxy", "address like"),
+        ("socks4://proxy:1080", "socks4 proxies are not supported"),
         ("https://agent:hunter2@proxy:3128", "https proxies are not supported"),
         ("socks5://agent:hunter2@proxy:1080", "socks5 proxies are not supported"),
         ("socks5h://agent:hunter2@proxy:1080", "socks5h proxies are not supported"),
-        ("http://proxy:3128/hunter2", "no path"),
+        (
+            "http://proxy:3128/hunter2",
+            "takes no path, query or fragment; percent-encode the characters / . # in a password$",
+        ),
         ("http://proxy:3128?hunter2", "no path"),
         ("http://proxy:3128#hunter2", "no path"),
         ("http://agent:12/hunter2@proxy:3128", "no path"),
-        ("http://a%3Agent:hunter2@proxy:3128", "no user name with a colon"),
+        ("http://a%3Agent:hunter2@proxy:3128", "takes no user name with a colon$"),
     ],
 )
 def test_an_invalid_proxy_is_refused_and_not_shown(value, rule, monkeypatch):
     given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY}
-    with pytest.raises(InvalidRequestError, match=f"proxy .SAMPLING_PROXY. .*{rule}") as caught:
+    with pytest.raises(InvalidRequestError, match=rf"^proxy \(SAMPLING_PROXY\) .*{rule}") as caught:
         if value is None:
             proxy_of(value)
         SamplingClient("https://service.example", proxy=value, **given)

@@ -30,6 +30,7 @@ def test_the_idle_time_is_the_configured_one_at_first():
         (0.2, 0.1, 0.0),
         (0.0, 0.0, 4.0),  # the server failed or was restarted: this says nothing about its idle time
         (0.09, 0.0, 4.0),
+        (0.1, 0.0, 0.05),
         (60.0, 0.0, 4.0),
     ],
 )

@@ -413,7 +413,11 @@ async def test_the_client_accepts_gzip_only():
             wire.answer(gzip.compress(SETTINGS)[:-20], "200 OK", "Content-Encoding: gzip"),
             "expected a complete gzip body, found one that was cut off$",
         ),
-        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"), "found other bytes"),
+        (
+            wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip"),
+            ": expected a gzip body, found other bytes$",
+        ),
+        (wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: gzip"), "found other bytes"),
         (
             wire.answer(gzip.compress(SETTINGS) + b"\x1f\x8btail", "200 OK", "Content-Encoding: gzip"),
             "found other bytes",
@@ -667,7 +671,10 @@ async def test_closing_ends_running_and_waiting_calls():
             async with anyio.create_task_group() as closing:
                 closing.start_soon(client.aclose)
                 closing.start_soon(client.aclose)
-    assert sorted(error.delivery for error in errors) == ["not_sent", "unknown"]
+    assert sorted((error.delivery, error.args[0]) for error in errors) == [
+        ("not_sent", "the client is closed; make a new one"),
+        ("unknown", "the client was closed during the call"),
+    ]
 
 
 class Endless(httpx.AsyncByteStream):

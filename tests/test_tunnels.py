@@ -133,7 +133,7 @@ async def test_a_407_without_proxy_authenticate_may_come_from_the_service():
         (wire.answer(b"", "503 Unavailable"), "answered 503", False),
         (b"HTTP/1.1 302 Found\r\nLocation: http://login\r\n\r\n", "answered 302", True),
         (b"SSH-2.0-OpenSSH\r\n", "did not respond in HTTP/1.1", False),
-        (b"HTTP/1.1 50", "did not respond in HTTP/1.1", False),
+        (b"HTTP/1.1 50", ": the proxy did not respond in HTTP/1.1$", False),
     ],
 )
 async def test_a_refusal_of_the_proxy_is_reported_and_nothing_was_sent(answer, says, permanent):
@@ -198,7 +198,9 @@ async def test_an_ipv6_address_is_in_brackets(digging):
 
 @pytest.mark.parametrize("more", [b"\x16\x03\x01", b"HTTP/1.1 200 OK\r\n\r\n", b"\r\n"])
 async def test_bytes_after_the_200_of_a_proxy_are_refused(more, digging):
-    with pytest.raises(Refusal, match="before anything was sent to the host"):
+    with pytest.raises(
+        Refusal, match=r"^the proxy sent bytes after its response, before anything was sent to the host$"
+    ):
         await digging(b"HTTP/1.1 200 OK\r\n\r\n" + more)
 
 

@@ -147,7 +147,7 @@ def _proxy_or_problem(secret: Secret) -> Proxy | str:
             "must be an address like http://host:3128 or http://user:password@host:3128, with special "
             "characters of user and password percent-encoded"
         )
-    if url.raw_path not in {b"", b"/"} or url.fragment:
+    if url.raw_path != b"/" or url.fragment:
         return "takes no path, query or fragment; percent-encode the characters / ? # in a password"
     if ":" in user:
         return "takes no user name with a colon"

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sampling_async import Invite, InviteOutcome, Journal, JournalError
+from sampling_async._journal import file as _journal_file
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of
@@ -259,6 +260,38 @@ def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
     unknown = {pair for pair in EXPECTED if known[pair] != EXPECTED[pair]}
     assert unknown == {(MEMBERS[1], quota_id) for quota_id in range(1, 41)}
     assert {known[pair][0] for pair in unknown} == {"unknown"}
+
+
+def test_rows_are_salvaged_without_the_owner_and_beyond_what_the_size_suggests(killed, tmp_path, monkeypatch):
+    monkeypatch.setattr(_journal_file, "_SMALLEST_ROW", 10**9)  # most rows may be in the `-wal` file
+    monkeypatch.setattr(_journal_file, "_AT_ONCE", 4)
+    path = copy_of(killed, tmp_path)
+    Path(f"{path}-mended").write_bytes(b"of a run that was killed while it mended")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE owner")
+        database.execute("UPDATE rows SET chunk = x'00' WHERE row = 3")
+        database.commit()
+    several, append = [], Rows.append
+    expected, salvaged = [], Rows.salvaged
+
+    def noted(self, notes) -> None:
+        notes = tuple(notes)
+        several.append(len(notes))
+        append(self, notes)
+
+    def found(self, most: int):
+        expected.append(most)
+        return salvaged(self, most)
+
+    monkeypatch.setattr(Rows, "append", noted)
+    monkeypatch.setattr(Rows, "salvaged", found)
+    known = facts(told(path, accept_damage=True))
+    assert {pair for pair in EXPECTED if known[pair][0] != "unknown"} >= {
+        pair for pair in EXPECTED if pair[0] != MEMBERS[0] and EXPECTED[pair][0] != "unknown"
+    }
+    assert expected == [23]  # the rows that the lock file names
+    assert set(several[:-2]) == {4}
+    assert not Path(f"{path}-mended").exists()
 
 
 def test_rows_newer_than_the_header_are_accepted_if_they_continue_the_chain(killed, tmp_path):
