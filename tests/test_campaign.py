@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import date
 
 import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attrs import evolve
 from campaign_kit import KINDS, all_of, campaign_of, holds, panel_table
 
 from sampling_async import (
@@ -28,6 +29,7 @@ from sampling_async import (
     SamplingClient,
 )
 from sampling_async._journal import lock as _lock
+from sampling_async._journal.database import transaction
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -376,7 +378,7 @@ async def test_an_exception_of_the_caller_is_the_callers_and_is_noted(sim, tmp_p
 
 async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_again(sim, tmp_path):
     async with sim.client() as client:
-        campaign = campaign_of(sim, client, tmp_path)
+        campaign = campaign_of(sim, client, tmp_path, cost=2.0)
         await campaign.plan()
     path = tmp_path / "run.ledger"
     database = sqlite3.connect(path)
@@ -393,6 +395,7 @@ async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_a
         before = await again.summary()
         assert (before.state, before.reason) == ("stopped", "the process ended before the response came")
         assert before.pairs.unknown == lost
+        assert before.spent == 2.0 * lost  # each may be an invite
         outcomes = await all_of(again.run())
         summary = await again.summary()
     code = rows(path, "SELECT code FROM members WHERE id = 1")[0][0]
@@ -678,6 +681,125 @@ async def test_a_cap_on_spend_is_never_exceeded(sim, tmp_path):
     assert summary.spent == pytest.approx(3.0)
 
 
+async def test_limits_come_with_the_plan_or_not_at_all(sim, tmp_path, monkeypatch):
+    """A run of a plan whose process was killed before its limits were written would ask without any."""
+    path, commits = tmp_path / "run.ledger", []
+    connect = sqlite3.connect
+
+    def traced(*args, **options) -> sqlite3.Connection:
+        database = connect(*args, **options)
+
+        def look(statement: str) -> None:
+            if statement == "COMMIT":
+                commits.append({name for (name,) in database.execute("SELECT name FROM facts")})
+
+        database.set_trace_callback(look)
+        return database
+
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=5))
+        monkeypatch.setattr(sqlite3, "connect", traced)
+        await campaign.plan()
+    with_plan = [names for names in commits if "plan" in names]
+    assert with_plan
+    assert all("limits" in names for names in with_plan)
+    assert path.exists()
+
+
+async def test_a_plan_that_cannot_be_committed_is_none(sim, tmp_path, monkeypatch):
+    committed = []
+
+    @contextmanager
+    def failing(database):
+        with transaction(database):
+            yield
+            if database.execute("SELECT count(*) FROM facts WHERE name = 'plan'").fetchone()[0]:
+                committed.append(True)
+                raise sqlite3.OperationalError("database or disk is full")
+
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        monkeypatch.setattr("sampling_async.campaign._ledger_file.transaction", failing)
+        with pytest.raises(LedgerError, match="disk is full"):
+            await campaign.plan()
+        assert committed
+        assert not (tmp_path / "run.ledger").exists()
+        monkeypatch.undo()
+        assert (await campaign.plan()).pairs
+
+
+async def test_what_an_invite_cost_and_is_worth_does_not_change_with_a_later_plan(sim, tmp_path):
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        given = {"inventory": quotas, "allocate": Allocate(1)}
+        first = campaign_of(sim, client, tmp_path, cost=2.0, limits=Limits(max_spend=40.0), **given)
+        await first.plan()
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", every=7))
+        await all_of(first.run())
+        before = await first.summary()
+        assert (before.pairs.invited + before.pairs.unknown, before.spent) == (20, 40.0)
+        assert before.pairs.unknown
+        dear = [evolve(survey, price=evolve(survey.price, amount=1000.0)) for survey in quotas.surveys]
+        given = {"inventory": dear, "allocate": Allocate(3)}
+        second = campaign_of(sim, client, tmp_path, cost=1.0, **given)
+        await second.top_up()
+        after = await second.summary()
+        assert (after.spent, after.expected_value) == (40.0, before.expected_value)
+        assert await all_of(run := second.run()) == []
+        assert run.reason == "the cap on spend, 40.0, is reached"
+        await second.limit(max_spend=50.0)
+        await all_of(run := second.run())
+        summary = await second.summary()
+    new = summary.pairs.invited + summary.pairs.unknown - 20
+    assert (new, summary.spent) == (10, 50.0)
+    worth = {quota.quota_id: quota.value for quota in summary.quotas}
+    invited = rows(tmp_path / "run.ledger", "SELECT quota FROM pairs WHERE plan = 2 AND state = 'invited'")
+    gained = sum(worth[quota_id] for (quota_id,) in invited)
+    assert gained > 100 * before.expected_value  # by the new prices
+    assert summary.expected_value == pytest.approx(before.expected_value + gained) == run.expected_value
+
+
+async def test_surveys_of_a_generator_can_be_planned_with_twice(sim, tmp_path):
+    async with sim.client() as client:
+        quotas = await client.get_quotas()
+        surveys = (survey for survey in quotas.surveys)
+        campaign = campaign_of(sim, client, tmp_path, inventory=surveys, limits=Limits(max_invites=5))
+        assert (await campaign.plan()).quotas
+        assert (await campaign.top_up()).quotas
+
+
+async def test_a_clock_that_is_set_back_delays_a_repetition_by_no_more_than_usual(sim, tmp_path):
+    ahead = [365 * 86_400.0]
+
+    def wall_clock() -> float:
+        return time.time() + ahead[0]
+
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, retry_seconds=0.01, wall_clock=wall_clock)
+        await campaign.plan()
+        sim.faults.add(Fault.refusal(36).on("bulk_invite", times=10))
+
+        async def outcomes():
+            async with campaign.run() as run:
+                async for outcome in run:
+                    if outcome.result_code == 36:
+                        ahead[0] = 0.0
+                    yield outcome
+
+        with anyio.fail_after(20):
+            assert [outcome async for outcome in outcomes()]
+        holds(sim, summary := await campaign.summary())
+    assert (summary.state, summary.pairs.pending) == ("finished", 0)
+
+
+async def test_a_cost_that_is_next_to_nothing_is_no_error(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, cost=1e-310, limits=Limits(max_spend=1.0))
+        await campaign.plan()
+        await all_of(campaign.run())
+        assert (await campaign.summary()).state == "finished"
+
+
 async def test_unknown_pairs_count_against_the_cap_on_spend(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path, cost=1.0, limits=Limits(max_spend=30))
@@ -698,7 +820,7 @@ async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):
         for number, cost in enumerate(({dear: 2.0}, lambda _, quota: 2.0 if quota.quota_id == dear else 0.0)):
             path = tmp_path / f"{number}.ledger"
             await campaign_of(sim, client, tmp_path, ledger=path, inventory=quotas, cost=cost).plan()
-            assert rows(path, "SELECT id, cost FROM quotas WHERE cost > 0") == [(dear, 2.0)]
+            assert rows(path, "SELECT quota, cost FROM terms WHERE cost > 0") == [(dear, 2.0)]
         with pytest.raises(InvalidRequestError, match="the cost of quota"):
             await campaign_of(sim, client, tmp_path, ledger=tmp_path / "x", cost=-1.0).plan()
         with pytest.raises(InvalidRequestError, match="must be a finite number"):
@@ -816,6 +938,10 @@ async def test_limits_are_checked_and_kept(sim, tmp_path):
             {"max_invites": -1},
             {"hours": "25:00-26:00"},
             {"zone": "Moon"},
+            {"max_spend": float("inf")},
+            {"invites_per_minute": float("inf")},
+            {"paused": "false"},
+            {"reason": 7},
             {"x": 1},
         ):
             with pytest.raises(InvalidRequestError):

@@ -32,7 +32,7 @@ def quota(number: int, *, room: int = 10, survey: int | None = None, value: floa
 
 
 def book_of(*quotas, pending: int = 0, **more) -> Book:
-    counts = [(each.id, "pending", pending) for each in quotas if pending]
+    counts = [(each.id, "pending", pending, 0.0) for each in quotas if pending]
     return Book(quotas, counts, LESSONS, **more)
 
 
@@ -65,7 +65,7 @@ def test_what_is_open_is_asked_for_in_its_order():
 def test_a_closed_quota_gives_way_to_the_best_reserve_that_is_open_and_has_room():
     book = Book(
         [quota(1), quota(2, room=0), quota(3), quota(4)],
-        [(1, "pending", 1)],
+        [(1, "pending", 1, 0.0)],
         LESSONS,
         is_open=lambda quota_id: quota_id not in {1, 3},
     )
@@ -217,7 +217,12 @@ def test_what_could_not_be_sent_keeps_its_room_since_the_next_run_asks_for_it():
 
 def test_invites_of_earlier_plans_take_no_room_of_this_one():
     quotas = [quota(1, room=1), quota(2)]
-    book = Book(quotas, [(1, "invited", 4), (1, "unknown", 1), (2, "pending", 1)], LESSONS, earlier={1: 5})
+    book = Book(
+        quotas,
+        [(1, "invited", 4, 6.0), (1, "unknown", 1, 1.5), (2, "pending", 1, 1.5)],
+        LESSONS,
+        earlier={1: 5},
+    )
     learned = after(book, member_of(2, reserves=[1]), outcome(2, "rejected", 41))
     assert [pair.quota for pair in learned.added] == [1]
 
@@ -244,7 +249,7 @@ def test_every_pair_is_somewhere_whatever_is_answered(data):
     quotas = [quota(number, room=data.draw(st.integers(0, 4)), survey=number // 2 + 1) for number in range(6)]
     plans = data.draw(st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=3), max_size=6))
     counts = Counter(quota_id for plan in plans for quota_id in plan)
-    book = Book(quotas, [(quota_id, "pending", count) for quota_id, count in counts.items()], LESSONS)
+    book = Book(quotas, [(quota_id, "pending", count, 0.0) for quota_id, count in counts.items()], LESSONS)
     members = [
         member_of(*plan, reserves=[q for q in range(6) if q not in plan], number=number)
         for number, plan in enumerate(plans)

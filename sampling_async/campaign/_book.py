@@ -84,7 +84,7 @@ class Book:
 
     Args:
         quotas: The quotas.
-        counts: The number of pairs by quota and state, so far.
+        counts: The number of pairs by quota and state, so far, and their value.
         rules: What is learned from result codes.
         is_open: Returns whether the newest inventory shows a quota as open.
         max_turns: How often a member is asked for at most, because something was refused.
@@ -103,7 +103,7 @@ class Book:
     def __init__(
         self,
         quotas: Iterable[PlannedQuota],
-        counts: Iterable[tuple[int, str, int]],
+        counts: Iterable[tuple[int, str, int, float]],
         rules: Mapping[int, Rule],
         *,
         is_open: Callable[[int], bool] = lambda _: True,
@@ -125,13 +125,13 @@ class Book:
         self.expected = 0.0
         self.asked = 0
         self.asked_cost = 0.0
-        for quota_id, state, count in counts:
+        for quota_id, state, count, value in counts:
             self.counts[state] += count
             place = self._places[quota_id]
             if state in _COMMITTED:
                 place.left -= count
             if state == "invited":
-                self.expected += count * place.quota.value
+                self.expected += value
         for quota_id, count in (earlier or {}).items():
             self._places[quota_id].left += count
 

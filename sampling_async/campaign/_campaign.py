@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,7 +103,9 @@ class Campaign:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = Path(ledger)
-        self._client, self._panel, self._inventory = client, panel, inventory
+        self._client, self._panel = client, panel
+        # Each plan reads it.
+        self._inventory = tuple(inventory) if isinstance(inventory, Iterator) else inventory
         self._allocate = Allocate(5) if allocate is None else allocate
         if not isinstance(self._allocate, Allocate):
             raise InvalidRequestError(f"allocate must be an Allocate, not {type(allocate).__name__}")
@@ -142,9 +145,10 @@ class Campaign:
         """Plan anew for what is short by now, in the same ledger, and return that plan.
 
         The inventory and the panel are read again. No member gets a quota of a survey of which it was asked
-        before, except where that ended with a full quota or a cap of the day. Invites that may still end in a
-        complete take room of their quotas, and count as what their members get. What was pending ends as
-        skipped.
+        before, except where all that was refused for a reason that may have passed: the quota or the survey
+        took nobody, the member could get nothing, or something technical. A profile that does not match, or a
+        survey that was taken, stays. Invites that may still end in a complete take room of their quotas, and
+        count as what their members get. What was pending ends as skipped.
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.
@@ -211,9 +215,8 @@ class Campaign:
             ledger.end_lost()
             # Another process may have planned since we looked, and may even have asked for some pairs.
             if not ledger.plan or open_seconds is not None:
-                planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds)
-                if self._limits is not None and open_seconds is None:
-                    ledger.set_limits(self._limits)
+                limits = self._limits if open_seconds is None else None
+                planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds, limits=limits)
             found = plan_of(ledger)
         finally:
             # A file without a plan is of no use.

@@ -106,12 +106,8 @@ class Ledger(LedgerFile):
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise LedgerError(f"holds limits that cannot be used: {exc}", path=self.path) from exc
 
-    def set_limits(self, limits: Limits) -> None:
-        """Set the limits. A run of another process heeds them within a second."""
-        self.note(limits=limits.to_json())
-
     def change_limits(self, **changes: Any) -> Limits:
-        """Change some limits and return all.
+        """Change some limits and return all. A run of another process heeds them within a second.
 
         Raises:
             InvalidRequestError: A limit is unknown, or its value is not possible.
@@ -127,30 +123,34 @@ class Ledger(LedgerFile):
     @contextmanager
     def planning(self) -> Generator[Planning]:
         """Write a plan. It is there as a whole when the block ends, or not at all."""
-        with self._writing() as database:
-            self.plan += 1
-            try:
+        self.plan += 1
+        try:
+            with self._writing() as database:
                 planning = Planning(database, self.plan)
                 yield planning
                 planning.end()
                 _note(database, {"plan": self.plan})
-            except BaseException:
-                self.plan -= 1
-                raise
+        except BaseException:
+            self.plan -= 1
+            raise
 
     def quotas(self) -> list[PlannedQuota]:
         """Return the quotas."""
-        query = "SELECT id, survey, wave, name, currency, room, value, cost, closed FROM quotas ORDER BY id"
+        query = (
+            "SELECT q.id, q.survey, q.wave, q.name, q.currency, q.room, t.value, t.cost, q.closed"
+            " FROM quotas AS q JOIN (SELECT quota AS id, value, cost, max(plan) FROM terms GROUP BY quota) AS t"
+            " USING (id) ORDER BY id"
+        )
         return [PlannedQuota(*row) for row in self._rows(query)]
 
-    def counts(self) -> list[tuple[int, str, int]]:
-        """Return the number of pairs of each quota and state."""
-        return [
-            (quota, state, count)
-            for quota, state, count in self._rows(
-                "SELECT quota, state, count(*) FROM pairs GROUP BY quota, state"
-            )
-        ]
+    def counts(self) -> list[tuple[int, str, int, float]]:
+        """Return the number of pairs of each quota and state, and their value by the plans they belong to."""
+        query = (
+            "SELECT p.quota, p.state, sum(p.pairs), sum(p.pairs * t.value)"
+            " FROM (SELECT quota, plan, state, count(*) AS pairs FROM pairs GROUP BY quota, plan, state) AS p"
+            " JOIN terms AS t USING (quota, plan) GROUP BY p.quota, p.state"
+        )
+        return [(quota, state, count, value) for quota, state, count, value in self._rows(query)]
 
     def earlier(self) -> dict[int, int]:
         """Return the number of pairs of each quota that may be invites of earlier plans."""
@@ -247,15 +247,16 @@ class Ledger(LedgerFile):
     def spent(self) -> float:
         """Return what the invites so far cost at most."""
         query = (
-            "SELECT coalesce(sum(max(q.cost, coalesce(i.member_amount, 0))), 0.0)"
-            " FROM invites AS i JOIN quotas AS q ON q.id = i.quota"
+            "SELECT coalesce(sum(max(t.cost, coalesce(i.member_amount, 0))), 0.0) FROM invites AS i"
+            " JOIN pairs AS p ON p.member = i.member AND p.quota = i.quota AND p.state = 'invited'"
+            " JOIN terms AS t ON t.quota = p.quota AND t.plan = p.plan"
         )
         return float(self._rows(query)[0][0])
 
     def doubtful(self) -> float:
         """Return what the pairs cost whose outcome is unknown, if all of them are invites."""
         query = (
-            "SELECT coalesce(sum(q.cost), 0.0) FROM pairs AS p JOIN quotas AS q ON q.id = p.quota"
+            "SELECT coalesce(sum(t.cost), 0.0) FROM pairs AS p JOIN terms AS t USING (quota, plan)"
             " WHERE p.state = 'unknown'"
         )
         return float(self._rows(query)[0][0])
@@ -273,6 +274,11 @@ class Ledger(LedgerFile):
             (now,),
         )
         return rows[0] if rows else None
+
+    def bring_forward(self, latest: float) -> None:
+        """Let no pair wait longer than until a time."""
+        with self._writing() as database:
+            database.execute("UPDATE pairs SET due = ? WHERE state = 'pending' AND due > ?", (latest, latest))
 
     def window(self, turn: int, after: int, now: float, count: int) -> list[Member]:
         """Return the next members whose turn it is, with all their pairs that are due."""
@@ -374,11 +380,15 @@ class Planning:
         """Forget what was only needed for the plan."""
         self._database.execute("DROP TABLE IF EXISTS temp.seen")
 
-    def add_quotas(self, quotas: Iterable[PlannedQuota]) -> None:
+    def add_quotas(self, quotas: Sequence[PlannedQuota]) -> None:
         """Add quotas, or replace what an earlier plan knew of them."""
         self._database.executemany(
-            "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(q.id, q.survey, q.wave, q.name, q.currency, q.room, q.value, q.cost, q.closed) for q in quotas],
+            "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(q.id, q.survey, q.wave, q.name, q.currency, q.room, q.closed) for q in quotas],
+        )
+        # Those of earlier plans stay: what an invite has cost does not change.
+        self._database.executemany(
+            "INSERT INTO terms VALUES (?, ?, ?, ?)", [(q.id, self._plan, q.value, q.cost) for q in quotas]
         )
 
     def add_members(self, members: Sequence[tuple[str, Sequence[int], int, Sequence[int]]]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _APPLICATION: Final = 0x53414E43
 """Marks the file as ours ("SANC"), so that no other database is written to by mistake."""
 
-_FORM: Final = 1
+_FORM: Final = 2
 _BUSY_SECONDS: Final = 30.0
 
 _TABLES: Final = f"""
@@ -29,8 +29,12 @@ PRAGMA user_version = {_FORM};
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE quotas (
     id INTEGER PRIMARY KEY, survey INTEGER NOT NULL, wave INTEGER NOT NULL, name TEXT NOT NULL,
-    currency INTEGER, room INTEGER NOT NULL, value REAL NOT NULL, cost REAL NOT NULL, closed TEXT
+    currency INTEGER, room INTEGER NOT NULL, closed TEXT
 );
+CREATE TABLE terms (
+    quota INTEGER NOT NULL, plan INTEGER NOT NULL, value REAL NOT NULL, cost REAL NOT NULL,
+    PRIMARY KEY (quota, plan)
+) WITHOUT ROWID;
 CREATE TABLE members (
     id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE, reserves TEXT NOT NULL, closed TEXT
 );

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -28,6 +29,22 @@ def _checked(check: Callable[[Any, str], object]) -> Callable[[object, Attribute
     def validate(_: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None:
             check(value, attribute.name)
+
+    return validate
+
+
+def _finite(check: Callable[[Any, str], float]) -> Callable[[Any, str], object]:
+    def validate(value: Any, name: str) -> None:
+        if check(value, name) == inf:
+            raise InvalidRequestError(f"{name} must be a finite number; None is no limit")
+
+    return validate
+
+
+def _instance_of(kind: type) -> Callable[[object, str], object]:
+    def validate(value: object, name: str) -> None:
+        if not isinstance(value, kind):
+            raise InvalidRequestError(f"{name} must be a {kind.__name__}, not {value!r:.40}")
 
     return validate
 
@@ -62,13 +79,13 @@ class Limits:
     """
 
     concurrency: int | None = field(default=None, validator=_checked(whole_number))
-    invites_per_minute: float | None = field(default=None, validator=_checked(number_above_0))
+    invites_per_minute: float | None = field(default=None, validator=_checked(_finite(number_above_0)))
     max_invites: int | None = field(default=None, validator=_checked(lambda v, n: whole_number(v, n, least=0)))
-    max_spend: float | None = field(default=None, validator=_checked(number_from_0))
+    max_spend: float | None = field(default=None, validator=_checked(_finite(number_from_0)))
     hours: str | None = field(default=None, validator=_checked(_times))
     zone: str | None = field(default=None, validator=_checked(_zone))
-    paused: bool = False
-    reason: str = ""
+    paused: bool = field(default=False, validator=_checked(_instance_of(bool)))
+    reason: str = field(default="", validator=_checked(_instance_of(str)))
 
     def changed(self, **changes: Any) -> Self:
         """Return these limits with some changes.

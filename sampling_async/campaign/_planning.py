@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import number_from_0
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import ResultCode
 from sampling_async.campaign._lessons import Lesson, Rule, rule_for
 from sampling_async.campaign._pairs import PlannedQuota
 from sampling_async.campaign._panel import Held, Panel, excluding, missing_questions, source_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.records import Quota, Survey
     from sampling_async.campaign._ledger import Ledger, Planning
+    from sampling_async.campaign._limits import Limits
     from sampling_async.campaign._panel import PanelSource
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
@@ -100,13 +102,16 @@ class Planner:
     columns: Mapping[str, str]
     workers: int
 
-    def plan(self, ledger: Ledger, *, now: float, open_seconds: float | None = None) -> None:
+    def plan(
+        self, ledger: Ledger, *, now: float, open_seconds: float | None = None, limits: Limits | None = None
+    ) -> None:
         """Write a plan to a ledger.
 
         Args:
             ledger: The ledger, open.
             now: Seconds since 1970.
             open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
+            limits: The limits to begin with.
         """
         held: Held | None = None
         allocate = self._with_reserves()
@@ -124,6 +129,9 @@ class Planner:
             priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
             with ledger.planning() as planning:
                 self._write(planning, priced, priced.run(batches(), workers=self.workers), source, now)
+                if limits is not None:
+                    # Together with the plan: a run must never find the one without the other.
+                    planning.note(limits=limits.to_json())
 
     def _with_reserves(self) -> Allocate:
         # Without reserves a refusal leaves a member with less, and the campaign learns in vain.
@@ -210,9 +218,14 @@ class Planner:
         surveys: dict[str, set[int]] = {}
         passing = {Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER}
         for code, survey_id, state, result_code in ledger.delivered():
-            # A quota that was full may have room again, and a cap of a day is over. All else is final.
+            # A quota that was full may have room again, and a cap of a day is over. All else is final. So is a
+            # profile that does not match, although many of them say something about a quota.
             is_over = state in {"rejected", "not_sent"} and (
-                result_code is None or rule_for(self.rules, result_code).lesson in passing
+                result_code is None
+                or (
+                    rule_for(self.rules, result_code).lesson in passing
+                    and result_code != ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
+                )
             )
             if not is_over:
                 surveys.setdefault(code, set()).add(survey_id)

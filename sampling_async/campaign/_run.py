@@ -226,10 +226,14 @@ class CampaignRun:
             found = await in_thread(self._ledger.pending, self._wall_clock())
             if found is None or self._must_stop():
                 return None
-            turn, due = found
-            if due <= self._wall_clock():
+            (turn, due), now = found, self._wall_clock()
+            if due <= now:
                 return turn
-            await self._wait(None, due - self._wall_clock())
+            if due > now + self._retry_seconds:
+                # The clock was set back since that was noted.
+                await in_thread(self._ledger.bring_forward, now + self._retry_seconds)
+            else:
+                await self._wait(None, due - now)
 
     async def _request(self, member: Member) -> InviteRequest | None:
         """Return what a member is asked for, as soon as the limits let it; None if nothing is left for it."""
@@ -278,7 +282,8 @@ class CampaignRun:
         if self.limits.max_spend is not None:
             left, cost = self.limits.max_spend - self._book.most_spent, self._book.cost_of(member)
             # The sum of many costs is a little off, so a cap of 10 takes ten of 1.00.
-            most = min(most, (most if left > 0 else 0) if cost == 0 else math.floor(left / cost + 1e-9))
+            few = (most if left > 0 else 0) if cost == 0 else math.floor(min(most, left / cost + 1e-9))
+            most = min(most, few)
         return max(0, most)
 
     def _cap(self) -> str:

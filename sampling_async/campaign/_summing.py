@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -49,14 +49,18 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
     if not ledger.plan:
         raise ledger.error("has no plan yet")
     by_quota: dict[int, Counter[str]] = {}
-    for quota_id, state, count in ledger.counts():
+    values: defaultdict[str, float] = defaultdict(float)
+    for quota_id, state, count, value in ledger.counts():
         by_quota.setdefault(quota_id, Counter())[state] += count
+        values[state] += value
+    quotas, lost = ledger.quotas(), 0.0
     if not is_running:
+        costs = {quota.id: quota.cost for quota in quotas}
         for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
             by_quota[quota_id].update({"pending": -1, "unknown": 1})
+            lost += costs[quota_id]
     states = sum(by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
-    quotas = ledger.quotas()
     runs = ledger.read("SELECT began, ended, reason FROM runs ORDER BY id")
     now = datetime.now(UTC).timestamp()
     limits = ledger.limits()
@@ -74,10 +78,10 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
         invited_members=money[1],
         pairs=pairs,
         requests=int(facts.get("requests", 0)),
-        planned_value=sum(by_quota.get(q.id, Counter()).total() * q.value for q in quotas),
-        expected_value=sum(by_quota.get(q.id, Counter())["invited"] * q.value for q in quotas),
+        planned_value=sum(values.values()),
+        expected_value=values["invited"],
         possible_value=money[0],
-        spent=ledger.spent() + ledger.doubtful(),
+        spent=ledger.spent() + ledger.doubtful() + lost,
         currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
         codes=_codes(ledger, rules),
         skipped=dict(
@@ -174,12 +178,11 @@ def _timeline(rows: Iterable[tuple[Any, ...]]) -> tuple[Moment, ...]:
     if not slots:
         return ()
     first, last = min(slots), max(slots)
-    each = max(1, -(-((last - first) // SLOT + 1) // _MOST_MOMENTS))
-    width = each * SLOT
-    return tuple(
-        _merged(begin, width, [row for at in range(begin, begin + width, SLOT) for row in slots.get(at, ())])
-        for begin in range(first, last + 1, width)
-    )
+    width = max(1, -(-((last - first) // SLOT + 1) // _MOST_MOMENTS)) * SLOT
+    merged: dict[int, list[tuple[Any, ...]]] = {begin: [] for begin in range(first, last + 1, width)}
+    for slot in sorted(slots):
+        merged[slot - (slot - first) % width].extend(slots[slot])
+    return tuple(_merged(begin, width, found) for begin, found in merged.items())
 
 
 def _merged(begin: int, width: int, rows: Sequence[tuple[Any, ...]]) -> Moment:
