@@ -29,6 +29,7 @@ from sampling_async.notifications import (
     Terminate,
     UnknownNotification,
 )
+from sampling_async.notifications._store import run_once
 
 QUICK = HandlerPolicy(first_wait=0.001, longest_wait=0.002, poll=0.01, attempts=3, grace=1.0)
 
@@ -330,6 +331,79 @@ async def test_a_cancellation_of_something_that_a_handler_awaits_is_its_failure(
     async with inbox:
         await post(inbox, "completion", COMPLETION)
         await until(lambda: seen == [1])
+
+
+async def test_what_came_while_the_clock_was_ahead_is_handled_at_once(tmp_path):
+    ahead, seen = 86_400.0, []
+
+    def clock() -> float:
+        return time.time() + ahead
+
+    inbox = with_fallback(new_inbox(tmp_path, clock=clock))
+    inbox.on(Completion)(lambda fact: seen.append(fact.id))
+    async with new_inbox(tmp_path, clock=clock) as other:
+        await post(other, "completion", COMPLETION)
+    ahead = 0.0
+    async with inbox:
+        await until_states(inbox, State.HANDLED)
+        ahead = 86_400.0
+        await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m-2"})
+        await until_states(inbox, *[State.HANDLED] * 2)
+    assert seen == [1, 2]
+
+
+async def test_what_is_replayed_is_due_whatever_the_clock_was(tmp_path):
+    ahead, seen = 86_400.0, []
+
+    def handler(fact: Fact[Completion]) -> None:
+        seen.append(fact.id)
+        if ahead:
+            raise GiveUp
+
+    def with_handler() -> Inbox:
+        inbox = with_fallback(new_inbox(tmp_path, clock=lambda: time.time() + ahead))
+        inbox.on(Completion)(handler)
+        return inbox
+
+    async with with_handler() as inbox:
+        await post(inbox, "completion", COMPLETION)
+        await until_states(inbox, State.DEAD)
+    ahead = 0.0
+    async with with_handler() as inbox:
+        await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m-2"})
+        await until_states(inbox, State.DEAD, State.HANDLED)
+        numbers = [1, 2**63, 10**30]
+        assert run_once(SqliteStore(tmp_path / "n.db"), lambda store: store.replay(numbers)) == 1
+        await until_states(inbox, State.HANDLED, State.HANDLED)
+    assert seen == [1, 2, 1]
+
+
+async def test_a_handler_in_a_thread_keeps_its_fact_while_the_inbox_closes(tmp_path):
+    policy = HandlerPolicy(lease=0.06, poll=0.005, grace=0.001)
+    running, seen, go_on = [], [], threading.Event()
+
+    def handler(fact: Fact[Completion]) -> None:
+        running.append(fact.id)
+        seen.append(len(running))
+        go_on.wait(5)
+        running.remove(fact.id)
+
+    inboxes = [with_fallback(new_inbox(tmp_path, policy)) for _ in range(2)]
+    for inbox in inboxes:
+        inbox.on(Completion)(handler)
+    async with inboxes[0]:
+        async with anyio.create_task_group() as tasks:
+            async with inboxes[1]:
+                await post(inboxes[1], "completion", COMPLETION)
+                await until(lambda: seen)
+                tasks.start_soon(_set_after, 0.4, go_on)  # after some leases
+        await until_states(inboxes[0], State.HANDLED)
+    assert seen == [1]
+
+
+async def _set_after(seconds: float, event: threading.Event) -> None:
+    await anyio.sleep(seconds)
+    event.set()
 
 
 async def test_a_fact_that_comes_back_while_its_handler_runs_is_not_handled_twice_at_once(tmp_path):

@@ -46,6 +46,12 @@ def inbox_at(path, **options) -> Inbox:
 # --- Storing
 
 
+def test_facts_are_asked_for_by_their_records(tmp_path):
+    inbox = Inbox(tmp_path / "n.db", secrets=SECRET)
+    with pytest.raises(InvalidRequestError, match="'completion' is no notification"):
+        inbox.facts("completion")
+
+
 async def test_what_is_acknowledged_is_stored(path):
     async with inbox_at(path) as inbox:
         for kind, fields in (("completion", COMPLETION), ("survey_closed", CLOSED), ("invite", b"?")):

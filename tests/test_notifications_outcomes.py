@@ -131,6 +131,62 @@ async def test_money_is_exact_in_any_decimal_context(path, ledger, context):
     assert str(funnel.revenue) == "2234.61"
 
 
+@pytest.mark.parametrize(
+    ("at", "shown"),
+    [("9999-12-31T23:59:59.9999999", "9999-12-31"), ("0001-01-01T00:00:00", "0001-01-01")],
+)
+async def test_the_first_and_the_last_moment_that_a_service_knows_of_are_no_error(path, ledger, at, shown):
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-1", DateTime=at))
+        await post(inbox, "completion", told("m-2"))
+    assert [str(row.ended_at)[:10] for row in await ledger.rows()] == [shown, "2026-11-22"]
+    assert [str(row.ended_at)[:10] for row in await ledger.uninvited()] == [shown, "2026-11-22"]
+    assert (await ledger.to_arrow()).num_rows == 2
+
+
+async def test_a_revenue_of_any_size_can_be_exported(path, ledger):
+    async with Inbox(path, secrets=SECRET) as inbox:
+        for member, revenue in (("m-1", 2**63 - 1), ("m-2", 1 - 2**63), ("m-3", 150)):
+            await post(inbox, "completion", told(member, Revenue=revenue))
+        facts = await inbox.facts().to_arrow()
+    revenues = [Decimal("92233720368547758.07"), Decimal("-92233720368547758.07"), Decimal("1.50")]
+    assert (await ledger.to_arrow()).column("revenue").to_pylist() == revenues
+    assert facts.column("revenue").to_pylist() == revenues
+
+
+@pytest.mark.parametrize("routed_at", [0, 1])
+async def test_a_correction_joins_the_invite_of_what_it_corrects(path, ledger, routed_at):
+    """Services fill the fields of routing in one of two notifications only."""
+    await ledger.invited([invited("m-1", survey_id=1, quota_id=5), invited("m-2", survey_id=7, quota_id=9)])
+    routing = {"IsAutoRouted": True, "OriginalSurveyId": 1}
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", told("m-2", SurveyId=7, Revenue=300))
+        for number, revenue in enumerate((150, 100)):
+            more = routing if number == routed_at else {}
+            await post(inbox, "completion", told("m-1", SurveyId=2, Revenue=revenue, **more))
+    rows = await ledger.rows()
+    assert [(row.member_code, row.quota_id, row.ending, row.revenue) for row in rows] == [
+        ("m-1", 5, Ending.COMPLETED, Decimal("1.50")),
+        ("m-1", 5, Ending.CORRECTED, Decimal("-0.50")),
+        ("m-2", 9, Ending.COMPLETED, Decimal(3)),
+    ]
+    assert [row.is_auto_routed for row in rows] == [True, True, False]
+    assert await ledger.uninvited() == []
+
+
+@pytest.mark.parametrize("hours", ["24", float("nan"), -1])
+async def test_a_number_of_hours_is_needed_to_be_overdue(ledger, hours):
+    with pytest.raises(InvalidRequestError, match="hours must be a number, at least 0"):
+        await ledger.overdue(hours)
+
+
+async def test_nothing_is_overdue_for_longer_than_there_is_time(ledger):
+    await ledger.invited([invited("m-1")], at=NOW)
+    assert len(await ledger.overdue(0)) == 1
+    for hours in (1e9, float("inf")):
+        assert await ledger.overdue(hours) == []
+
+
 async def test_completes_without_an_invite_are_found(path, ledger):
     async with Inbox(path, secrets=SECRET) as inbox:
         await post(inbox, "completion", told("m-1"))

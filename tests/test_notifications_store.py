@@ -308,6 +308,14 @@ def test_secrets_are_kept(tmp_path):
     assert kept_secrets(SqliteStore(path)) == made
 
 
+@pytest.mark.parametrize("keep", [0, -1, "2", None])
+def test_one_secret_at_least_is_kept(tmp_path, keep):
+    secrets = kept_secrets(tmp_path / "n.db")
+    with pytest.raises(InvalidRequestError, match="keep must be a whole number of at least 1"):
+        rotate_secrets(tmp_path / "n.db", keep=keep)
+    assert kept_secrets(tmp_path / "n.db") == secrets
+
+
 def test_rotated_secrets_stand_before_the_old_ones(tmp_path):
     path = tmp_path / "n.db"
     old = kept_secrets(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import stat
+import sys
 
 import anyio
 import pyarrow.parquet as pq
@@ -83,6 +85,9 @@ def test_rows_are_written_as_parquet(day, store, tmp_path):
     _, folder = day
     rows = lines_of("--store", store, "--invites", folder / "outcomes.jsonl", "--rows")
     assert run("outcomes", "--store", store, "--output", tmp_path / "all.parquet").exit_code == 0
+    assert not list(tmp_path.glob(".*"))  # what it was written to first
+    if sys.platform != "win32":
+        assert stat.S_IMODE((tmp_path / "all.parquet").stat().st_mode) == 0o600  # it holds member codes
     table = pq.read_table(tmp_path / "all.parquet")
     assert table.num_rows == len(rows)
     assert float(sum(table["revenue"].to_pylist())) == pytest.approx(sum(row["Revenue"] for row in rows))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib import import_module
 from itertools import islice
-from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
@@ -160,8 +162,17 @@ def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: boo
 
 def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
-    # The table has needed the extra already.
-    import_module("pyarrow.parquet").write_table(table, output)
+    # Made in the same folder, so that it can be renamed in one step. Rows hold member codes: mkstemp() makes a
+    # file that only its owner can read.
+    handle, name = tempfile.mkstemp(".part", f".{output.name}.", output.parent)
+    os.close(handle)
+    try:
+        # The table has needed the extra already.
+        import_module("pyarrow.parquet").write_table(table, name)
+        Path(name).replace(output)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
     show.note(f"{table.num_rows:,} rows written to {output}")
 
 

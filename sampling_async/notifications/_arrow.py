@@ -35,7 +35,7 @@ def facts_table(facts: Sequence[Fact[Any]]) -> Any:
         **dict.fromkeys(("received_at", "at"), moment),
         **dict.fromkeys(("verified", "is_live"), pa.bool_()),
         **dict.fromkeys(("standing", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
-        "revenue": pa.decimal128(18, 2),
+        "revenue": pa.decimal128(38, 2),
     }
     columns: dict[str, list[Any]] = {
         "kind": [None if fact.kind is None else str(fact.kind) for fact in facts],

@@ -105,8 +105,7 @@ class Handlers:
         if self._is_closed:
             raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
         for record in records:
-            if record not in RECORDS:
-                raise InvalidRequestError(f"{record!r} is no notification; see sampling_async.notifications")
+            kind_of(record)
             if record in self._handlers:
                 raise InvalidRequestError(f"{record.__name__} has a handler already")
         self._handlers.update(dict.fromkeys(records, handler))
@@ -138,6 +137,17 @@ RECORDS: Final[dict[type[Any], Kind | None]] = {
     for record in Notification.__args__
 }
 """The records, with their kinds."""
+
+
+def kind_of(record: type[Any]) -> Kind | None:
+    """Return the kind of a record; None for what was not understood.
+
+    Raises:
+        InvalidRequestError: It is no record.
+    """
+    if record not in RECORDS:
+        raise InvalidRequestError(f"{record!r} is no notification; see sampling_async.notifications")
+    return RECORDS[record]
 
 
 class Handling(Background):
@@ -219,13 +229,22 @@ class Handling(Background):
             return []
 
     async def _keep_leases(self) -> None:
-        while True:
-            await anyio.sleep(self._policy.lease / 3)
-            if self._held:
-                self._prolong(list(self._held), self._clock() + self._policy.lease)
+        try:
+            while True:
+                await anyio.sleep(self._policy.lease / 3)
+                self._prolong()
+        finally:
+            # A handler in a thread cannot be cancelled, and must keep its fact until it has ended.
+            with anyio.CancelScope(shield=True):
+                while self._held:
+                    self._prolong()
+                    with anyio.move_on_after(self._policy.lease / 3):
+                        await self._idle.wait()
 
-    def _prolong(self, held: list[int], until: float) -> None:
-        self._submit(lambda store: store.extend(self._owner, held, until))
+    def _prolong(self) -> None:
+        held, until = list(self._held), self._clock() + self._policy.lease
+        if held:
+            self._submit(lambda store: store.extend(self._owner, held, until))
 
     async def _handle(self, fact: Fact[Any]) -> None:
         try:

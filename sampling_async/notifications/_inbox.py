@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 from attrs import frozen
 
+from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import begun, in_thread
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entrance import Entrance
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._handling import RECORDS, HandlerPolicy, Handlers, Handling
+from sampling_async.notifications._handling import HandlerPolicy, Handlers, Handling, kind_of
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._signatures import ForgedError, Signatures
@@ -341,8 +342,11 @@ class Inbox:
             after: The ID of the last fact that you have.
             state: Only those in this state.
             follow: Whether to wait for more at the end, without end.
+
+        Raises:
+            InvalidRequestError: A record is none.
         """
-        kinds = [RECORDS[record] for record in records] or None
+        kinds = [kind_of(record) for record in records] or None
         return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 
@@ -363,7 +367,12 @@ def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> M
 
     A running inbox knows them after its next start. Enter the new URLs at the operator, and rotate once more
     when nothing comes to the old ones any longer.
+
+    Raises:
+        InvalidRequestError: `keep` is not a whole number of at least 1.
+        StoreError: The store cannot be opened.
     """
+    whole_number(keep, "keep")
 
     def rotated(opened: Store) -> Mapping[Kind, Sequence[str]]:
         opened.rotate(_fresh(), keep=keep)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import moment_of
+from sampling_async._contract.checks import moment_of, number_from_0
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _HOUR: Final = 3600.0
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Ending(StrEnum):
@@ -210,13 +212,14 @@ class OutcomeLedger:
         """Return the invites without an end that are older than so many hours.
 
         Raises:
+            InvalidRequestError: `hours` is not a number of at least 0.
             StoreError: The store cannot be read.
         """
-        latest = datetime.fromtimestamp(self._clock() - hours * _HOUR, UTC)
+        latest = self._clock() - number_from_0(hours, "hours") * _HOUR
         return [
             row
             for row in await self.rows()
-            if row.ending is Ending.OPEN and row.invited_at is not None and row.invited_at <= latest
+            if row.ending is Ending.OPEN and row.invited_at is not None and row.invited_at.timestamp() <= latest
         ]
 
     async def uninvited(self) -> list[OutcomeRow]:
@@ -248,7 +251,7 @@ class OutcomeLedger:
                 ("wave_id", pa.int64()),
                 ("quota_id", pa.int64()),
                 ("ending", pa.string()),
-                ("revenue", pa.decimal128(18, 2)),
+                ("revenue", pa.decimal128(38, 2)),
                 ("reason", pa.string()),
                 ("invited_at", moment),
                 ("entered_at", moment),
@@ -330,7 +333,13 @@ def _row(row: Mapping[str, Any]) -> OutcomeRow:
 
 
 def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        # Some services send the last moment that they know of, and as a float it may be in the year 10000.
+        return _LATEST if seconds > 0 else _EARLIEST
 
 
 def _corrected(row: OutcomeRow, revenue: Decimal) -> OutcomeRow:

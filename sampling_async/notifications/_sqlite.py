@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +39,7 @@ _APPLICATION: Final = 0x53414E4F
 _FORM: Final = 1
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
+_LARGEST: Final = 2**63 - 1
 
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
@@ -94,16 +96,22 @@ SELECT * FROM (
 """
 
 _JOINED: Final = """
-WITH ends AS MATERIALIZED (
+WITH told AS (
+    -- A correction may leave out the original survey, and must join the invite of what it corrects.
+    SELECT f.*, (
+        SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
+    ) AS via
+    FROM facts AS f WHERE f.kind IN ('completion', 'terminate') AND f.standing = 'stands'
+), ends AS MATERIALIZED (
     -- An end belongs to the invite of its member, survey and wave; of a routed member, to the last invite of
     -- the original survey.
     SELECT f.*, CASE
-        WHEN f.origin IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
+        WHEN f.via IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
         ELSE coalesce(
-            (SELECT i.key FROM invites AS i WHERE i.member = f.member AND i.survey = f.origin
+            (SELECT i.key FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
              ORDER BY i.invited DESC LIMIT 1), f.key)
     END AS invite
-    FROM facts AS f WHERE f.kind IN ('completion', 'terminate') AND f.standing = 'stands'
+    FROM told AS f
 )
 SELECT * FROM (
     SELECT coalesce(e.key, i.key) AS key, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
@@ -113,7 +121,7 @@ SELECT * FROM (
 UNION ALL
 SELECT * FROM (
     SELECT e.key, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount, e.label,
-        coalesce(e.ended, e.at), e.id, e.origin IS NOT NULL
+        coalesce(e.ended, e.at), e.id, e.via IS NOT NULL
     FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite) ORDER BY e.key, e.id
 )
 """
@@ -134,6 +142,7 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._database: sqlite3.Connection | None = None
+        self._claimed_at = inf
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path}>"
@@ -372,6 +381,13 @@ class SqliteStore:
             " WHERE state = 'pending' AND standing != 'stands' AND due <= ?",
             (now,),
         )
+        if now < self._claimed_at:
+            # What came while the clock was ahead would wait until the clock is there again.
+            self._open.execute(
+                "UPDATE facts SET due = ? WHERE state = 'pending' AND owner IS NULL AND due = at AND at > ?",
+                (now, now),
+            )
+        self._claimed_at = now
         names = _names(kinds)
         of_kinds = " UNION ALL ".join([_CLAIM_OF_KIND % _marks(kinds)] * len(names))
         values = [value for name in names for value in (name, now, *names, most)]
@@ -388,7 +404,7 @@ class SqliteStore:
     def release(self, owner: str) -> None:
         """End all leases of somebody, without counting their last attempt."""
         self._open.execute(
-            "UPDATE facts SET due = at, owner = NULL, attempts = attempts - 1"
+            "UPDATE facts SET due = 0, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
             (owner,),
         )
@@ -413,12 +429,13 @@ class SqliteStore:
         What a handler has got just now needs no replay, and is passed over.
         """
         change = (
-            "UPDATE facts SET state = 'pending', due = at, attempts = 0"
+            "UPDATE facts SET state = 'pending', due = 0, attempts = 0"
             " WHERE standing = 'stands' AND owner IS NULL"
         )
         if fact_ids is None:
             return self._open.execute(f"{change} AND state = 'dead'").rowcount
-        return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in fact_ids)
+        numbers = (number for number in fact_ids if number <= _LARGEST)  # no other number is an ID
+        return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in numbers)
 
     # --- Reading
 
