@@ -30,7 +30,10 @@ from sampling_async import (
 )
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
+from sampling_async._wire.address import Secret
 from sampling_async._wire.bodies import Head, Request
+from sampling_async._wire.carrier import Carrier
+from sampling_async._wire.connection import Response
 
 if TYPE_CHECKING:
     from sampling_async._wire.engine import Engine
@@ -255,8 +258,68 @@ def test_a_request_has_its_url_when_it_is_asked_for():
     request = Request("GET", origin, b"/base/a%2Fb?x=1", **given)
     assert str(request.url) == "https://service.example:8443/base/a%2Fb?x=1"
     assert request.url.raw_path == request.target
-    with pytest.raises(AttributeError):
-        request.nothing  # noqa: B018
+    for of_httpx in (request, Response(200, SimpleNamespace(headers=[]))):
+        with pytest.raises(AttributeError, match=r"^nothing$"):
+            of_httpx.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("was_idle", "received", "exc", "is_learned"),
+    [
+        (True, 0, httpx.ReadError("cut"), True),
+        (True, 0, httpx.ReadTimeout("late"), False),
+        (True, 1, httpx.ReadError("cut"), False),
+        (False, 0, httpx.ReadError("cut"), False),
+    ],
+)
+def test_an_idle_time_is_learned_from_a_reused_connection_that_ended_without_a_response(
+    was_idle, received, exc, is_learned
+):
+    engine, learned = _engine.Engine(idle=1, idle_seconds=4.0), []
+    engine._idle_time = SimpleNamespace(was_closed=lambda *told: learned.append(told))
+    engine._learn_from(SimpleNamespace(was_idle=was_idle, received=received, idled_for=2.5), exc)
+    assert [after for after, _ in learned] == [2.5] * is_learned
+    assert all(abs(now - time.monotonic()) < 60 for _, now in learned)
+
+
+@pytest.mark.parametrize(("age", "seconds"), [(3.0, 1.0), (3.9, 0.1), (9.0, 0.0)])
+def test_a_timer_closes_the_oldest_connection_when_its_time_has_passed(age, seconds):
+    engine, timers = _engine.Engine(idle=1, idle_seconds=4.0), []
+    engine._idle.append(SimpleNamespace(age=lambda _: age))
+    loop = SimpleNamespace(call_later=lambda *given, context: timers.append((*given, len(context))) or "timer")
+    engine._set_timer(loop)
+    ((after, function, of_engine, of_loop, context_values),) = timers
+    assert after == pytest.approx(seconds)
+    assert (function, of_engine(), of_loop, context_values) == (_engine._clear, engine, loop, 0)
+    assert engine._timer == "timer"
+    engine._idle.clear()
+
+
+@pytest.mark.parametrize(
+    ("exc", "of_engine", "of_others"),
+    [
+        (httpx.ReadError("cut"), True, True),
+        (OSError(104, "reset"), True, True),
+        (TimeoutError("of a signal handler"), False, True),
+        (ValueError(), False, True),
+        (KeyboardInterrupt(), False, False),
+    ],
+)
+def test_whether_an_exception_may_be_that_of_a_transport(exc, of_engine, of_others):
+    origin, key = httpx.URL("https://service.example"), Secret("key")
+    engine = _engine.Engine(idle=1, idle_seconds=4.0)
+    assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_engine
+    assert Carrier(None, doubles.Service([]), origin, key).may_have_raised(exc) is of_others
+    with respx.mock:  # httpx's own engine is bypassed, and so is ours
+        assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_others
+
+
+def test_the_stock_transport_of_httpx_ignores_the_environment(monkeypatch):
+    made = []
+    monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda **options: made.append(options) or "transport")
+    carrier = Carrier(None, None, httpx.URL("https://service.example"), Secret("key"))
+    assert [carrier._httpx_transport() for _ in range(2)] == ["transport"] * 2
+    assert made == [{"trust_env": False}]
 
 
 def test_events_of_a_collected_engine_are_ignored():

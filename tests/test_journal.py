@@ -44,7 +44,7 @@ from sampling_async._journal import run as _journal_run
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of, outcomes_of
-from sampling_async._journal.lock import Damage, JournalLock
+from sampling_async._journal.lock import Damage, Header, JournalLock
 from sampling_async._journal.rows import ANSWERED, APPLICATION, SENT, Latest, Note, Request, Rows
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.chunk import Chunk
@@ -297,10 +297,14 @@ async def test_two_runs_cannot_use_one_journal(tmp_path):
                         pytest.fail("entered")
 
 
+OF_OTHERS = "journal was written for another service or panel; use a separate journal for each$"
+
+
 async def test_a_journal_of_another_panel_is_refused(tmp_path):
     await run(Ledger(), tmp_path / "journal", PANEL[:1])
-    with pytest.raises(JournalError, match="another service or panel"):
+    with pytest.raises(JournalError, match=OF_OTHERS) as caught:
         await run(Ledger(), tmp_path / "journal", panel_guid=doubles.KEY)
+    assert caught.value.path == tmp_path / "journal"
     await run(Ledger(), tmp_path / "journal", PANEL[:1], panel_guid=doubles.PANEL.upper())
 
 
@@ -320,7 +324,7 @@ def of_an_earlier_form(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (of_something_else, "another program's database"),
+        (of_something_else, "journal is another program's database; give the journal another path$"),
         (of_an_earlier_form, "has file format 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
@@ -875,8 +879,9 @@ async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
         "DELETE FROM rows WHERE row = 2",
     ):
         rows.execute(statement)
-        with pytest.raises(JournalError, match="damaged since it was opened") as caught:
+        with pytest.raises(JournalError, match=r"journal has been damaged since it was opened: .*") as caught:
             await journal.recall("m0", [1])
+        assert caught.value.path == tmp_path / "journal"
         assert caught.value.__context__ is None or "survey" not in repr(caught.value.__context__)
     await journal.close()
 
@@ -887,7 +892,7 @@ async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
     with pytest.raises(JournalError, match="is not open") as refused:
         await journal.recall("m0", [1])
     assert refused.value.path == tmp_path / "journal"
-    with pytest.raises(JournalError, match="is not open"):
+    with pytest.raises(JournalError, match=r"journal is not open$"):
         journal.note_sent(Chunk("m0", (1,)))
 
 
@@ -1265,9 +1270,63 @@ def test_an_id_without_a_line_is_unknown_and_says_why(tmp_path, replayed, text):
 
 
 def test_a_line_that_cannot_be_read_is_an_error_about_its_journal(tmp_path):
-    with pytest.raises(JournalError, match="a response cannot be read") as caught:
+    with pytest.raises(JournalError, match=r"opened: a response cannot be read$") as caught:
         list(outcomes_of("m", {5: b"[5,"}, tmp_path / "journal", replayed=True))
     assert caught.value.path == tmp_path / "journal"
+
+
+def test_the_chain_of_digests_is_that_of_journals_that_are_there():
+    """If these bytes change, the form of the file has another number."""
+    row = 1, b"sent", 1, "m\u00fc".encode(), b"[1, 2]"
+    assert _journal_rows._chained(bytes(16), row).hex() == "1badf27332713ab81001e5b2d3d60d85"
+    for at in range(5):
+        assert not _journal_rows._chained(bytes(16), (*row[:at], None, *row[at + 1 :]))
+
+
+@pytest.mark.parametrize("asked", [[2, 3], [2, 3, 4, 5], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]])
+def test_each_quota_has_its_line_or_none(asked):
+    content = b'\n[1,"a"]\n[2,"b"]\n[12,"c"]'
+    assert dict(_journal_rows._lines(content, asked)) == {**dict.fromkeys(asked), 2: b'[2,"b"]'}
+
+
+def test_a_row_that_sqlite_cannot_read_is_named(tmp_path):
+    class Broken:
+        def execute(self, *_: object):
+            yield 1, b"sent", 1, b"m", b"[1]", b""
+            raise sqlite3.DatabaseError
+
+    (tmp_path / "journal").touch()
+    rows = Rows(tmp_path / "journal")
+    database, rows._database = rows._database, Broken()
+    found = rows._found(1)
+    assert next(found)[0] == 1
+    with pytest.raises(Damage, match=r"^row 2 cannot be read$"):
+        next(found)
+    rows._database = database
+    rows.close()
+
+
+def test_a_check_that_nobody_waits_for_ends_early(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    file.note(SENT, 1, b"m", b"[1]")
+    file.leave()
+    rows = Rows(tmp_path / "journal")
+    with pytest.raises(JournalError, match=r"journal is no longer needed: its user stopped waiting$") as caught:
+        rows.load(Header(1, b""), lambda: False)
+    assert caught.value.path == tmp_path / "journal"
+    rows.close()
+
+
+def test_an_owner_that_is_no_text_is_another_one(tmp_path):
+    path = tmp_path / "journal"
+    anyio.run(run, Ledger(), path)
+    for column in ("base_url", "panel_guid"):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(f"UPDATE owner SET {column} = CAST(x'ff' AS TEXT)")
+            database.commit()
+        with pytest.raises(JournalError, match=OF_OTHERS):
+            JournalFile(path, OWNER).open()
 
 
 def test_only_ids_that_a_quota_may_have_are_read_from_a_doubtful_row():

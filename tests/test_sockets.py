@@ -305,7 +305,7 @@ async def test_a_closed_socket_is_not_quiet():
 async def test_a_name_that_no_certificate_can_have_is_an_error_of_the_system(addresses):
     addresses({"1.1.1.1": "works"})
     context = ssl.create_default_context()
-    with pytest.raises(OSError, match="cannot be in a certificate") as caught:
+    with pytest.raises(OSError, match=r"the host name cannot be in a certificate$") as caught:
         await connect(addresses.found, ".example", context)
     assert caught.value.errno == errno.EINVAL
 

@@ -8,6 +8,7 @@ import ssl
 from types import SimpleNamespace
 
 import doubles
+import httpx
 import pytest
 import trustme
 import wire
@@ -18,7 +19,7 @@ from sampling_async._wire import engine as _engine
 from sampling_async._wire.alerts import alert_in, text_of
 from sampling_async._wire.connection import Connection, Traffic
 from sampling_async._wire.sockets import Wire
-from sampling_async._wire.trust import context_of_files
+from sampling_async._wire.trust import Unusable, checked_context, context_of_files, default_context
 
 ONCE = RetryPolicy(max_attempts=1)
 ANSWERS = wire.serve_each(lambda _: wire.answer(b"[]"))
@@ -121,8 +122,29 @@ def test_missing_authority_files_are_named_with_a_client_certificate_too(files, 
 
 @pytest.mark.parametrize("given", [("a\0b", None), (None, "a\0b")])
 def test_a_path_that_no_system_has_is_refused(given):
-    with pytest.raises(InvalidRequestError, match="this system has no such paths"):
+    with pytest.raises(InvalidRequestError, match=r"cannot be used: this system has no such paths$"):
         context_of_files(*given)
+
+
+def test_authorities_that_are_in_no_variable_are_those_of_certifi(monkeypatch):
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    assert default_context().get_ca_certs()
+
+    def fail() -> None:
+        raise OSError
+
+    monkeypatch.setattr(httpx, "create_ssl_context", fail)
+    with pytest.raises(Unusable, match=r"^certifi names , which cannot be used: OSError$"):
+        default_context()
+
+
+def test_a_context_keeps_its_other_options():
+    context = ssl.create_default_context()
+    ignores_cuts = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    context.options |= ignores_cuts
+    before = context.options
+    assert checked_context(context).options == before & ~ignores_cuts
 
 
 async def test_the_environment_names_authorities_and_the_client_certificate(authority, files, monkeypatch):
@@ -140,7 +162,8 @@ async def test_the_environment_names_authorities_and_the_client_certificate(auth
 
 @pytest.mark.parametrize("context", ["yes", True, ssl.SSLContext, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)])
 def test_only_a_client_context_is_accepted(context):
-    with pytest.raises(InvalidRequestError, match=r"ssl_context must be an ssl\.SSLContext for clients"):
+    text = r"^ssl_context must be an ssl\.SSLContext for clients, such as ssl\.create_default_context\(\)$"
+    with pytest.raises(InvalidRequestError, match=text):
         client_of("https://localhost", ssl_context=context)
 
 
@@ -326,4 +349,7 @@ def test_alerts_are_reported_by_name(reason, alert):
     error.__cause__ = Alert(reason)
     assert alert_in(error) == alert_in(error.__cause__) == alert
     assert alert_in(OSError("x")) == alert_in(None) == alert_in(ssl.SSLError("made by hand")) == ""
+    foreign = Exception("not of OpenSSL")
+    foreign.reason = "TLSV1_ALERT_UNKNOWN_CA"
+    assert alert_in(foreign) == ""
     assert text_of("bad certificate") == "the server ended TLS with the alert 'bad certificate'"

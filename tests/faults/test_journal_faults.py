@@ -209,11 +209,11 @@ def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
         ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 was changed"),
         ("DELETE FROM rows", "the last 23 of 23 rows are missing"),
         ("DELETE FROM rows WHERE row > 21", "the last 2 of 23 rows are missing"),
-        ("DELETE FROM owner", "the service and panel it was written for cannot be read"),
+        ("DELETE FROM owner", "is damaged: the service and panel it was written for cannot be read."),
         ("DROP TABLE rows", "SQLite cannot read it"),
         ("DROP TABLE rows; DROP TABLE owner", "it has no rows, but 23 rows"),
-        ("PRAGMA application_id = 5", "the mark of a journal"),
-        ("PRAGMA user_version = 5", "the number of the file format"),
+        ("PRAGMA application_id = 5", "is damaged: the mark of a journal in the file was changed."),
+        ("PRAGMA user_version = 5", "is damaged: the number of the file format was changed."),
     ],
 )
 def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
@@ -311,7 +311,7 @@ def test_rows_newer_than_the_header_are_accepted_if_they_continue_the_chain(kill
     note(other, 1, MEMBERS[0], range(1, 21), answered=False)
     other.leave()
     shutil.copy(tmp_path / "other-lock", tmp_path / "journal-lock")
-    assert "the rows and the lock file do not belong together" in is_noticed(tmp_path / "journal")
+    assert "is damaged: the rows and the lock file do not belong together." in is_noticed(tmp_path / "journal")
 
 
 def test_a_damaged_journal_of_another_panel_is_refused(killed, tmp_path):
