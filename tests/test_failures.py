@@ -1,0 +1,116 @@
+"""What is made of the exceptions of a transport: the error, and what it says of the request."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+
+import httpx
+import pytest
+
+from sampling_async import TransportError, TransportTimeoutError
+from sampling_async._wire.alerts import text_of
+from sampling_async._wire.failures import Refusal, translated, was_never_sent, way_of
+
+
+def caused(exc: Exception, cause: BaseException | None) -> Exception:
+    exc.__cause__ = cause
+    return exc
+
+
+class Alert(ssl.SSLError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(1, "alert")
+        self.reason = reason
+
+
+def not_trusted() -> ssl.SSLCertVerificationError:
+    exc = ssl.SSLCertVerificationError(1, "failed")
+    exc.verify_message = "self-signed certificate"
+    return exc
+
+
+def lost_by(reason: str) -> Exception:
+    return caused(httpx.ReadError("x"), Alert(reason))
+
+
+LATE = "a time limit passed (%s)"
+NOT_TRUSTED = "the TLS certificate was refused: self-signed certificate"
+CUT = "the connection was lost after the request was sent"
+
+
+@pytest.mark.parametrize("delivery", ["not_sent", "unknown"])
+@pytest.mark.parametrize(
+    ("exc", "sent", "kind", "says"),
+    [
+        (Refusal("the proxy answered 502"), False, TransportError, ("the proxy answered 502", False)),
+        (Refusal("no", permanent=True), False, TransportError, ("no", True)),
+        (httpx.ConnectTimeout("x"), False, TransportTimeoutError, (LATE % "ConnectTimeout", False)),
+        (httpx.ReadTimeout("x"), True, TransportTimeoutError, (LATE % "ReadTimeout", False)),
+        (lost_by("TLSV1_ALERT_UNKNOWN_CA"), True, TransportError, (text_of("unknown ca"), True)),
+        (lost_by("TLSV1_ALERT_INTERNAL_ERROR"), True, TransportError, (text_of("internal error"), False)),
+        (caused(httpx.ConnectError("x"), not_trusted()), False, TransportError, (NOT_TRUSTED, True)),
+        (
+            caused(httpx.ConnectError("x"), caused(ValueError(), not_trusted())),
+            False,
+            TransportError,
+            (NOT_TRUSTED, True),
+        ),
+        (
+            caused(httpx.ConnectError("x"), OSError(errno.ECONNREFUSED, "Connection refused")),
+            False,
+            TransportError,
+            ("no connection (ConnectError: Connection refused)", False),
+        ),
+        (
+            caused(httpx.ReadError("secret"), OSError(errno.ECONNRESET, "reset")),
+            True,
+            TransportError,
+            (f"{CUT} (ReadError)", False),
+        ),
+        (ValueError("secret"), True, TransportError, (f"{CUT} (ValueError)", False)),
+    ],
+)
+def test_an_exception_of_a_transport_becomes_an_error_that_quotes_nothing(exc, sent, kind, says, delivery):
+    text, permanent = says
+    error = translated(exc, delivery, sent=sent)
+    assert type(error) is kind
+    assert (error.args[0], error.delivery, error.permanent) == (text, delivery, permanent)
+
+
+def test_a_certificate_that_was_refused_while_something_else_was_handled_is_found():
+    exc = httpx.ConnectError("x")
+    exc.__context__ = not_trusted()
+    assert translated(exc, "not_sent", sent=False).permanent
+
+
+def test_the_way_of_a_connection_is_told_only_where_it_failed():
+    assert (
+        translated(httpx.ConnectError("x"), "not_sent", sent=False, way="; by mule")
+        .args[0]
+        .endswith("; by mule")
+    )
+    assert "mule" not in translated(httpx.ReadError("x"), "unknown", sent=True, way="; by mule").args[0]
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
+def test_a_proxy_of_the_environment_that_is_not_used_is_named(name):
+    environment = {name: "http://agent:hunter2@proxy:3128", "HTTP_PROXY": "http://other"}
+    way = way_of("https", has_proxy=False, environment=environment)
+    assert way == f"; {name} is set but not used: give proxy= or set SAMPLING_PROXY"
+    assert way_of("https", has_proxy=True, environment=environment) == "; the connection goes through the proxy"
+    assert way_of("https", has_proxy=False, environment={"HTTP_PROXY": "http://other", name: ""}) == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "is_proof"),
+    [
+        ("httpcore", True),
+        ("httpcore._exceptions", True),
+        ("builtins", True),
+        ("aiohttp.client_exceptions", False),
+    ],
+)
+def test_only_causes_of_httpcore_and_python_prove_that_nothing_was_sent(module, is_proof):
+    cause = type("Cause", (Exception,), {"__module__": module})()
+    assert was_never_sent(caused(httpx.ConnectError("failed"), cause)) is is_proof
