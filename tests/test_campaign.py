@@ -1102,6 +1102,22 @@ async def test_invites_can_be_divided_into_folders(sim, tmp_path, kind):
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+async def test_invites_of_another_format_are_replaced_too(sim, tmp_path):
+    folder, form = tmp_path / "out", []
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, limits=Limits(max_invites=5))
+        await campaign.plan()
+        await all_of(campaign.run())
+        for options in ({}, {"partitions": ["survey_id"]}, {"kind": "jsonl"}, {}):
+            await campaign.write(folder, **options)
+            form.append([path.name for path in folder.glob("invites*")])
+        assert form == [["invites.parquet"], ["invites"], ["invites.jsonl"], ["invites.parquet"]]
+        (tmp_path / "other" / "invites").mkdir(parents=True)
+        await campaign.write(tmp_path / "other")  # what is there is not ours
+    assert sorted(path.name for path in (tmp_path / "other").glob("invites*")) == ["invites", "invites.parquet"]
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
 async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_path):
     async with sim.client() as client:
         campaign = Campaign(client, ledger=tmp_path / "none")

@@ -285,7 +285,8 @@ class Campaign:
         """Write the files of the campaign to a folder, each when it is complete, and return the summary.
 
         They are `invites.parquet` (or `.jsonl`, or a folder `invites` with partitions), `pairs.parquet` with
-        what became of each pair, `summary.json`, and `report.html`, a page that needs nothing else.
+        what became of each pair, `summary.json`, and `report.html`, a page that needs nothing else. Those of an
+        earlier call are replaced, invites of another format too.
 
         Args:
             folder: The folder; it is made if there is none.

@@ -42,6 +42,7 @@ _BY: Final = {
     "quota_id": "i.quota",
     "day": "date(i.at, 'unixepoch')",
 }
+_INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
 PARTITIONS: Final = tuple(_BY)
 """The columns by which invites can be divided into folders."""
 
@@ -96,7 +97,7 @@ def write_files(
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
 ) -> Summary:
-    """Write all files of a campaign to a folder. Each appears only when it is complete.
+    """Write all files of a campaign to a folder. Each appears when it is complete, and replaces an older one.
 
     Args:
         ledger: The ledger, open.
@@ -125,8 +126,15 @@ def write_files(
             _write_one(_table_rows(ledger, _PAIRS, pairs), pairs, new / "pairs.parquet")
             (new / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n")
             (new / "report.html").write_text(report(summary, title=title), encoding="utf-8")
-            for path in sorted(new.iterdir()):
+            was_ours = (folder / "summary.json").exists()
+            written = sorted(new.iterdir())
+            for path in written:
                 _replace(path, folder / path.name)
+            if was_ours:
+                # Beside the new invites, those of another format would be taken for the invites too.
+                for stale in _INVITE_NAMES.difference(path.name for path in written):
+                    with suppress(FileNotFoundError):
+                        (folder / stale).rename(new / f"{stale}-before")
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
