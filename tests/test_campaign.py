@@ -25,6 +25,7 @@ from sampling_async import (
     ForbiddenError,
     InvalidRequestError,
     OutagePolicy,
+    ResultCode,
     RetryPolicy,
     SamplingClient,
 )
@@ -973,6 +974,34 @@ async def test_a_top_up_asks_nobody_for_a_survey_that_they_have(sim, tmp_path):
         "SELECT count(*) FROM invites GROUP BY member, survey HAVING count(*) > 1",
     )
     assert twice == []
+
+
+@pytest.mark.parametrize(
+    ("code", "is_asked_again"),
+    [
+        (ResultCode.QUOTA_FULL, True),
+        (ResultCode.MAX_DAILY_EXCEEDED, True),
+        (ResultCode.TECHNICAL_ERROR, True),
+        (ResultCode.SURVEY_TAKEN, False),
+        (ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA, False),
+    ],
+)
+async def test_a_top_up_asks_again_where_the_reason_of_a_refusal_may_have_passed(
+    sim, tmp_path, code, is_asked_again
+):
+    path = tmp_path / "run.ledger"
+    asked = (
+        "SELECT DISTINCT p.member, q.survey FROM pairs AS p JOIN quotas AS q ON q.id = p.quota WHERE p.plan = ?"
+    )
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, retry_seconds=0.01)
+        await campaign.plan()
+        sim.faults.add(Fault.refusal(code).on("bulk_invite"))
+        await all_of(campaign.run())
+        refused = set(rows(path, f"{asked} AND p.state = 'rejected'", 1))
+        await campaign.top_up()
+    assert refused
+    assert bool(refused & set(rows(path, asked, 2))) is is_asked_again
 
 
 async def test_invites_that_are_still_open_take_room_in_a_top_up(sim, tmp_path):
