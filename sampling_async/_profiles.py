@@ -35,6 +35,7 @@ FILE: Final = "SAMPLING_PROFILES"
 _FOLDER: Final = "sampling-async"
 _KEYRING: Final = "sampling_async"
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_GUID_DIGITS: Final = r"[0-9A-Fa-f]{32}"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _SECRETS: Final = re.compile(r"api.?key|auth.?key|password|passwd|secret|token", re.IGNORECASE)
 _NO_KEY: Final = (
@@ -182,7 +183,9 @@ def read_profiles(path: Path | None = None) -> dict[str, Profile]:
     """
     path = path or profiles_file()
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(
+            path.read_text("utf-8-sig")
+        )  # editors of Windows put a byte order mark before it
     except OSError as exc:
         raise InvalidRequestError(
             f"{path}: {exc.strerror}; this file holds the profiles, see {FILE} and the guide on profiles"
@@ -356,8 +359,8 @@ def _value(where: str, key: str, value: Any) -> Any:
 
 def _check_values(where: str, profile: Profile) -> None:
     variable = profile.api_key_variable
-    if variable is not None and not re.fullmatch(_VARIABLE, variable):
-        # Not repeated: it may be the key itself.
+    if variable is not None and (not re.fullmatch(_VARIABLE, variable) or re.fullmatch(_GUID_DIGITS, variable)):
+        # Not repeated: it may be the key itself, perhaps without its dashes.
         raise InvalidRequestError(
             f"{where}: api_key_variable must be the name of an environment variable, such as "
             "SAMPLING_API_KEY_US"

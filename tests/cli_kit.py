@@ -48,7 +48,7 @@ def program(*arguments, **options):
     environment.pop("PYTHONUNBUFFERED", None)  # it would hide what the interpreter still writes at exit
     environment |= options.pop("env", {})
     command = [sys.executable, "-m", "sampling_async", *(str(each) for each in arguments)]
-    pipes = {"stdout": options.pop("stdout", subprocess.PIPE), "stderr": subprocess.PIPE, "text": True}
+    pipes = {name: options.pop(name, subprocess.PIPE) for name in ("stdout", "stderr")} | {"text": True}
     # Some runners start programs with SIGINT ignored, and a child would inherit that.
     sigint = options.pop("sigint", signal.default_int_handler)
     options["preexec_fn"] = partial(signal.signal, signal.SIGINT, sigint)

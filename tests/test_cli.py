@@ -250,6 +250,14 @@ def test_empty_stdin_is_an_error(sim):
     assert "the input has no quota IDs" in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [[""], [" , "], ["-"]])
+def test_arguments_without_a_quota_id_are_an_error(sim, arguments):
+    """A variable of a script that is empty must not look like work that is done."""
+    result = run("bulk-invite", member(sim), "--", *arguments, stdin="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the input has no quota IDs" in result.stderr
+
+
 def test_a_dash_for_a_file_is_stdin(sim):
     result = run("bulk-invite", member(sim), "--file", "-", stdin="1 2")
     assert [line["QuotaID"] for line in lines(result)] == [1, 2]
@@ -299,6 +307,17 @@ def test_ids_split_between_blocks_are_joined():
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
+
+
+@pytest.mark.parametrize("separator", list(" \t\n\r\v\f,"))
+def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
+    """A cut ID would ask for two quotas that nobody has named."""
+    asked = list(range(1_100_000, 1_100_040))
+    text = separator.join(map(str, asked)).encode()
+    for size in (20, 24, 31, 64):
+        parser = _quota_ids.QuotaIDs("ids", "m")
+        found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
+        assert [*found, *parser.end()] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
@@ -710,6 +729,13 @@ def test_simulate_prints_the_settings_to_copy(monkeypatch):
     assert len(sim.members) == 3
 
 
+@pytest.mark.parametrize(
+    ("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost")]
+)
+def test_simulate_prints_an_address_that_can_be_asked(host, shown):
+    assert _simulation._in_url(host) == shown
+
+
 def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(Simulator, "run", lambda sim, **_: ran.append(sim))
@@ -732,6 +758,11 @@ def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
         (["--members", "-5"], "not -5"),
         (["--members", "panel.csv"], "a number, or a file that ends in .parquet or .jsonl, not panel.csv"),
         (["--members", "many"], "not many"),
+        (["--members", "+-5"], "a number, or a file that ends in .parquet or .jsonl, not +-5"),
+        (["--notify", "http://["], "--notify http://[: no http URL, and no file"),
+        (["--notify", "urls.json"], "urls.json: expected one JSON object of URLs by kind"),
+        (["--latency-base", "nan"], "'a' must be >= 0"),
+        (["--faults", "status.json"], "status from 200 to 599"),
         (["--members", "nix/panel.jsonl"], "the folder does not exist"),
         (["--members", "folder.jsonl"], "--members folder.jsonl is a folder"),
         (["--faults", "nix.json"], "nix.json: No such file"),
@@ -744,6 +775,8 @@ def test_invalid_options_of_simulate_are_reported_in_one_line(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     Path("folder.jsonl").mkdir()
     Path("wrong.json").write_text('[{"Fault": "null", "On": {"Every": "x"}}]')
+    Path("status.json").write_text('[{"Fault": "status", "Status": 999}]')
+    Path("urls.json").write_text('{"invite": null, "completion": 5}')
     result = run("simulate", "--port", 0, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
@@ -774,6 +807,17 @@ def test_a_full_disk_does_not_lose_the_account(sim):
         _, errors = process.communicate(timeout=30)
     assert f"{len(asked)} quota IDs" in errors
     assert process.returncode == 4
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--no-such-option"], 2)])
+def test_a_disk_that_is_full_for_stderr_changes_no_exit_code(sim, tmp_path, arguments, code):
+    asked = quota_ids(sim, 40)
+    with Path("/dev/full").open("wb") as full, (tmp_path / "out").open("wb") as out:
+        given = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": full}
+        process = program("bulk-invite", member(sim), *asked, *arguments, **given)
+        process.communicate(timeout=30)
+    assert process.returncode == code
+    assert len((tmp_path / "out").read_bytes().splitlines()) == (0 if code else len(asked))
 
 
 @pytest.mark.parametrize("asked", ["--help", "--version"])

@@ -411,6 +411,7 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["panel.csv", "--inventory", "nix.json"], "nix.json: No such file"),
         (["panel.csv", "--bands", "nix.json"], "nix.json: No such file"),
         (["panel.csv", "--bands", "quotas.json"], "age bands must be a JSON object of answer IDs"),
+        (["panel.csv", "--bands", "endless.json"], "age bands must be a JSON object of answer IDs"),
         (["empty.csv"], "empty.csv"),
         (["unknown.csv"], "unknown.csv: the panel has no column for any question of the inventory, such as"),
         (["unknown.csv"], "Name the columns: --column 1001007=NAME"),
@@ -441,6 +442,7 @@ def test_errors_are_reported_in_one_line(panel, arguments, words):
     (panel / "nobody.csv").write_text(f"member_code,{AGE}\nm,1\n,2\n")
     (panel / "large.jsonl").write_text(f'{{"{AGE}": {2**70}}}\n{{"{AGE}": true}}')
     (panel / "folder.csv").mkdir()
+    (panel / "endless.json").write_text('{"2006351": [18, 1e999]}')
     (panel / "empty.jsonl").write_text("")
     (panel / "named.csv").write_text("id,age,ZIP code\nm,30,01234\n")
     surveys = [to_json(survey) for survey in INVENTORY.surveys[:2]]

@@ -93,6 +93,12 @@ def test_rows_are_written_as_parquet(day, store, tmp_path):
     assert float(sum(table["revenue"].to_pylist())) == pytest.approx(sum(row["Revenue"] for row in rows))
 
 
+def test_a_file_that_cannot_be_written_is_named(store, tmp_path):
+    done = run("outcomes", "--store", store, "--output", tmp_path / "none" / "all.parquet")
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert done.stderr.endswith("none/all.parquet: No such file or directory\n")
+
+
 def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
     _, folder = day
     monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)

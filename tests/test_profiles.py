@@ -193,11 +193,17 @@ def test_a_broken_rule_is_named_with_the_file(file, content, words):
     assert words in text
 
 
-def test_a_key_in_place_of_its_variable_is_not_repeated(file):
-    file.write_text(US.replace("KEY_US", KEY))
+@pytest.mark.parametrize("key", [KEY, KEY.replace("-", ""), f"b{KEY.replace('-', '').upper()[1:]}"])
+def test_a_key_in_place_of_its_variable_is_not_repeated(file, key):
+    file.write_text(US.replace("KEY_US", key))
     text = refusal_of(_profiles.read_profiles)
     assert "must be the name of an environment variable" in text
-    assert KEY not in text
+    assert key not in text
+
+
+def test_a_byte_order_mark_of_windows_is_no_fault(file):
+    file.write_bytes(b"\xef\xbb\xbf" + US.encode())
+    assert list(_profiles.read_profiles()) == ["us"]
 
 
 def test_text_that_is_no_toml_is_not_repeated(file):

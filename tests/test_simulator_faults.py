@@ -472,3 +472,20 @@ def test_a_fault_that_could_never_apply_is_refused():
         Fault.refusal(9).on(quota_id="5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="member_code must be of type str, not 7"):
         Fault.null().on(member_code=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", [0, 100, 199, 600, 999, 503.0, "503", True])
+def test_a_status_is_one_that_a_response_can_have(status):
+    with pytest.raises(ValueError, match="answer_status must be a status from 200 to 599"):
+        Fault.status(status)
+
+
+@pytest.mark.parametrize("text", ["\u2013", "1\r\nX-A: b", "1\n", "\0"])
+def test_a_retry_after_is_what_a_header_can_hold(text):
+    with pytest.raises(ValueError, match="retry_after must be what a header can hold"):
+        Fault.status(429, retry_after=text)
+
+
+def test_a_retry_after_may_be_any_other_text():
+    for text in ("soon", "Wed, 25 Nov 2026 12:00:00 GMT", "\xfc", ""):
+        assert Fault.status(429, retry_after=text).retry_after == text

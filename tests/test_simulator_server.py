@@ -40,6 +40,17 @@ def invite(sim: Simulator, base_url: str, member_code: str) -> httpx.Response:
     )
 
 
+def test_a_question_for_the_head_makes_no_invite():
+    sim = Simulator(surveys=10, members=5)
+    quota_id = next(quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas)
+    base = f"/IPExternalSamplingService/ExternalSample/{sim.panel_guid}"
+    with sim.serve() as base_url:
+        for path in (f"{base}/m000001/Invite/{quota_id}", f"{base}/Quotas"):
+            answer = httpx.head(f"{base_url}{path}", headers={"API_AUTH_KEY": sim.api_key})
+            assert answer.status_code == 405
+    assert not sim.ledger.requests()
+
+
 def test_one_server_responds_cuts_and_recovers(capfd: pytest.CaptureFixture[str]):
     sim = Simulator(surveys=10, members=5)
     with sim.serve() as base_url:

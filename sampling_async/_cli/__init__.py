@@ -33,12 +33,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from types import FrameType
+    from typing import TextIO
 
 INTERRUPTED, TERMINATED = 130, 143
 _NEEDED = {"rich", "typer"}
@@ -46,12 +47,33 @@ _held: list[set[int]] = []
 """The signal mask from before we blocked signals; empty while we do not block them."""
 
 
+class _Aside:
+    """A stream whose failures fail nothing: that stderr is full says nothing of the work that it tells of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text if it can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is left if it can be written."""
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def main() -> None:
     """Run the command line. If typer or rich is missing, say in one line what to install."""
     # A stream that was closed before the program started is None, and libraries do not expect that.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    sys.stderr = cast("TextIO", _Aside(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115, PTH123
     with _terminated_as_interrupted() as came:
         try:
             _hold_signals()

@@ -267,7 +267,7 @@ def bulk_invite(
         show.note(
             f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all"
         )
-    if not tally.total and not quota_ids:
+    if not tally.total:
         fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
 

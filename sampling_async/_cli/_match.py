@@ -205,7 +205,7 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
         read = None
     try:
         return {int(id_): (int(first), int(last)) for id_, (first, last) in read.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, OverflowError, TypeError, AttributeError):
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
             '{"2006351": [18, 24]}'

@@ -59,7 +59,7 @@ class Notify:
 
         if self.notify is None:
             return None
-        if urlsplit(self.notify).scheme in ("http", "https"):
+        if _is_web_address(self.notify):
             url = self.notify if "{kind}" in self.notify else f"{self.notify.rstrip('/')}/{{kind}}"
             return {kind: url.replace("{kind}", kind) for kind in KINDS}
         try:
@@ -70,11 +70,13 @@ class Notify:
             ) from None
         except ValueError:
             found = None
-        if not isinstance(found, dict) or not found.keys() <= set(KINDS):
+        is_right = isinstance(found, dict) and found.keys() <= set(KINDS)
+        if not is_right or not all(isinstance(url, str) and _is_web_address(url) for url in found.values()):
             raise InvalidRequestError(
                 f"{self.notify}: expected one JSON object of URLs by kind, as `notifications serve` prints it"
             )
-        return {kind: str(url) for kind, url in found.items()}
+        urls: dict[str, str] = found
+        return urls
 
     def notifying(self) -> Any:
         """Return what the simulator tells and how; None if nothing is sent."""
@@ -103,3 +105,10 @@ def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManag
     simulator.notification_urls = urls
     block: AbstractContextManager[None] = simulator.notifications.sending_to(urls)
     return block
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        return urlsplit(text).scheme in {"http", "https"}
+    except ValueError:  # a bracket that is not closed
+        return False

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
@@ -22,6 +20,7 @@ from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async._cli._whole_files import written_whole
 from sampling_async.notifications import Ending, OutcomeLedger
 
 if TYPE_CHECKING:
@@ -162,17 +161,10 @@ def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: boo
 
 def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
-    # Made in the same folder, so that it can be renamed in one step. Rows hold member codes: mkstemp() makes a
-    # file that only its owner can read.
-    handle, name = tempfile.mkstemp(".part", f".{output.name}.", output.parent)
-    os.close(handle)
-    try:
+    # Rows hold member codes.
+    with written_whole(output, is_private=True) as unfinished:
         # The table has needed the extra already.
-        import_module("pyarrow.parquet").write_table(table, name)
-        Path(name).replace(output)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        import_module("pyarrow.parquet").write_table(table, unfinished)
     show.note(f"{table.num_rows:,} rows written to {output}")
 
 

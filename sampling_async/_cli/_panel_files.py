@@ -56,7 +56,7 @@ def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
     """Write results to a file, which appears only when it is complete.
 
     Raises:
-        InvalidRequestError: The file cannot be written.
+        OSError: The file cannot be written.
     """
     with written_whole(output) as unfinished:
         _written(batches, schema, unfinished, output.suffix.lower())

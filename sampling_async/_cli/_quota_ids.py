@@ -16,7 +16,8 @@ _LONGEST_ID: Final = 19
 """Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
 
 _WORD: Final = re.compile(rb"[^\s,]+")
-_SEPARATORS: Final = (b"\n", b",", b" ", b"\t", b"\r")
+# What divides words in `_WORD`, one by one. If one were missing here, an ID could be cut, and become two.
+_SEPARATORS: Final = tuple(b"%c" % each for each in b" \t\n\r\v\f,")
 
 
 def parsed(texts: list[str]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import tempfile
@@ -87,15 +88,21 @@ def simulate(
     panel = ended_by_failure(lambda: _Panel.of(members or []))
     planned = ended_by_failure(lambda: _faults_of(faults))
     urls = ended_by_failure(notify.urls)
-    latency = Latency(a=latency_base, b=latency_per_id, workers=workers)
-    simulator = Simulator(
-        seed,
-        surveys=surveys,
-        members=panel.size,
-        latency=latency,
-        faults=planned,
-        notifying=notify.notifying(),
-    )
+
+    def made() -> Simulator:
+        try:
+            return Simulator(
+                seed,
+                surveys=surveys,
+                members=panel.size,
+                latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
+                faults=planned,
+                notifying=notify.notifying(),
+            )
+        except ValueError as exc:
+            raise InvalidRequestError(str(exc)) from None
+
+    simulator = ended_by_failure(made)
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
     ended_by_failure(lambda: panel.write(simulator))
@@ -123,7 +130,7 @@ class _Panel:
         """
         from sampling_async._cli._panel_writing import check_panel_file  # noqa: PLC0415  with the simulator
 
-        numbers = [each for each in given if each.lstrip("+-").isdecimal()]
+        numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
         files = tuple(Path(each) for each in given if each not in numbers)
         if len(numbers) > 1 or any(
             len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers
@@ -192,6 +199,8 @@ def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:
 
 
 def _in_url(host: str) -> str:
+    # One that listens everywhere is reached from here.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  what the user has named
     return f"[{host}]" if ":" in host else host
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from sampling_async import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 
 @contextmanager
-def written_whole(output: Path) -> Generator[Path]:
+def written_whole(output: Path, *, is_private: bool = False) -> Generator[Path]:
     """Yield a temporary file to write to. It replaces `output` if the `with` block ends without an error.
 
+    Args:
+        output: The file. If it is there, it keeps its permissions.
+        is_private: Whether only its owner may read it if it is new.
+
     Raises:
-        InvalidRequestError: The file cannot be written.
+        OSError: The file cannot be written. The error names `output`, not the temporary file.
     """
     # Resolved, so that a link stays and its target is replaced.
     target = output.resolve()
@@ -29,13 +33,18 @@ def written_whole(output: Path) -> Generator[Path]:
         unfinished = Path(name)
         try:
             yield unfinished
-            # mkstemp() makes a file that only its owner can read; this restores the usual permissions.
-            unfinished.chmod(0o666 & ~_umask())
+            # mkstemp() makes a file that only its owner can read.
+            mode = None if is_private else 0o666 & ~_umask()
+            with suppress(FileNotFoundError):
+                mode = stat.S_IMODE(target.stat().st_mode)
+            if mode is not None:
+                unfinished.chmod(mode)
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as exc:
-        raise InvalidRequestError(f"{output}: {exc.strerror or exc}") from None
+        # pyarrow raises errors that have a text only.
+        raise OSError(exc.errno or errno.EIO, exc.strerror or str(exc), str(output)) from None
 
 
 def _umask() -> int:

@@ -22,7 +22,7 @@ from sampling_async.simulator._service import Call
 from sampling_async.simulator._transport import connection_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -87,14 +87,12 @@ class ServiceApp:
     def starlette(self) -> Starlette:
         """Return the application with its routes."""
         routes = [
-            Route(f"{_PANEL_PATH}/Quotas", self._get_quotas, methods=["GET"]),
-            Route(f"{_PANEL_PATH}/{{member_code}}/Invites", self._bulk_invite, methods=["POST"]),
-            Route(f"{_PANEL_PATH}/{{member_code}}/Invite/{{quota_id}}", self._generate_invite, methods=["GET"]),
-            Route("/IntegratedPanelService/api/Settings", self._get_settings, methods=["GET"]),
-            Route(
-                f"{_PANEL_PATH}/Recontact/{{quota_id}}/MemberCodes", self._recontact_members, methods=["GET"]
-            ),
-            Route("/openapi.json", _describe, methods=["GET"]),
+            _route("GET", f"{_PANEL_PATH}/Quotas", self._get_quotas),
+            _route("POST", f"{_PANEL_PATH}/{{member_code}}/Invites", self._bulk_invite),
+            _route("GET", f"{_PANEL_PATH}/{{member_code}}/Invite/{{quota_id}}", self._generate_invite),
+            _route("GET", "/IntegratedPanelService/api/Settings", self._get_settings),
+            _route("GET", f"{_PANEL_PATH}/Recontact/{{quota_id}}/MemberCodes", self._recontact_members),
+            _route("GET", "/openapi.json", _describe),
         ]
         return Starlette(routes=routes, middleware=[Middleware(RawPath)])
 
@@ -323,3 +321,10 @@ def _replaced(answer: Answer, fault: Fault) -> Answer:
         content_type=fault.content_type,
         headers=headers,
     )
+
+
+def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    route = Route(path, endpoint, methods=[method])
+    # Starlette adds HEAD to GET, and one HEAD would make an invite.
+    route.methods = {method}
+    return route

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
@@ -54,6 +55,16 @@ def _of_type(kind: type) -> Any:
     return check
 
 
+def _a_status(_: Fault, attribute: attrs.Attribute[int], value: object) -> None:
+    if type(value) is not int or not 200 <= value <= 599:  # noqa: PLR2004
+        raise ValueError(f"{attribute.name} must be a status from 200 to 599, not {value!r:.40}")
+
+
+def _a_header(_: Fault, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, str) and not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
+        raise ValueError(f"{attribute.name} must be what a header can hold, not {value!r:.40}")
+
+
 @frozen
 class Fault:
     """One thing that goes wrong: a constructor says what, `on` says with which requests.
@@ -88,10 +99,10 @@ class Fault:
 
     kind: FaultKind
     when: CutWhen = field(default="before", validator=_fits_kind)
-    answer_status: int = 200
+    answer_status: int = field(default=200, validator=_a_status)
     content: bytes = field(default=b"", repr=False)
     content_type: str = JSON
-    retry_after: float | str | None = None
+    retry_after: float | str | None = field(default=None, validator=_a_header)
     seconds: float = 0.0
     slices: int = field(default=1, validator=attrs.validators.ge(1))
     items: int = field(default=1, validator=attrs.validators.ge(0))
@@ -155,7 +166,7 @@ class Fault:
         """Answer with an error status.
 
         Args:
-            status: Any status.
+            status: The status, from 200 to 599.
             result_code: The code in the JSON body; None for a JSON body without one.
             html: Send an HTML page instead of JSON.
             retry_after: The Retry-After header: seconds, or text to send as it is.
