@@ -468,10 +468,21 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
         await run(Ledger(), tmp_path / "locked" / "journal")
 
 
-@pytest.mark.parametrize("path", ["", "a\0b", "\ud800", b"journal", 7, None, os.DirEntry])
-def test_an_invalid_path_is_refused_at_once(path):
-    with pytest.raises(InvalidRequestError, match="a journal's path must be a str or a path object"):
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        *((text, "this text") for text in ("", "a\0b", "\ud800")),
+        (b"journal", "bytes"),
+        (7, "int"),
+        (None, "NoneType"),
+        (os.DirEntry, "type"),
+    ],
+)
+def test_an_invalid_path_is_refused_at_once(path, what):
+    with pytest.raises(InvalidRequestError) as caught:
         Journal(path)
+    rule = "a journal's path must be a str or a path object, not empty and without NUL"
+    assert str(caught.value) == f"{rule}, not {what}"
 
 
 # --- Replayed outcomes of earlier runs
