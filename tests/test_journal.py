@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from contextlib import closing
 from operator import length_hint
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, get_args
 from weakref import ref
 
@@ -291,10 +292,14 @@ async def test_two_runs_cannot_use_one_journal(tmp_path):
     async with doubles.client(Ledger()) as client:
         journal = Journal(tmp_path / "journal")
         async with client.fan_out([], journal=journal):
-            for other in (journal, tmp_path / "journal"):
-                with pytest.raises(JournalError, match="in use"):
+            for other, by in (
+                (journal, "fan-out; use a separate journal for each"),
+                (tmp_path / "journal", "run"),
+            ):
+                with pytest.raises(JournalError, match=f"journal is in use by another {by}$") as caught:
                     async with client.fan_out([], journal=other):
                         pytest.fail("entered")
+                assert caught.value.path == tmp_path / "journal"
 
 
 OF_OTHERS = "journal was written for another service or panel; use a separate journal for each$"
@@ -1053,12 +1058,83 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
 def test_rows_are_counted_as_noted_and_written(tmp_path):
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
-    for chunk in (1, 2):
+    for chunk in range(1, 5):
         file.note(SENT, chunk, b"m0", b"[%d]" % chunk)
-    assert (file.noted, file.written) == (2, 0)
-    file.write()
-    assert (file.noted, file.written) == (2, 2)
+        if not chunk % 2:
+            assert (file.noted, file.written) == (chunk, chunk - 2)
+            file.write()
+            assert (file.noted, file.written) == (chunk, chunk)
     file.leave()
+    with pytest.raises(JournalError, match=r"journal is not open$") as caught:
+        file.write()
+    assert caught.value.path == tmp_path / "journal"
+
+
+def test_a_journal_that_was_closed_is_on_disk_with_its_lock_file(tmp_path, monkeypatch):
+    headers, write = [], JournalLock.write
+
+    def written(self, header, *, durably=False) -> None:
+        headers.append((header.rows, bool(durably)))
+        write(self, header, durably=durably)
+
+    monkeypatch.setattr(JournalLock, "write", written)
+    file = JournalFile(tmp_path / "journal", OWNER)
+    file.open()
+    assert headers[0] == (0, True)
+    file.note(SENT, 1, b"m0", b"[1]")
+    file.leave()
+    assert headers[-1] == (1, True)
+
+
+async def test_an_error_of_sqlite_while_outcomes_are_looked_up_names_the_journal(tmp_path, monkeypatch):
+    journal = await opened(tmp_path / "journal")
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError
+
+    monkeypatch.setattr(Rows, "recall", fail)
+    with pytest.raises(JournalError, match="journal cannot be used: SQLite says") as caught:
+        await journal.recall("m0", [1])
+    assert caught.value.path == tmp_path / "journal"
+    await journal.close()
+
+
+def test_a_file_that_is_gone_is_not_listed_any_more(tmp_path):
+    file = JournalFile(tmp_path / "journal", OWNER)
+    number = id(file)
+    assert _journal_file._files[number]() is file
+    del file
+    gc.collect()
+    assert number not in _journal_file._files
+
+
+def test_a_brief_look_at_the_lock_is_waited_for(tmp_path, monkeypatch):
+    now, other, lock = [100.0], JournalLock(tmp_path / "journal"), JournalLock(tmp_path / "journal")
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+        if len(waits) == 3:
+            other.release()
+
+    monkeypatch.setattr(_journal_lock, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    other.take()
+    lock.take()
+    assert waits == pytest.approx([0.005] * 3)
+    with pytest.raises(JournalError, match=r"journal is in use by another run$") as caught:
+        other.take()
+    assert caught.value.path == tmp_path / "journal"
+    assert 10 <= len(waits) - 3 <= 11  # until the brief time is over
+    lock.release()
+
+
+def test_the_line_of_a_lock_file_is_that_of_journals_that_are_there():
+    line = _journal_lock._line(Header(7, bytes(range(16))))
+    assert line == (
+        b"sampling_async journal form 2 rows 00000000000000000007 digest 000102030405060708090a0b0c0d0e0f "
+        b"check ede98472b8a09684\n"
+    )
 
 
 async def test_what_is_written_is_not_written_again(tmp_path, monkeypatch):
@@ -1166,8 +1242,9 @@ async def test_an_error_in_copying_names_the_file_that_it_is_about(tmp_path, mon
 
 
 async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
-    with pytest.raises(JournalError, match="does not exist"):
+    with pytest.raises(JournalError, match=r"journal does not exist$") as caught:
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
+    assert caught.value.path == tmp_path / "journal"
     (tmp_path / "empty").touch()
     with pytest.raises(JournalError, match=r"empty is empty$") as caught:
         await Journal(tmp_path / "empty").backup(tmp_path / "copy")
@@ -1252,8 +1329,10 @@ def test_pages_that_sqlite_finds_damaged_are_damage_even_if_all_rows_can_be_read
     content = bytearray(path.read_bytes())
     content[36:40] = (7).to_bytes(4, "big")  # the number of free pages, of which there are none
     path.write_bytes(content)
-    with pytest.raises(JournalError, match=r"is damaged: SQLite finds damaged pages in the file\. Restore"):
+    text = r"journal is damaged: SQLite finds damaged pages in the file\. Restore"
+    with pytest.raises(JournalError, match=text) as caught:
         JournalFile(path, OWNER).open()
+    assert caught.value.path == path
 
 
 def test_a_line_with_an_error_is_as_short_as_the_others():
