@@ -761,7 +761,6 @@ def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
         (["--members", "+-5"], "a number, or a file that ends in .parquet or .jsonl, not +-5"),
         (["--notify", "http://["], "--notify http://[: no http URL, and no file"),
         (["--notify", "urls.json"], "urls.json: expected one JSON object of URLs by kind"),
-        (["--latency-base", "nan"], "'a' must be >= 0"),
         (["--faults", "status.json"], "status from 200 to 599"),
         (["--members", "nix/panel.jsonl"], "the folder does not exist"),
         (["--members", "folder.jsonl"], "--members folder.jsonl is a folder"),
@@ -781,6 +780,13 @@ def test_invalid_options_of_simulate_are_reported_in_one_line(monkeypatch, tmp_p
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_latency_that_is_no_number_is_reported(monkeypatch):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: pytest.fail("it ran"))
+    result = run("simulate", "--port", 0, "--latency-base", "nan")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "nan" in result.stderr  # some versions of typer refuse it themselves
 
 
 def test_simulate_on_a_port_that_is_taken(sim):
