@@ -183,9 +183,8 @@ def read_profiles(path: Path | None = None) -> dict[str, Profile]:
     """
     path = path or profiles_file()
     try:
-        tables = tomllib.loads(
-            path.read_text("utf-8-sig")
-        )  # editors of Windows put a byte order mark before it
+        # Editors of Windows put a byte order mark before it.
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as exc:
         raise InvalidRequestError(
             f"{path}: {exc.strerror}; this file holds the profiles, see {FILE} and the guide on profiles"

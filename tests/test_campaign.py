@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import date
+from types import SimpleNamespace
 
 import anyio
 import pyarrow as pa
@@ -33,6 +34,7 @@ from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
 from sampling_async.campaign._ledger import Ledger
+from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Fault, Latency, Simulator
 
@@ -793,6 +795,25 @@ async def test_a_clock_that_is_set_back_delays_a_repetition_by_no_more_than_usua
     assert (summary.state, summary.pairs.pending) == ("finished", 0)
 
 
+@pytest.mark.parametrize(
+    ("spent", "cost", "pairs"),
+    [
+        (0.0, 0.0, 5),
+        (10.0, 0.0, 0),
+        (7.0, 1.0, 3),
+        (0.0, 1.0, 5),
+        (9.9, 0.1, 1),  # as the sum of many costs has it
+        (11.0, 1.0, 0),
+        (0.0, 1e-310, 5),
+        (11.0, 1e-310, 0),  # the cap was lowered
+    ],
+)
+def test_as_many_pairs_are_asked_for_as_the_cap_on_spend_allows(spent, cost, pairs):
+    book = SimpleNamespace(committed=0, most_spent=spent, cost_of=lambda _: cost)
+    run = SimpleNamespace(limits=Limits(max_spend=10.0), _book=book)
+    assert CampaignRun._left(run, SimpleNamespace(due=dict.fromkeys(range(5), 0))) == pairs
+
+
 async def test_a_cost_that_is_next_to_nothing_is_no_error(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path, cost=1e-310, limits=Limits(max_spend=1.0))
@@ -943,6 +964,7 @@ async def test_limits_are_checked_and_kept(sim, tmp_path):
             {"invites_per_minute": float("inf")},
             {"paused": "false"},
             {"reason": 7},
+            {"paused": None},
             {"x": 1},
         ):
             with pytest.raises(InvalidRequestError):

@@ -41,10 +41,10 @@ def _finite(check: Callable[[Any, str], float]) -> Callable[[Any, str], object]:
     return validate
 
 
-def _instance_of(kind: type) -> Callable[[object, str], object]:
-    def validate(value: object, name: str) -> None:
+def _instance_of(kind: type) -> Callable[[object, Attribute[Any], Any], None]:
+    def validate(_: object, attribute: Attribute[Any], value: object) -> None:
         if not isinstance(value, kind):
-            raise InvalidRequestError(f"{name} must be a {kind.__name__}, not {value!r:.40}")
+            raise InvalidRequestError(f"{attribute.name} must be a {kind.__name__}, not {value!r:.40}")
 
     return validate
 
@@ -84,8 +84,8 @@ class Limits:
     max_spend: float | None = field(default=None, validator=_checked(_finite(number_from_0)))
     hours: str | None = field(default=None, validator=_checked(_times))
     zone: str | None = field(default=None, validator=_checked(_zone))
-    paused: bool = field(default=False, validator=_checked(_instance_of(bool)))
-    reason: str = field(default="", validator=_checked(_instance_of(str)))
+    paused: bool = field(default=False, validator=_instance_of(bool))
+    reason: str = field(default="", validator=_instance_of(str))
 
     def changed(self, **changes: Any) -> Self:
         """Return these limits with some changes.

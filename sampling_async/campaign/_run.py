@@ -282,8 +282,10 @@ class CampaignRun:
         if self.limits.max_spend is not None:
             left, cost = self.limits.max_spend - self._book.most_spent, self._book.cost_of(member)
             # The sum of many costs is a little off, so a cap of 10 takes ten of 1.00.
-            few = (most if left > 0 else 0) if cost == 0 else math.floor(min(most, left / cost + 1e-9))
-            most = min(most, few)
+            if cost:
+                most = math.floor(max(0.0, min(most, left / cost + 1e-9)))
+            elif left <= 0:
+                most = 0
         return max(0, most)
 
     def _cap(self) -> str:
