@@ -30,7 +30,7 @@ from sampling_async import (
 )
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
-from sampling_async._wire.address import Secret
+from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import Head, Request
 from sampling_async._wire.carrier import Carrier
 from sampling_async._wire.connection import Response
@@ -320,6 +320,48 @@ def test_the_stock_transport_of_httpx_ignores_the_environment(monkeypatch):
     carrier = Carrier(None, None, httpx.URL("https://service.example"), Secret("key"))
     assert [carrier._httpx_transport() for _ in range(2)] == ["transport"] * 2
     assert made == [{"trust_env": False}]
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy", "asked", "has_tunnel"),
+    [
+        ("http://service.example", None, ("service.example", 80), False),
+        ("https://service.example", None, ("service.example", 443), False),
+        ("http://service.example:8080", None, ("service.example", 8080), False),
+        ("http://service.example", Proxy("proxy", 3128, None), ("proxy", 3128), False),
+        ("https://service.example", Proxy("proxy", 3128, None), ("proxy", 3128), True),
+    ],
+)
+async def test_a_connection_leads_to_the_service_or_its_proxy(monkeypatch, url, proxy, asked, has_tunnel):
+    """Also where the server ends the handshake because it cannot resume a session, and another is made."""
+    refused, ways = ssl.SSLError(1, "refused"), []
+    refused.reason = "TLSV1_ALERT_INTERNAL_ERROR"
+
+    async def addresses(*nearest):
+        ways.append(nearest)
+        return ["the addresses"]
+
+    async def connect(found, host, tls, *, through=None, session=None):
+        ways.append((found, host, tls is not None, through is not None, session))
+        if session is not None:
+            raise refused
+        return "wire"
+
+    engine = _engine.Engine(idle=1, idle_seconds=4.0, proxy=proxy, tls=ssl.create_default_context())
+    engine._lookups = SimpleNamespace(addresses=addresses)
+    engine._session = "session"
+    monkeypatch.setattr(_engine, "connect", connect)
+    assert await engine._opened(httpx.URL(url)) == "wire"
+    way = ["the addresses"], "service.example", url.startswith("https"), has_tunnel
+    assert ways == [asked, (*way, "session"), (*way, None)]
+    assert (engine._session, engine._resumes) == (None, False)
+
+
+def test_each_connection_that_is_opened_is_counted():
+    engine = _engine.Engine(idle=1, idle_seconds=4.0)
+    for count in (1, 2, 3):
+        engine._welcomed(SimpleNamespace(opened_within=0.1, tell_of_news=bool))
+        assert engine.traffic.opened == count
 
 
 def test_events_of_a_collected_engine_are_ignored():

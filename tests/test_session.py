@@ -405,6 +405,14 @@ async def test_the_client_accepts_gzip_only():
     async with doubles.client(service) as client:
         await client.get_settings()
     assert service.requests[0].headers["Accept-Encoding"] == "gzip"
+    assert service.requests[0].headers["Accept"] == "application/json"
+
+
+async def test_the_path_of_the_address_comes_before_that_of_the_call():
+    service = doubles.Service([])
+    async with client_of("https://service.example/BOX/", transport=httpx.MockTransport(service)) as client:
+        await client.get_settings()
+    assert service.requests[0].url.path == "/BOX/IntegratedPanelService/api/Settings"
 
 
 OTHER_ENCODING = ": expected gzip or no content encoding, found another one$"
