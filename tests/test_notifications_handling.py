@@ -379,7 +379,7 @@ async def test_what_is_replayed_is_due_whatever_the_clock_was(tmp_path):
 
 
 async def test_a_handler_in_a_thread_keeps_its_fact_while_the_inbox_closes(tmp_path):
-    policy = HandlerPolicy(lease=0.06, poll=0.005, grace=0.001)
+    policy = HandlerPolicy(lease=0.6, poll=0.005, grace=0.001)
     running, seen, go_on = [], [], threading.Event()
 
     def handler(fact: Fact[Completion]) -> None:
@@ -396,7 +396,7 @@ async def test_a_handler_in_a_thread_keeps_its_fact_while_the_inbox_closes(tmp_p
             async with inboxes[1]:
                 await post(inboxes[1], "completion", COMPLETION)
                 await until(lambda: seen)
-                tasks.start_soon(_set_after, 0.4, go_on)  # after some leases
+                tasks.start_soon(_set_after, 1.2, go_on)  # after two leases
         await until_states(inboxes[0], State.HANDLED)
     assert seen == [1]
 
