@@ -347,6 +347,10 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, make, rea
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def failing(*_: object) -> None:
+    raise sqlite3.OperationalError
+
+
 def full(*_: object) -> None:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -625,10 +629,7 @@ async def test_the_counts_of_all_parts_are_added(tmp_path, monkeypatch):
 async def test_an_error_of_sqlite_while_reading_names_the_journal(tmp_path, monkeypatch, read_all):
     await run(Ledger(), tmp_path / "journal")
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError
-
-    monkeypatch.setattr(Rows, "requests", fail)
+    monkeypatch.setattr(Rows, "requests", failing)
     with pytest.raises(JournalError, match=r"journal cannot be used: SQLite says") as caught:
         await read_all(Journal(tmp_path / "journal"))
     assert caught.value.path == tmp_path / "journal"
@@ -1089,10 +1090,7 @@ def test_a_journal_that_was_closed_is_on_disk_with_its_lock_file(tmp_path, monke
 async def test_an_error_of_sqlite_while_outcomes_are_looked_up_names_the_journal(tmp_path, monkeypatch):
     journal = await opened(tmp_path / "journal")
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError
-
-    monkeypatch.setattr(Rows, "recall", fail)
+    monkeypatch.setattr(Rows, "recall", failing)
     with pytest.raises(JournalError, match="journal cannot be used: SQLite says") as caught:
         await journal.recall("m0", [1])
     assert caught.value.path == tmp_path / "journal"
@@ -1232,10 +1230,7 @@ async def test_a_copy_replaces_all_that_belongs_to_an_earlier_one(tmp_path):
 async def test_an_error_in_copying_names_the_file_that_it_is_about(tmp_path, monkeypatch, method, named):
     await run(Ledger(), tmp_path / "journal")
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError
-
-    monkeypatch.setattr({"_opened": JournalFile, "copy": Rows}[method], method, fail)
+    monkeypatch.setattr({"_opened": JournalFile, "copy": Rows}[method], method, failing)
     with pytest.raises(JournalError, match="SQLite says") as caught:
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     assert caught.value.path == tmp_path / named

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _LONGEST_ID: Final = 19
 """Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
 
-_WORD: Final = re.compile(rb"[^\s,]+")
-# What divides words in `_WORD`, one by one. If one were missing here, an ID could be cut, and become two.
-_SEPARATORS: Final = tuple(b"%c" % each for each in b" \t\n\r\v\f,")
+_SEPARATORS: Final = b" \t\n\r\v\f,"
+# From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
+_WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
 
 
 def parsed(texts: list[str]) -> list[int]:
@@ -114,7 +114,7 @@ class _Words:
 def _split_whole(text: bytes) -> tuple[bytes, bytes]:
     """Split after the last separator, because an ID may be divided between two blocks."""
     # rfind() returns -1 if there is no separator, so `end` is 0 then.
-    end = 1 + max(text.rfind(separator) for separator in _SEPARATORS)
+    end = 1 + max(map(text.rfind, _SEPARATORS))
     if end == 0 and len(text) > _LONGEST_ID:
         return text, b""
     return text[:end], text[end:]

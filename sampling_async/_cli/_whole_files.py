@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +33,20 @@ def written_whole(output: Path, *, is_private: bool = False) -> Generator[Path]:
         unfinished = Path(name)
         try:
             yield unfinished
-            # mkstemp() makes a file that only its owner can read.
-            mode = None if is_private else 0o666 & ~_umask()
-            with suppress(FileNotFoundError):
-                mode = stat.S_IMODE(target.stat().st_mode)
-            if mode is not None:
-                unfinished.chmod(mode)
+            unfinished.chmod(_mode_for(target, is_private=is_private))
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as exc:
         # pyarrow raises errors that have a text only.
         raise OSError(exc.errno or errno.EIO, exc.strerror or str(exc), str(output)) from None
+
+
+def _mode_for(target: Path, *, is_private: bool) -> int:
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        return 0o600 if is_private else 0o666 & ~_umask()
 
 
 def _umask() -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._contract.wire import INT64_MAX
 from sampling_async._journal.database import make_private
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, Note, Rows
@@ -50,7 +51,6 @@ _NO_DAMAGE: Final = {*_REASONS, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM} - {
 _OF_LINES: Final = re.compile(rb"\n\[(\d{1,19}),")
 _OF_LIST: Final = re.compile(rb"\d{1,19}")
 _AT_ONCE: Final = 1_000
-_LARGEST: Final = 2**63 - 1
 _SMALLEST_ROW: Final = 64
 """Bytes. The size of a damaged file divided by this is an upper estimate of the number of its rows."""
 
@@ -458,7 +458,7 @@ def _unknown(doubtful: Iterable[Note], mended: Rows) -> Iterator[Note]:
 def _ids_of(note: Note) -> set[int]:
     """Return the quota IDs in a row, as far as they can be read."""
     numbers = (_OF_LINES if note.content[:1] == b"\n" else _OF_LIST).findall(note.content)
-    return {number for number in map(int, numbers) if 0 < number <= _LARGEST}
+    return {number for number in map(int, numbers) if 0 < number <= INT64_MAX}
 
 
 def _listed(quota_ids: Iterable[int]) -> bytes:

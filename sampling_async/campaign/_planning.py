@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
 
+_PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER})
 _NAMED: Final = 5
 _REQUEST: Final = 100
 
@@ -216,20 +217,19 @@ class Planner:
     def _delivered(self, ledger: Ledger) -> dict[str, set[int]]:
         """Return the surveys that each member must not be asked for again."""
         surveys: dict[str, set[int]] = {}
-        passing = {Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER}
         for code, survey_id, state, result_code in ledger.delivered():
-            # A quota that was full may have room again, and a cap of a day is over. All else is final. So is a
-            # profile that does not match, although many of them say something about a quota.
-            is_over = state in {"rejected", "not_sent"} and (
-                result_code is None
-                or (
-                    rule_for(self.rules, result_code).lesson in passing
-                    and result_code != ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
-                )
-            )
-            if not is_over:
+            if not (state in {"rejected", "not_sent"} and self._may_have_passed(result_code)):
                 surveys.setdefault(code, set()).add(survey_id)
         return surveys
+
+    def _may_have_passed(self, code: int | None) -> bool:
+        """Return whether the reason of a refusal may be over, such as a full quota or a cap of the day."""
+        if code is None:  # it could not be sent
+            return True
+        # Many of these in a row say something about a quota, but the member's profile stays what it is.
+        if code == ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA:
+            return False
+        return rule_for(self.rules, code).lesson in _PASSING
 
     def _left(self, ledger: Ledger, since: float) -> dict[str, int]:
         """Return how many more invites members may get who hold some that are still open."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sampling_async.campaign._ledger import Ledger
     from sampling_async.campaign._lessons import Rule
+    from sampling_async.campaign._pairs import PlannedQuota
 
 _MOST_MOMENTS: Final = 240
 _NO_CODE: Final = "no usable response, or not sent"
@@ -48,17 +49,8 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     if not ledger.plan:
         raise ledger.error("has no plan yet")
-    by_quota: dict[int, Counter[str]] = {}
-    values: defaultdict[str, float] = defaultdict(float)
-    for quota_id, state, count, value in ledger.counts():
-        by_quota.setdefault(quota_id, Counter())[state] += count
-        values[state] += value
-    quotas, lost = ledger.quotas(), 0.0
-    if not is_running:
-        costs = {quota.id: quota.cost for quota in quotas}
-        for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
-            by_quota[quota_id].update({"pending": -1, "unknown": 1})
-            lost += costs[quota_id]
+    quotas = ledger.quotas()
+    by_quota, values, lost = _counted(ledger, quotas, is_running=is_running)
     states = sum(by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
     runs = ledger.read("SELECT began, ended, reason FROM runs ORDER BY id")
@@ -91,21 +83,9 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
             )
         ),
         quotas=tuple(
-            QuotaFill(
-                quota_id=q.id,
-                survey_id=q.survey,
-                wave_id=q.wave,
-                survey_name=q.name,
-                room=q.room,
-                planned=by_quota[q.id].total(),
-                invited=by_quota[q.id]["invited"],
-                rejected=by_quota[q.id]["rejected"],
-                unknown=by_quota[q.id]["unknown"],
-                value=q.value,
-                closed=q.closed,
-            )
-            for q in sorted(quotas, key=lambda q: (-q.room, q.id))
-            if q.id in by_quota
+            _fill(quota, by_quota[quota.id])
+            for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
+            if quota.id in by_quota
         ),
         timeline=_timeline(
             ledger.read('SELECT slot, requests, invited, rejected, failed, latencies, "limit" FROM moments')
@@ -116,6 +96,40 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
             if kind in get_args(WaitKind)
         ),
         limits=limits.in_words(),
+    )
+
+
+def _counted(
+    ledger: Ledger, quotas: Iterable[PlannedQuota], *, is_running: bool
+) -> tuple[dict[int, Counter[str]], defaultdict[str, float], float]:
+    """Return the pairs by quota and state, their value by state, and the cost of what a dead run has left."""
+    by_quota: dict[int, Counter[str]] = {}
+    values: defaultdict[str, float] = defaultdict(float)
+    for quota_id, state, count, value in ledger.counts():
+        by_quota.setdefault(quota_id, Counter())[state] += count
+        values[state] += value
+    lost = 0.0
+    if not is_running:
+        costs = {quota.id: quota.cost for quota in quotas}
+        for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
+            by_quota[quota_id].update({"pending": -1, "unknown": 1})
+            lost += costs[quota_id]
+    return by_quota, values, lost
+
+
+def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
+    return QuotaFill(
+        quota_id=quota.id,
+        survey_id=quota.survey,
+        wave_id=quota.wave,
+        survey_name=quota.name,
+        room=quota.room,
+        planned=pairs.total(),
+        invited=pairs["invited"],
+        rejected=pairs["rejected"],
+        unknown=pairs["unknown"],
+        value=quota.value,
+        closed=quota.closed,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of
+from sampling_async._contract.wire import INT64_MAX
 from sampling_async._journal.database import (
     connected,
     failing,
@@ -39,7 +40,6 @@ _APPLICATION: Final = 0x53414E4F
 _FORM: Final = 1
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
-_LARGEST: Final = 2**63 - 1
 
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
@@ -434,7 +434,7 @@ class SqliteStore:
         )
         if fact_ids is None:
             return self._open.execute(f"{change} AND state = 'dead'").rowcount
-        numbers = (number for number in fact_ids if number <= _LARGEST)  # no other number is an ID
+        numbers = (number for number in fact_ids if number <= INT64_MAX)  # no other number is an ID
         return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in numbers)
 
     # --- Reading

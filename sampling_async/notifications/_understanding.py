@@ -8,6 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sampling_async._contract.wire import INT64_MAX
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._money import of_hundredths
 from sampling_async.notifications._records import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sampling_async.notifications._records import Fields, Notification
 
 T = TypeVar("T")
-_LARGEST: Final = (1 << 63) - 1
 _MOST_DIGITS: Final = 19
 _LONGEST_CODE: Final = 1_000
 _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -179,7 +179,7 @@ def _any_text(value: Any) -> str | None:
 
 
 def _plain(value: Any) -> str | None:
-    return str(value) if type(value) is int and abs(value) <= _LARGEST else None
+    return str(value) if type(value) is int and abs(value) <= INT64_MAX else None
 
 
 def _code(value: Any) -> str | None:
@@ -193,7 +193,7 @@ def _whole(value: Any) -> int | None:
         value = int(match[1])
     elif isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         value = int(value)
-    return value if type(value) is int and abs(value) <= _LARGEST else None
+    return value if type(value) is int and abs(value) <= INT64_MAX else None
 
 
 def _id(value: Any) -> int | None:
