@@ -17,6 +17,7 @@ from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
 from sampling_async.notifications._entries import member_key
+from sampling_async.notifications._invites import InviteStore
 from sampling_async.notifications._money import added, difference, of_hundredths
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._store import run_once
@@ -183,7 +184,7 @@ class OutcomeLedger:
     def read_rows(self) -> Iterator[OutcomeRow]:
         """Yield what `rows` returns, in this thread and in constant memory."""
         revenue, key = Decimal(0), None
-        for row in SqliteStore(self._path).joined():
+        for row in InviteStore(self._path).joined():
             told, is_first = _row(row), row["key"] != key
             if told.ending is Ending.COMPLETED:
                 amount = told.revenue
@@ -268,8 +269,8 @@ class OutcomeLedger:
             columns[name] = [text and text.encode("utf-8", "replace").decode() for text in columns[name]]
         return pa.table(columns, schema=schema)
 
-    async def _written(self, operation: Callable[[SqliteStore], T]) -> T:
-        return await in_thread(lambda: run_once(SqliteStore(self._path), operation))
+    async def _written(self, operation: Callable[[InviteStore], T]) -> T:
+        return await in_thread(lambda: run_once(InviteStore(self._path), operation))
 
 
 class _Counts:

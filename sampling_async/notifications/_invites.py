@@ -1,0 +1,73 @@
+"""The invites in the store of an inbox, and which end of a survey belongs to which of them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async.notifications._sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_JOINED: Final = """
+WITH told AS (
+    -- A correction may leave out the original survey, and must join the invite of what it corrects.
+    SELECT f.*, (
+        SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
+    ) AS via
+    FROM facts AS f WHERE f.kind IN ('completion', 'terminate') AND f.standing = 'stands'
+), ends AS MATERIALIZED (
+    -- An end belongs to the invite of its member, survey and wave; of a routed member, to the last invite of
+    -- the original survey.
+    SELECT f.*, CASE
+        WHEN f.via IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
+        ELSE coalesce(
+            (SELECT i.key FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
+             ORDER BY i.invited DESC LIMIT 1), f.key)
+    END AS invite
+    FROM told AS f
+)
+SELECT * FROM (
+    SELECT coalesce(e.key, i.key) AS key, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
+        e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, e.key != i.key AS routed
+    FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key ORDER BY i.rowid, e.key, e.id
+)
+UNION ALL
+SELECT * FROM (
+    SELECT e.key, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount, e.label,
+        coalesce(e.ended, e.at), e.id, e.via IS NOT NULL
+    FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite) ORDER BY e.key, e.id
+)
+"""
+
+
+class InviteStore(SqliteStore):
+    """The store of an inbox, as the ledger of outcomes uses it."""
+
+    def add_invites(self, invites: Iterable[tuple[str, str, int, int, int, float]]) -> int:
+        """Store invites that are not there yet: key, member, survey, wave, quota and time. Returns how many."""
+        before = self._open.total_changes
+        self._open.executemany(
+            "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (key) DO NOTHING",
+            [(key, json.dumps(member), *more) for key, member, *more in invites],
+        )
+        return self._open.total_changes - before
+
+    def enter(self, member_code: str, quota_id: int, at: float) -> bool:
+        """Note when a member was sent to a survey, the first time; False if there is no such invite."""
+        cursor = self._open.execute(
+            "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
+            (at, json.dumps(member_code), quota_id),
+        )
+        return cursor.rowcount > 0
+
+    def joined(self) -> Iterator[Mapping[str, Any]]:
+        """Yield invites with their ends, then ends without an invite, as the ledger of outcomes reads them."""
+        with self._failing("cannot be read"), closing(self._connected()) as database:
+            database.row_factory = sqlite3.Row
+            for row in database.execute(_JOINED):
+                yield {**row, "member": json.loads(row["member"])}
