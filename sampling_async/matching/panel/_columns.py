@@ -38,6 +38,7 @@ _VIEW: Final = pa.string_view().id
 _DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
 _SETTLED: Final = WHOLE.keys() | _TEXTS - {_VIEW}
 
+_UNSIGNED: Final = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _WIDEST_TABLE: Final = 2**20
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
@@ -206,10 +207,15 @@ class Reader:
             values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
         codes: NDArray[Any]
         if self._table is not None:
-            # Numbers below the first place, and above the last one, are clipped to these, which mean OTHER. A
-            # number far below may wrap around to one above the last place. With answers 101 to 126 as int8, the
-            # last place is 27, and -128 - 100 wraps around to 28.
-            codes = self._table.take(values - (self._low - 1), mode="clip")
+            # As numbers without a sign, those below the first place are above the last one too, and are clipped
+            # to it, which means OTHER. With answers 101 to 126 as int8, the last place is 27, and -128 - 100
+            # wraps around to 28. A processor that had to guess between two ends would often guess wrong: the
+            # values of nulls are zeros as a rule, so every member without an answer is a number below.
+            places = values - (self._low - 1)
+            places = places.view(_UNSIGNED[places.itemsize])
+            if places.itemsize == 8:  # `take` takes narrower ones only
+                places = np.minimum(places, len(self._table) - 1, out=places).view(np.int64)
+            codes = self._table.take(places, mode="clip")
         else:
             at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
             codes = np.where(self._known[at] == values, self._known_codes[at], OTHER).astype(self._codes)
