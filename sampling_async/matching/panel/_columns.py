@@ -213,7 +213,7 @@ class Reader:
             # values of nulls are zeros as a rule, so every member without an answer is a number below.
             places = values - (self._low - 1)
             places = places.view(_UNSIGNED[places.itemsize])
-            if places.itemsize == 8:  # `take` takes narrower ones only
+            if places.dtype == np.uint64:  # `take` refuses these, and only these
                 places = np.minimum(places, len(self._table) - 1, out=places).view(np.int64)
             codes = self._table.take(places, mode="clip")
         else:
