@@ -61,7 +61,9 @@ def test_an_address_is_shown_without_guids_and_what_comes_after_them(path, shown
     assert "m000001" not in str(found)
 
 
-@pytest.mark.parametrize("spelling", [KEY, KEY.upper(), KEY.replace("-", "")])
+@pytest.mark.parametrize(
+    "spelling", [KEY, KEY.upper(), KEY.replace("-", ""), KEY.replace("-", "_"), " ".join(KEY.replace("-", ""))]
+)
 def test_the_key_and_the_panel_are_hidden_in_all_texts_of_a_finding(spelling):
     hidden = way.hiding(Secret(KEY), Secret(GUID), None, Secret("panel"))
     figures = {"Seen": [spelling, 1], "Of": {spelling: GUID}, "No": None}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -239,17 +241,39 @@ def _sections(page: str) -> Iterator[tuple[str, str, list[list[str]]]]:
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
         command = re.search(r"`(python [^`]+)`", body)
-        tables = [line for line in body.splitlines() if line.startswith("| ")]
-        rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in tables]
-        yield title, "" if command is None else command[1], [each for each in rows if "---" not in each[0]]
+        yield title, "" if command is None else command[1], list(chain.from_iterable(_tables(body)))
 
 
-def run_of_scoreboard() -> Iterator[str]:
-    """Yield which run the scoreboard's page is of."""
-    page = (RESULTS / "scoreboard.md").read_text()
-    yield from re.findall(r"^(?:\*\*\d+ of \d+ goals met\.\*\*|- .+)$", page, flags=re.MULTILINE)[:1]
+def _tables(text: str) -> Iterator[list[list[str]]]:
+    """Yield the tables in a text as rows of cells, without the lines below their heads."""
+    for is_table, lines in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
+        if is_table:
+            rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
+            yield [each for each in rows if not set(each[0]) <= set("-:")]
+
+
+def run_of(page: str) -> Iterator[str]:
+    """Yield which run a page of figures is of, and how many goals it met."""
+    head = (RESULTS / page).read_text().partition("\n## ")[0]
+    yield from re.findall(r"^\*\*\d+ of \d+ goals met\.\*\*$", head, flags=re.MULTILINE)[:1]
     yield ""
-    yield from re.findall(r"^- .+$", page.partition("\n## ")[0], flags=re.MULTILINE)
+    yield from re.findall(r"^- .+$", head, flags=re.MULTILINE)
+
+
+def goals(page: str) -> Iterator[str]:
+    """Yield which run a page of figures is of, and the table of its goals.
+
+    Raises:
+        LookupError: The page has no table of goals any more.
+    """
+    yield from (*run_of(page), "")
+    for rows in _tables((RESULTS / page).read_text()):
+        names = rows[0]
+        if {"what", "goal", "measured", "met"} <= set(names):
+            yield from (row(*names[:4]), row("---", "---:", "---:", "---"))
+            yield from (row(*each[:4]) for each in rows[1:] if each[1])
+            return
+    raise LookupError(f"{page} has no table of goals")
 
 
 GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
@@ -257,7 +281,9 @@ GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "commands": commands,
     "exit-codes": exit_codes,
     "scoreboard": scoreboard,
-    "run-of-scoreboard": run_of_scoreboard,
+    "run-of-scoreboard": partial(run_of, "scoreboard.md"),
+    "goals-of-speed": partial(goals, "speed.md"),
+    "goals-of-matching": partial(goals, "matching.md"),
 }
 
 

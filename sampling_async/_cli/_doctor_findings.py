@@ -68,10 +68,10 @@ def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
     """Return a function that takes secrets out of a finding or a text.
 
     A service may echo them, in its Server header for one. They are found in capital and small letters, with
-    dashes and without.
+    dashes, other signs or none between their digits.
     """
     digits = [re.sub(r"[\W_]", "", each.reveal()) for each in secrets if each is not None]
-    patterns = ["-?".join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
+    patterns = [r"[\W_]?".join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
     pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)  # (?!) is found nowhere
 
     def hidden(value: Any) -> Any:
