@@ -216,6 +216,23 @@ def test_results_follow_a_symbolic_link_and_change_no_other_file(panel):
     assert (panel / "best.csv.part").read_text() == "mine"
 
 
+def test_a_renamed_column_of_json_lines_counts_once(panel):
+    rows = [{"member_code": "a", "device_type": 5}, {"member_code": "b", "device_type": 6}]
+    (panel / "renamed.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    opened = _files.opened("renamed.jsonl", frozenset({"1", "device_type"}), {"device_type": "1"})
+    (batch,) = opened.batches
+    assert batch.to_pydict() == {"1": [5, 6]}
+
+
+def test_member_codes_of_json_lines_may_look_like_dates(panel):
+    rows = [{"member_code": "2024-01-05"}, {"member_code": None}, {}, {"member_code": "2024-01-06 10:00:00"}]
+    (panel / "dates.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    opened = _files.opened("dates.jsonl", frozenset({"member_code"}), {}, frozenset({"member_code"}))
+    assert opened.columns == ("member_code",)
+    (batch,) = opened.batches
+    assert batch.to_pylist() == [{"member_code": row.get("member_code")} for row in rows]
+
+
 @pytest.mark.parametrize("block_bytes", [10, 10_000])
 def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(panel, monkeypatch, block_bytes):
     monkeypatch.setattr(_files, "_LINES_BYTES", block_bytes)
@@ -421,6 +438,10 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["unknown.jsonl"], "the panel has no column for any question of the inventory"),
         (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
         (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
+        (["panel.csv", "--inventory", "stock.jsonl", "--output", "stock.jsonl"], "is the inventory itself"),
+        (["panel.csv", "--bands", "half.json"], "age bands must be a JSON object of answer IDs"),
+        (["zero.jsonl"], "zero.jsonl, line 3: '1001042' must be a text in quotation marks"),
+        (["number.jsonl", "--column", "member_code=id"], "number.jsonl, line 1: 'id' must be a text"),
         (["panel.csv", "--output", "folder.csv"], "--output folder.csv is a folder"),
         (["nobody.csv", "--top", "1"], "nobody.csv: row 1 of the panel has no member_code"),
         (["large.jsonl"], "large.jsonl: "),
@@ -438,6 +459,9 @@ def test_errors_are_reported_in_one_line(panel, arguments, words):
     (panel / "broken.jsonl").write_text('{"1001538": 30}\n{"1001538": \n')
     (panel / "no_codes.csv").write_text(f"{AGE}\n30\n")
     (panel / "unknown.jsonl").write_text('{"age": 30}')
+    (panel / "half.json").write_text('{"2006351": [18.9, 24]}')
+    (panel / "zero.jsonl").write_text('{"1001042": "01023"}\n\n{"1001042": 1023}\n')
+    (panel / "number.jsonl").write_text('{"id": 123, "1001538": 30}\n{"id": "m"}\n')
     (panel / "short.csv").write_text(f"member_code,{AGE}\nm,1\nSECRET\n")
     (panel / "nobody.csv").write_text(f"member_code,{AGE}\nm,1\n,2\n")
     (panel / "large.jsonl").write_text(f'{{"{AGE}": {2**70}}}\n{{"{AGE}": true}}')
@@ -446,6 +470,7 @@ def test_errors_are_reported_in_one_line(panel, arguments, words):
     (panel / "empty.jsonl").write_text("")
     (panel / "named.csv").write_text("id,age,ZIP code\nm,30,01234\n")
     surveys = [to_json(survey) for survey in INVENTORY.surveys[:2]]
+    (panel / "stock.jsonl").write_bytes(b"\n".join(surveys))
     (panel / "cut.jsonl").write_bytes(b"\n".join([*surveys, surveys[0][:500]]))
     (panel / "wrong.json").write_text(
         '{"CountryID": 1, "CacheExpires": "2026-01-15T00:00:00Z", "Surveys": [{"SurveyID": 1}]}'

@@ -26,6 +26,7 @@ from sampling_async import (
 )
 from sampling_async.matching import (
     MatchPolicy,
+    Member,
     QuestionKinds,
     QuotaIndex,
 )
@@ -92,6 +93,18 @@ def test_options_of_matching_are_checked():
         many().match({"1009999": 1})
     with pytest.raises(InvalidRequestError, match="device_type must be a whole number"):
         many().match({}, device_type="1")
+    for wrong, rule in (
+        (["2"], "each of exclude_surveys must be a whole number, not '2'"),
+        ("2", "exclude_surveys must be a list, a set or a tuple, not '2'"),
+        (2, "exclude_surveys must be a list, a set or a tuple, not 2"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rule):
+            many().match(Member("m", {}, exclude_surveys=wrong))
+    with pytest.raises(InvalidRequestError, match="each of participations is a Participation, not a tuple"):
+        many().match({}, participations=[(1, 1, 9)])
+    for codes in ([1, 2], ["1", None]):
+        with pytest.raises(InvalidRequestError, match="member codes of quota 7 must be texts"):
+            many().recontact(7, codes)
     with pytest.raises(InvalidRequestError, match="ends before"):
         QuestionKinds.default().with_age(AGE, {1: (30, 20)})
     with pytest.raises(InvalidRequestError, match="not from int"):

@@ -223,7 +223,10 @@ def test_caps_of_a_member_and_its_weight_are_read():
         ({"response": ["high"]}, "'response' of the panel must hold numbers"),
         ({"response": [-1.0]}, "numbers from 0 on; row 0 does not"),
         ({"response": [float("nan")]}, "numbers from 0 on; row 0 does not"),
-        ({"response": [1.0], "invites_left": ["x"]}, "'invites_left' of the panel must hold whole numbers"),
+        (
+            {"response": [1.0], "invites_left": ["x"]},
+            "row 0 of the panel: column 'invites_left' must hold whole",
+        ),
     ],
 )
 def test_a_wrong_column_is_named(column, message):
@@ -249,6 +252,25 @@ def test_the_room_is_what_is_needed_by_the_rates():
         1: 50,
         2: 7,
     }
+
+
+@pytest.mark.parametrize("remaining", [0, -10, -10_000])
+def test_an_overfilled_quota_or_survey_takes_no_room_from_the_others(remaining):
+    full = quota(quota_id=99, remaining=remaining)
+    others = [
+        survey(
+            quota(quota_id=at, remaining=10),
+            survey_id=at,
+            ir=100,
+            price=Price(1 + at / 50, 1),
+            estimated_completes_remaining=50,
+        )
+        for at in range(1, 41)
+    ]
+    full_survey = survey(full, quota(quota_id=98), survey_id=50, ir=10, estimated_completes_remaining=remaining)
+    taken = counts_of(allocated(QuotaIndex([*others, full_survey]), people(400, 0), Allocate(1)))
+    assert set(taken) <= set(range(1, 41))
+    assert sum(taken.values()) > 320
 
 
 def test_the_value_is_the_price_by_the_ir_unless_it_is_given():

@@ -158,16 +158,22 @@ def test_postal_codes_are_texts(answers, certain):
     ("name", "column", "words"),
     [
         (AGE, [30, None, 200], "row 2 of the panel.*an age must be in years.*not 200"),
-        (AGE, [30.5], "not whole"),
+        (AGE, [30, None, 30.5], "row 2 of the panel.*not 30.5"),
+        (AGE, [[30]], f"column '{AGE}' of the panel holds lists"),
+        (POSTAL, [["10101"]], f"column '{POSTAL}' of the panel holds lists"),
+        (OTHER, [[1.0], [2.0, 1e30]], r"row 1 of the panel.*not 1e\+30"),
         (AGE, ["30", "old"], "row 1 of the panel.*not 'old'"),
         (AGE, [True], "of type bool"),
         (OTHER, ["x"], "row 0 of the panel.*answer IDs"),
         (OTHER, [["1"], [], ["2", "y"]], "row 2 of the panel.*'y'"),
         (OTHER, [{"a": 1}], "of type struct"),
         (POSTAL, [10101], "row 0 of the panel.*a postal code must be a text.*not 10101"),
-        ("device_type", ["phone"], "'device_type'.*whole numbers"),
+        ("device_type", ["1", " 2", "", None, "phone"], "row 4 of the panel: .*'device_type'.*not 'phone'"),
+        ("device_type", [1.0, 2.5], "row 1 of the panel: .*'device_type'.*not 2.5"),
+        ("device_type", [True], "'device_type' of the panel must hold whole numbers, not bool"),
         ("exclude_surveys", [1], "'exclude_surveys'.*lists of survey IDs"),
-        ("exclude_surveys", [["x"]], "'exclude_surveys'.*whole numbers"),
+        ("exclude_surveys", [["1", "2"], [], ["3", "x"]], "row 2 of the panel: .*'exclude_surveys'.*not 'x'"),
+        ("exclude_surveys", [["4"], ["3", "x"]], "row 1 of the panel: .*'exclude_surveys'.*not 'x'"),
         ("participations", [[1]], "'participations'.*survey_id, wave_id, status_id"),
         ("participations", [[{"survey_id": 1}]], "'participations'.*no 'status_id'"),
         ("member_code", [1], "'member_code'.*texts"),
@@ -190,6 +196,39 @@ def test_an_age_out_of_all_bounds_is_refused_in_a_later_batch_too():
     ]
     with pytest.raises(InvalidRequestError, match=r"row 40001 of the panel.*not -1"):
         list(PanelMatcher(index).map_batches(batches))
+
+
+@pytest.mark.parametrize(("index", "words"), [(pa.int8(), 128), (pa.uint8(), 256)])
+def test_nulls_in_a_full_dictionary_are_no_answers(index, words):
+    column = pa.DictionaryArray.from_arrays(
+        pa.array([5, *[None] * 300], index), pa.array([str(number) for number in range(words)])
+    )
+    asked = QuotaIndex([survey(quota([sub_quota(row(OTHER, 0, 1))], quota_id=1))])
+    assert counted(PanelMatcher(asked), pa.table({str(OTHER): column})) == {1: (0, 0)}
+
+
+@pytest.mark.parametrize("words", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("in_lists", [False, True])
+def test_batches_may_have_narrow_dictionaries_of_their_own(words, in_lists):
+    index = QuotaIndex([survey(quota([sub_quota(row(OTHER, *range(0, 200, 2)))], quota_id=1))])
+
+    def batches():
+        for first in range(0, 200, 50):
+            texts = pa.array([str(first + at) for at in range(50)]).cast(words)
+            column = pa.DictionaryArray.from_arrays(pa.array([*range(50), None], pa.int8()), texts)
+            if in_lists:
+                column = pa.ListArray.from_arrays(pa.array([0, 2, None, 50, 51], pa.int32()), column)
+            yield pa.record_batch({str(OTHER): column})
+
+    expected = 8 if in_lists else 100
+    assert counted(PanelMatcher(index), batches()) == {1: (expected, 0)}
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(4, 0), pa.decimal64(9, 2), pa.decimal128(20), pa.float16()])
+def test_whole_numbers_may_be_decimals_or_floats_of_any_width(kind):
+    index = QuotaIndex([survey(quota([sub_quota(row(OTHER, 20))], quota_id=1))])
+    column = pa.array(["20", None, "7"]).cast(pa.float32()).cast(kind)
+    assert counted(PanelMatcher(index), pa.table({str(OTHER): column})) == {1: (1, 0)}
 
 
 def test_numbers_too_wide_for_their_column_are_not_taken_for_others():

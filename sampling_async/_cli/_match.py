@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -204,7 +205,7 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
     except (ValueError, RecursionError):
         read = None
     try:
-        return {int(id_): (int(first), int(last)) for id_, (first, last) in read.items()}
+        return {int(id_): (index(first), index(last)) for id_, (first, last) in read.items()}
     except (ValueError, OverflowError, TypeError, AttributeError):
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "

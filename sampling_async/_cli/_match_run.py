@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,17 +65,18 @@ class MatchRun:
         wanted, renamed = options.wanted(), options.renamed(_OTHERS)
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
-            written.check_output(options.output, self._panel)
+            written.check_output(options.output, self._panel, options.inventory)
         index = QuotaIndex(self._inventory(), kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, wanted)
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
-        source = files.opened(self._panel, names, renamed)
+        opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
+        source = opened()
         view.tell_oddities(index)
         self._check_columns(matcher, source)
         if isinstance(wanted, Allocate):
             with self._file_named():
                 matcher = matcher.learn(source.batches, workers=options.processes)
-            source = files.opened(self._panel, names, renamed)
+            source = opened()
         followed = Followed(source)
         results = iter(matcher.run(iter(followed), workers=options.processes))
         if options.as_requests:

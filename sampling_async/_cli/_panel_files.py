@@ -34,11 +34,12 @@ _KEYS: Final = {
 OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
 
-def check_output(output: Path, panel: str) -> None:
-    """Refuse a file that could not be written at the end, or that is the panel itself.
+def check_output(output: Path, panel: str, inventory: Path | None) -> None:
+    """Refuse a file that could not be written at the end, or that is one of those which are read.
 
     Raises:
-        InvalidRequestError: The name has no known ending, or it is a folder, in no folder, or the panel.
+        InvalidRequestError: The name has no known ending, or it is a folder, in no folder, the panel or the
+            inventory.
     """
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
@@ -48,8 +49,10 @@ def check_output(output: Path, panel: str) -> None:
         raise InvalidRequestError(f"--output {output} is a folder")
     if not output.absolute().parent.is_dir():
         raise InvalidRequestError(f"--output {output}: the folder does not exist")
-    if output.exists() and not is_query(panel) and Path(panel).exists() and output.samefile(panel):
-        raise InvalidRequestError(f"--output {output} is the panel itself")
+    read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
+    for name, path in read.items():
+        if path is not None and path.exists() and output.exists() and output.samefile(path):
+            raise InvalidRequestError(f"--output {output} is the {name} itself")
 
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:

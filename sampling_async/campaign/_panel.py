@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import frozen
@@ -54,19 +55,19 @@ def source_of(
     if isinstance(panel, str | os.PathLike):
         text = os.fspath(panel)
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
-        columns = files.opened(text, names, renamed).columns
+        opened = partial(files.opened, text, names, renamed, matcher.text_columns)
         name = "the query" if files.is_query(text) else text
-        source = PanelSource(columns, lambda: files.opened(text, names, renamed).batches, name)
+        source = PanelSource(opened().columns, lambda: opened().batches, name)
     else:
-        opened = panel if callable(panel) else lambda: panel
+        given = panel if callable(panel) else lambda: panel
         if not callable(panel):
             _must_be_readable_twice(panel)
-        first = _batches(opened(), renamed)
+        first = _batches(given(), renamed)
         try:
             columns = tuple(next(first).schema.names)
         except StopIteration:
             columns = ()
-        source = PanelSource(columns, lambda: _batches(opened(), renamed), "the panel")
+        source = PanelSource(columns, lambda: _batches(given(), renamed), "the panel")
     _check(source, matcher)
     return source
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import is_whole
+from sampling_async._contract.checks import is_whole, whole_id
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import Participation, Quotas, Survey, hidden
 from sampling_async._protocol.requests import InviteRequest
@@ -24,6 +24,7 @@ from sampling_async.matching._result import MatchResult, QuotaIds
 if TYPE_CHECKING:
     from sampling_async.matching._program import Diagnostic, Target
 
+T = TypeVar("T")
 _MOST_PARTS: Final = 3
 """The most parts of an index: each additional part makes matching a tenth to a fifth slower."""
 
@@ -215,12 +216,15 @@ class QuotaIndex:
             member_codes: The codes of the members on the list.
 
         Raises:
-            InvalidRequestError: `member_codes` is one text.
+            InvalidRequestError: `member_codes` is one text, or holds something else than texts.
         """
         if isinstance(member_codes, str):
             raise InvalidRequestError("member_codes must be a list or a set, not one text")
+        codes = frozenset(member_codes)
+        if not all(isinstance(code, str) for code in codes):
+            raise InvalidRequestError(f"the member codes of quota {quota_id} must be texts, all of them")
         # Replace the dict, do not change it: another thread may be iterating over it in `match`.
-        self._recontact = {**self._recontact, quota_id: frozenset(member_codes)}
+        self._recontact = {**self._recontact, quota_id: codes}
 
     def carry_over(self, older: QuotaIndex) -> None:
         """Take over the recontact lists of an older index of the same service.
@@ -268,7 +272,8 @@ class QuotaIndex:
             member_code: The member's code, which is looked up in the lists given to `recontact`.
 
         Raises:
-            InvalidRequestError: An answer is not valid for its question; the text names the question.
+            InvalidRequestError: An answer is not valid for its question, and the text names the question; or
+                another argument is not of its type.
         """
         return self._match(_asking(profile, device_type, exclude_surveys, participations, member_code))
 
@@ -410,8 +415,22 @@ def _asking(
         member_code = member.member_code if member_code is None else member_code
     if device_type is not None and not is_whole(device_type):
         raise InvalidRequestError(f"device_type must be a whole number, not {device_type!r}")
-    excluded, took_part = tuple(exclude_surveys or ()), tuple(participations or ())
+    excluded = tuple(
+        whole_id(each, "each of exclude_surveys") for each in _listed(exclude_surveys, "exclude_surveys")
+    )
+    took_part = _listed(participations, "participations")
+    for each in took_part:
+        if not isinstance(each, Participation):
+            raise InvalidRequestError(f"each of participations is a Participation, not a {type(each).__name__}")
     return _Asking(lasting(profile), device_type, excluded, took_part, member_code)
+
+
+def _listed(several: Iterable[T] | None, name: str) -> tuple[T, ...]:
+    if several is None:
+        return ()
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        raise InvalidRequestError(f"{name} must be a list, a set or a tuple, not {several!r:.40}")
+    return tuple(several)
 
 
 def _surveys_of(quotas: Quotas | Iterable[Survey]) -> tuple[Survey, ...]:

@@ -222,7 +222,7 @@ class Candidates:
             member_codes(batch, first).cast(pa.string()),
             lists,
             certain,
-            limits(batch, self.per_member),
+            limits(batch, self.per_member, first),
             weights(batch, self.weight, first),
             arrow(hashes.view(np.int64)),
         ]

@@ -76,11 +76,11 @@ def columns_read(weight: str | None) -> frozenset[str]:
     return frozenset({INVITES_LEFT} if weight is None else {INVITES_LEFT, weight})
 
 
-def limits(batch: Any, per_member: int) -> Any:
+def limits(batch: Any, per_member: int, first: int) -> Any:
     """Return how many invites each member may get."""
     if INVITES_LEFT not in batch.schema.names:
         return arrow(np.full(len(batch), per_member, dtype=np.int64))
-    left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT)
+    left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
     return arrow(np.where(is_known, np.clip(left, 0, per_member), per_member).astype(np.int64))
 
 

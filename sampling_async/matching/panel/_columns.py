@@ -8,7 +8,7 @@ import numpy as np
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching._questions import OLDEST
-from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa, pc
+from sampling_async.matching.panel._arrow import WHOLE, arrow, booleans, integers, pa, pc
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import Columns
 from sampling_async.matching.panel._postal import Beginnings
@@ -38,6 +38,8 @@ _VIEW: Final = pa.string_view().id
 _DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
 _SETTLED: Final = WHOLE.keys() | _TEXTS - {_VIEW}
 
+_SINGLE: Final = frozenset({"age", "postal"})
+_WIDE: Final = 128  # bits
 _UNSIGNED: Final = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _WIDEST_TABLE: Final = 2**20
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
@@ -146,6 +148,11 @@ class Reader:
         if kind in self._as_they_are:
             return self._of_integers(column, first, None)
         if kind in _LISTS:
+            if self._classes.kind in _SINGLE and not _is_null_type(column.type):
+                raise InvalidRequestError(
+                    f"column '{self._question_id}' of the panel holds lists, but a member has one age and one "
+                    "postal code"
+                )
             values, member = _flat(column)
             codes = self._single(values, first, member)
             # Nulls in a list do not count. A member with no answer at all then is in the class UNANSWERED.
@@ -169,7 +176,11 @@ class Reader:
         if pa.types.is_null(kind):
             return np.full(len(column), UNANSWERED, dtype=self._codes)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            column = self._whole(column)
+            # Some libraries (pandas) cannot store missing values in columns of integers, and make them floats.
+            try:
+                column = _as_integers(column)
+            except _NotWholeError as exc:
+                self._refuse(exc.value, exc.at, first, member)
             kind = column.type
         if kind.id in WHOLE and self._classes.kind != "postal":
             return self._of_integers(column, first, member)
@@ -185,19 +196,6 @@ class Reader:
             f"column '{self._question_id}' of the panel is of type {kind}: answers must be whole numbers or "
             "texts, or lists of these"
         )
-
-    def _whole(self, column: Any) -> Any:
-        """Return floats or decimals as whole numbers.
-
-        Some libraries (pandas) cannot store missing values in columns of integers, and make them floats.
-        """
-        try:
-            return _as_integers(column)
-        except pa.ArrowInvalid:
-            raise InvalidRequestError(
-                f"column '{self._question_id}' of the panel has numbers that are not whole: answers must be "
-                "answer IDs, or an age in years"
-            ) from None
 
     def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
         values, answered = integers(column)
@@ -237,7 +235,9 @@ class Reader:
         numbers = np.append(self._numbers_of(words), UNANSWERED)
         indices = column.indices
         at, answered = integers(indices)
-        codes: NDArray[np.intp] = numbers[at if answered is None else np.where(answered, at, len(words))]
+        codes: NDArray[np.intp] = numbers[
+            at if answered is None else np.where(answered, at.astype(np.intp), len(words))
+        ]
         wrong = np.flatnonzero(codes == _NONE)
         if len(wrong):
             self._refuse(words[int(at[wrong[0]])].as_py(), int(wrong[0]), first, member)
@@ -265,11 +265,10 @@ class Reader:
 
     def _refuse(self, value: object, at: int, first: int, member: NDArray[np.intp] | None) -> None:
         # Parse the value again: that raises the error which explains it.
-        row = first + (at if member is None else int(member[at]))
         try:
             self._kinds.known(self._question_id, value)
         except InvalidRequestError as exc:
-            raise InvalidRequestError(f"row {row} of the panel: {exc}") from None
+            raise InvalidRequestError(f"row {_row(at, first, member)} of the panel: {exc}") from None
 
 
 _NONE: Final = -1
@@ -309,7 +308,10 @@ def is_settled(kind: Any) -> bool:
 
 
 def settled(batch: Any) -> Any:
-    """Return a batch with plain texts instead of string views, which Polars exports."""
+    """Return a batch without string views, which Polars exports, and without narrow dictionaries.
+
+    Batches that are joined get one dictionary, whose words may be too many for a narrow index.
+    """
     columns = [_settled(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -318,26 +320,40 @@ def _settled(column: Any) -> Any:
     kind = column.type
     if kind.id == _VIEW:
         return column.cast(pa.string())
-    if kind.id == _DICTIONARY and kind.value_type.id == _VIEW:
-        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    if is_list(kind) and kind.value_type.id == _VIEW:
-        return column.cast(pa.list_(pa.string()))
+    if kind.id == _DICTIONARY:
+        words = column.dictionary
+        return pa.DictionaryArray.from_arrays(
+            column.indices.cast(pa.int64()), words.cast(pa.string()) if words.type.id == _VIEW else words
+        )
+    if is_list(kind) and kind.value_type.id in {_VIEW, _DICTIONARY}:
+        values, member = _flat(column)
+        ends = np.cumsum(np.bincount(member, minlength=len(column)))
+        return pa.LargeListArray.from_arrays(arrow(np.append(0, ends)), _settled(values))
     return column
 
 
-def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def numbers(
+    column: Any, name: str, first: int, member: NDArray[np.intp] | None = None
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the whole numbers of a column, and which of them are not null.
 
     Args:
         column: The column.
         name: Its name, for the error message.
+        first: The place of the batch's first member in the panel.
+        member: The member of the batch whom each value belongs to, if they are values of lists.
 
     Raises:
-        InvalidRequestError: The column does not contain whole numbers.
+        InvalidRequestError: A value is not a whole number.
     """
     try:
         column = _as_integers(column)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except _NotWholeError as exc:
+        raise InvalidRequestError(
+            f"row {_row(exc.at, first, member)} of the panel: column {name!r} must hold whole numbers, not "
+            f"{exc.value!r:.40}"
+        ) from None
+    except TypeError:
         raise InvalidRequestError(
             f"column {name!r} of the panel must hold whole numbers, not {column.type}"
         ) from None
@@ -345,14 +361,19 @@ def numbers(column: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
-def taken(batch: Any, source: Source) -> Several:
+def taken(batch: Any, source: Source, first: int) -> Several:
     """Return the waves, by their places, that must not be offered to members.
+
+    Args:
+        batch: The members.
+        source: What they are matched with.
+        first: The place of the first member in the panel.
 
     Raises:
         InvalidRequestError: A column is not of the type it should have.
     """
     hits = [
-        read(batch.column(name), source)
+        read(batch.column(name), source, first)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
         if name in batch.schema.names and not _is_null_type(batch.schema.field(name).type)
     ]
@@ -365,17 +386,17 @@ def _is_null_type(kind: Any) -> bool:
     return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
 
 
-def _excluded(column: Any, source: Source) -> Several:
+def _excluded(column: Any, source: Source, first: int) -> Several:
     if not is_list(column.type):
         raise InvalidRequestError(
             f"column {EXCLUDED!r} of the panel must hold lists of survey IDs, not {column.type}"
         )
     values, member = _flat(column)
-    survey_ids, there = numbers(values, EXCLUDED)
+    survey_ids, there = numbers(values, EXCLUDED, first, member)
     return _looked_up(survey_ids[there, None], member[there], lambda key: source.of_survey.get(key[0], ()))
 
 
-def _participations(column: Any, source: Source) -> Several:
+def _participations(column: Any, source: Source, first: int) -> Several:
     if not (is_list(column.type) and pa.types.is_struct(column.type.value_type)):
         raise InvalidRequestError(
             f"column {PARTICIPATIONS!r} of the panel must hold lists of {{survey_id, wave_id, status_id}}, "
@@ -385,7 +406,7 @@ def _participations(column: Any, source: Source) -> Several:
     missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
-    fields = [numbers(values.field(name), PARTICIPATIONS) for name in _PARTICIPATION]
+    fields = [numbers(values.field(name), PARTICIPATIONS, first, member) for name in _PARTICIPATION]
     keys = np.stack([field for field, _ in fields], axis=1)
     # No survey of the inventory excludes most participations: drop them first.
     is_known = np.isin(keys[:, 0], [survey_id for survey_id, _, _ in source.excluding])
@@ -434,11 +455,59 @@ def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
+class _NotWholeError(ValueError):
+    """A value of a column is not a whole number of 64 bits."""
+
+    def __init__(self, at: int, value: object) -> None:
+        super().__init__(at, value)
+        self.at, self.value = at, value
+
+
 def _as_integers(column: Any) -> Any:
-    # NaN is a missing value in pandas.
-    if pa.types.is_floating(column.type):
+    """Return whole numbers, floats, decimals, or texts of digits as a column of 64-bit numbers.
+
+    Raises:
+        _NotWholeError: A value is something else.
+        TypeError: The column has another type.
+    """
+    if column.type.id == _DICTIONARY:
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_floating(kind):
+        # NaN is a missing value in pandas.
         column = pc.if_else(pc.is_nan(column), None, column)
-    return column.cast(pa.int64())
+    elif pa.types.is_decimal(kind):
+        # Arrow 26 refuses all numbers of the narrow types.
+        column = column.cast(pa.decimal128(kind.precision, kind.scale)) if kind.bit_width < _WIDE else column
+    elif _is_text(kind):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
+    elif kind.id not in WHOLE and not pa.types.is_null(kind):
+        raise TypeError(kind)
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        at = _first_unfit(column)
+        raise _NotWholeError(at, column[at].as_py()) from None
+
+
+def _first_unfit(column: Any) -> int:
+    """Return the place of the first value of a column that is not a whole number; there is one."""
+    start, end = 0, len(column)
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            column.slice(start, middle - start).cast(pa.int64())
+        except pa.ArrowInvalid:
+            end = middle
+        else:
+            start = middle
+    return start
+
+
+def _row(at: int, first: int, member: NDArray[np.intp] | None) -> int:
+    """Return the row in the panel of a value: of a member of the batch or, in lists, of the member it is of."""
+    return first + (at if member is None else int(member[at]))
 
 
 def _is_text(kind: Any) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -29,13 +30,14 @@ _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
 _ROWS: Final = 2**15
+_TEXT_OR_NULL: Final = frozenset({pa.string().id, pa.null().id})
 _NAMED: Final = 12
 _LONGEST_NAME: Final = 40
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
 
 
 class BadLineError(ValueError):
-    """A line of a panel is not a JSON object. The text says which line."""
+    """A line of a panel is not a JSON object, or has a value it must not have. The text says which line."""
 
 
 @frozen
@@ -58,12 +60,16 @@ def is_query(panel: str) -> bool:
     return _QUERY.match(panel) is not None
 
 
-def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+def opened(
+    panel: str, wanted: frozenset[str], renamed: Mapping[str, str], texts: frozenset[str] = frozenset()
+) -> PanelFile:
     """Open a panel.
 
     Args:
         panel: A file, or a query.
         wanted: The columns to read.
+        texts: Those of them that hold texts only: in JSON lines, where each value has a type of its own, other
+            values are refused by line.
         renamed: The wanted names of columns that have other names in the panel, by those other names.
 
     Raises:
@@ -72,8 +78,9 @@ def opened(panel: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> Pa
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
     path = Path(panel)
+    of_lines = partial(_of_lines, texts=texts)
     readers: dict[str, Callable[[Path, frozenset[str], Mapping[str, str]], PanelFile]] = dict(
-        zip(INPUTS, (_of_parquet, _of_csv, _of_lines, _of_lines), strict=True)
+        zip(INPUTS, (_of_parquet, _of_csv, of_lines, of_lines), strict=True)
     )
     reader = readers.get(path.suffix.lower())
     if reader is None:
@@ -157,12 +164,14 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
     )
 
 
-def _of_lines(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
+def _of_lines(
+    path: Path, wanted: frozenset[str], renamed: Mapping[str, str], texts: frozenset[str]
+) -> PanelFile:
     """Read JSON lines block by block. A key may be in some lines only, and may first occur late in the file."""
-    names = {name: name for name in sorted(wanted)}
+    names = {name: name for name in sorted(wanted) if name not in renamed}
     names.update({name: there for there, name in renamed.items() if name in wanted})
     keys: dict[str, None] = {}
-    tables = _line_tables(path, names, keys)
+    tables = _line_tables(path, names, keys, texts)
     first = next(tables, {})
     is_all = path.stat().st_size <= _LINES_BYTES
     if is_all:
@@ -181,7 +190,9 @@ def _checked(
     _check_names(path, keys, renamed)
 
 
-def _line_tables(path: Path, names: Mapping[str, str], keys: dict[str, None]) -> Iterator[dict[str, Any]]:
+def _line_tables(
+    path: Path, names: Mapping[str, str], keys: dict[str, None], texts: frozenset[str]
+) -> Iterator[dict[str, Any]]:
     """Yield the columns of each block, and add the keys found to `keys`."""
     # A column that was a list in one block is a list in all later blocks.
     lists: set[str] = set()
@@ -190,7 +201,7 @@ def _line_tables(path: Path, names: Mapping[str, str], keys: dict[str, None]) ->
         while block := file.read(_LINES_BYTES):
             # Complete the last line, so that no line is split between blocks.
             block += file.readline()
-            columns = _table_of(block, names, keys, line)
+            columns = _table_of(block, names, keys, texts, line)
             line += block.count(b"\n")
             for name, column in columns.items():
                 if pa.types.is_list(column.type):
@@ -200,31 +211,49 @@ def _line_tables(path: Path, names: Mapping[str, str], keys: dict[str, None]) ->
             yield columns
 
 
-def _table_of(block: bytes, names: Mapping[str, str], keys: dict[str, None], first_line: int) -> dict[str, Any]:
+def _table_of(
+    block: bytes, names: Mapping[str, str], keys: dict[str, None], texts: frozenset[str], first_line: int
+) -> dict[str, Any]:
     """Return the columns of a block by the wanted names; nulls if the block lacks the key.
 
     `names` has the key in the file for each wanted name.
     """
-    options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
-    try:
-        table = arrow_json.read_json(io.BytesIO(block), read_options=options)
-    except pa.ArrowInvalid:
-        # Arrow refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
-        # Python reads them.
-        rows = [
-            _object_of(line, at) for at, line in enumerate(block.split(b"\n"), start=first_line) if line.strip()
-        ]
-        for row in rows:
-            keys.update(dict.fromkeys(row))
-        return {
-            name: pa.array(alike([row.get(there) for row in rows])) if rows else pa.nulls(0)
+    table = _by_arrow(block)
+    if table is not None:
+        columns = {
+            name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
             for name, there in names.items()
         }
-    keys.update(dict.fromkeys(table.column_names))
+        # Arrow takes texts that are dates for dates.
+        if all(column.type.id in _TEXT_OR_NULL for name, column in columns.items() if name in texts):
+            keys.update(dict.fromkeys(table.column_names))
+            return columns
+    rows = {
+        at: _object_of(line, at) for at, line in enumerate(block.split(b"\n"), start=first_line) if line.strip()
+    }
+    for at, row in rows.items():
+        keys.update(dict.fromkeys(row))
+        for there in [names[name] for name in texts & names.keys()]:
+            if not isinstance(row.get(there), str | None):
+                raise BadLineError(
+                    f"line {at}: {there!r} must be a text in quotation marks: it may begin with a zero"
+                )
     return {
-        name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
+        name: pa.array(alike([row.get(there) for row in rows.values()])) if rows else pa.nulls(0)
         for name, there in names.items()
     }
+
+
+def _by_arrow(block: bytes) -> Any:
+    """Return JSON lines as a table, or None if Arrow refuses them.
+
+    It refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
+    """
+    options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
+    try:
+        return arrow_json.read_json(io.BytesIO(block), read_options=options)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _object_of(line: bytes, number: int) -> dict[str, Any]:

@@ -269,8 +269,8 @@ class Kernel:
             codes,
             looked_up,
             several,
-            numbers(batch.column(DEVICE), DEVICE) if columns.has_device else None,
-            taken(batch, source) if columns.has_taken else NOBODY,
+            numbers(batch.column(DEVICE), DEVICE, first) if columns.has_device else None,
+            taken(batch, source, first) if columns.has_taken else NOBODY,
             listed,
         )
 

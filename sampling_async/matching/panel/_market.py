@@ -129,7 +129,7 @@ def market_of(
             rooms[at] = _invites(_number(room.get(quota.quota_id, 0), f"room of quota {quota.quota_id}"))
         wave = needed[survey.survey_id]
         # The quotas of a survey may have different rates. The best one gives the smallest number of invites.
-        invites = survey.estimated_completes_remaining * overshoot / share
+        invites = max(0.0, survey.estimated_completes_remaining * overshoot / share)
         wave[survey.wave_id] = min(wave.get(survey.wave_id, invites), invites)
     survey_rooms = np.full(len(numbers), _MOST, dtype=np.int64)
     for survey_id, number in numbers.items():
@@ -171,5 +171,5 @@ def _number(value: object, what: str) -> float:
 
 
 def _invites(number: float) -> int:
-    # Rounded first, so that 3 / 0.3 is 10 invites and not 11.
-    return min(_MOST, int(np.ceil(round(number, 9))))
+    # Rounded first, so that 3 / 0.3 is 10 invites and not 11. What is overfilled has no room.
+    return min(_MOST, max(0, int(np.ceil(round(number, 9)))))

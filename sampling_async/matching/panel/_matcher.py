@@ -94,6 +94,12 @@ class PanelMatcher:
         """The IDs of the questions that the inventory asks; only columns of these matter."""
         return tuple(sorted(self._source.classes))
 
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """The columns that hold texts only, because a code may begin with a zero: member and postal codes."""
+        postal = (id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
+        return frozenset({MEMBER_CODE, *map(str, postal)})
+
     def _for(self, output: Allocate | Candidates | Learning, source: Source) -> PanelMatcher:
         """Return a matcher with another output or order of the same inventory."""
         matcher = PanelMatcher.__new__(PanelMatcher)

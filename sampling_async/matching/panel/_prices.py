@@ -140,7 +140,7 @@ class _Drawing:
         if len(kept) > MEMBERS:
             kept = np.sort(np.argpartition(hashes, MEMBERS)[:MEMBERS])
         self._hashes = hashes[kept]
-        self._limits = limits(batch, self._output.per_member).take(arrow(kept))
+        self._limits = limits(batch, self._output.per_member, first).take(arrow(kept))
         self._weights = weights(batch, self._output.weight, first).take(arrow(kept))
         return batch.take(arrow(kept))
 
