@@ -78,10 +78,11 @@ class Profile:
             InvalidRequestError: The keyring cannot be used.
         """
         if self.keyring:
-            found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account))
+            found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) or ""
         else:
-            found = os.environ.get(self.api_key_variable or "", "").strip()
-        return Secret.of(found) if found else None
+            found = os.environ.get(self.api_key_variable or "", "")
+        # Without the end of a line, which tools that print a key put behind it.
+        return Secret.of(found.strip()) if found.strip() else None
 
     def set_key(self, key: Secret) -> None:
         """Store the key in the keyring.
@@ -274,18 +275,18 @@ def in_keyring(use: Callable[[Any], Any]) -> Any:
     Raises:
         InvalidRequestError: The library is not installed, or the system has no keyring that is open.
     """
+    missing = ""
     try:
-        keyring = import_module("keyring")
-    except ModuleNotFoundError:
+        return use(import_module("keyring"))
+    except Exception as exc:  # noqa: BLE001  of backends, which are plug-ins and may raise anything
+        problem = type(exc).__name__
+        missing = exc.name or "" if isinstance(exc, ModuleNotFoundError) else ""
+    # Raised outside of the handler: the frames of the library's error may hold the key.
+    if missing == "keyring":
         raise InvalidRequestError(
             'the keyring needs the library keyring: pip install "sampling-async[keyring]"; or give '
             "api_key_variable in the profile"
-        ) from None
-    try:
-        return use(keyring)
-    except keyring.errors.KeyringError as exc:
-        problem = type(exc).__name__
-    # Raised outside of the handler: the frames of the library's error may hold the key.
+        )
     raise InvalidRequestError(
         f"the keyring of this system cannot be used ({problem}); unlock it, or give api_key_variable in the "
         "profile"

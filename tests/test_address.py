@@ -71,6 +71,9 @@ def test_http_to_other_hosts_must_be_allowed():
         "https://service.example/hunter2/../x",
         "https://service.example:hunter2",
         "https://xn--zzzz--",
+        "https://service.example:0",
+        "https://service.example:65536",
+        "https://service.example:110983/hunter2",
         None,
     ],
 )
@@ -118,6 +121,8 @@ ADDRESS_LIKE = (
         ("http://agent:hunter2@pro xy:3128", "percent-encoded"),
         ("http://agent:hunter2@proxy:port", "address like"),
         ("http://agent:hunter2@xn--zzzz--", "address like"),
+        ("http://agent:hunter2@proxy:65536", "has a port that does not exist: ports are 1 to 65535$"),
+        ("http://agent:hunter2@proxy:0", "has a port that does not exist"),
         ("ftp://agent:hunter2@proxy", "address like"),
         ("socks4://proxy:1080", "socks4 proxies are not supported"),
         ("https://agent:hunter2@proxy:3128", "https proxies are not supported"),

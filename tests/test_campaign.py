@@ -32,6 +32,7 @@ from sampling_async import (
 )
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
+from sampling_async._pacing.threads import Wanted
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.campaign._run import CampaignRun
@@ -202,7 +203,7 @@ async def test_a_plan_that_another_process_made_meanwhile_is_taken(sim, tmp_path
         slow = campaign_of(sim, client, tmp_path)
         planner = await slow._planner()
         first = await campaign_of(sim, client, tmp_path).plan()
-        assert slow._planned(planner, None) == first
+        assert slow._planned(planner, None, Wanted()) == first
         assert rows(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import anyio
 import broken_services
 import pytest
 import trustme
@@ -14,7 +15,9 @@ from cli_kit import KEY_NAMES, run
 from forward_proxy import ForwardProxy
 
 from sampling_async._cli import _doctor, _rendering
+from sampling_async._cli import _doctor_probes as probes
 from sampling_async._cli._doctor_rounds import CHECKS
+from sampling_async._wire.trust import Unusable
 from sampling_async.notifications import SqliteStore
 from sampling_async.simulator import Fault, Simulator
 
@@ -375,9 +378,12 @@ def test_notification_urls_are_compared_with_the_store_and_reached_without_an_ef
     store = SqliteStore(path)
     inbox, simulator = Inbox(store, secrets=kept_secrets(store)), Simulator(seed=3)
 
+    opening = anyio.Lock()
+
     async def app(scope, receive, send):
-        if not inbox._is_open:
-            await inbox.__aenter__()
+        async with opening:
+            if not inbox._is_open:
+                await inbox.__aenter__()
         await inbox.app(scope, receive, send)
 
     with ExitStack() as running, simulator.serve() as base_url:
@@ -397,6 +403,34 @@ def test_notification_urls_are_compared_with_the_store_and_reached_without_an_ef
     assert checks["Receiver"]["Found"] == "it answers at all 5 URLs and knows their secrets"
     assert facts == 0
     assert "no response" in gone["Receiver"]["Found"]
+
+
+async def test_a_receiver_that_drips_or_has_no_port_ends_in_time(monkeypatch):
+    monkeypatch.setattr(probes, "CONNECT_SECONDS", 0.3)
+
+    async def drip(stream):
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with stream:
+                await stream.send(b"HTTP/1.1 405 No\r\n")
+                while True:
+                    await stream.send(b"X: y\r\n")
+                    await anyio.sleep(0.05)
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, drip)
+            with anyio.fail_after(5):
+                urls = {"a": f"http://127.0.0.1:{port}/", "b": "http://127.0.0.1:99999/", "c": "https://["}
+                assert await probes.heads(urls) == {"a": 0, "b": 0, "c": 0}
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_receiver_is_not_shown_what_belongs_to_the_service(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "no.pem"))
+    assert await probes.heads({"a": "http://127.0.0.1:1/"}) == {"a": 0}
+    with pytest.raises(Unusable, match="SSL_CERT_FILE"):
+        await probes.heads({"a": "HTTPS://127.0.0.1:1/"})
 
 
 def test_the_options_of_a_receiver_belong_together(tmp_path, monkeypatch):

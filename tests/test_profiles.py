@@ -348,6 +348,37 @@ def test_a_system_without_a_keyring_is_told_what_to_do(file, ring):
     assert "api_key_variable" in text
 
 
+@pytest.mark.parametrize("raised", [RuntimeError, ValueError, ModuleNotFoundError, OSError(5, "io")])
+def test_a_backend_of_the_keyring_may_raise_anything(file, ring, monkeypatch, raised):
+    file.write_text(RINGED)
+
+    def get_password(*_):
+        raise raised
+
+    monkeypatch.setattr(ring, "get_password", get_password)
+    name = raised.__name__ if isinstance(raised, type) else type(raised).__name__
+    text = refusal_of(SamplingClient.from_env, profile="us")
+    assert f"cannot be used ({name})" in text
+    assert "Key" in lines(run("profile", "list"))[0]
+
+
+def test_a_backend_that_cannot_be_loaded_is_not_taken_for_a_missing_library(file, monkeypatch):
+    file.write_text(RINGED)
+    missing = ModuleNotFoundError("no.such", name="no")
+    monkeypatch.setattr(_profiles, "import_module", lambda _: (_ for _ in ()).throw(missing))
+    assert "cannot be used (ModuleNotFoundError)" in refusal_of(SamplingClient.from_env, profile="us")
+
+
+def test_blanks_around_a_key_in_the_keyring_do_not_count(file, ring):
+    file.write_text(RINGED)
+    place = ("sampling_async", "us@sampling.example")
+    ring.kept[place] = f" {KEY}\n"
+    assert SamplingClient.from_env(profile="us")
+    for kept, state in ((f"{KEY}\n", "set"), ("\n", "not set"), ("hunter2", "set, but it is no Guid")):
+        ring.kept[place] = kept
+        assert lines(run("profile", "list"))[0]["Key"] == f"keyring: {state}"
+
+
 def test_the_library_is_needed_for_the_keyring_only(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "keyring", None)
     assert SamplingClient.from_env(profile="us")

@@ -239,6 +239,7 @@ def report(
 
     def write(ledger: Ledger) -> None:
         from sampling_async._cli import _campaign_run as campaign_run  # noqa: PLC0415  numpy, pyarrow
+        from sampling_async._pacing.threads import Wanted  # noqa: PLC0415
         from sampling_async.campaign import LESSONS  # noqa: PLC0415
         from sampling_async.campaign._files import write_files  # noqa: PLC0415
 
@@ -247,6 +248,7 @@ def report(
             ledger,
             LESSONS,
             folder,
+            Wanted(),
             partitions=given.partition or (),
             kind=str(given.format),  # type: ignore[arg-type]  # one of InviteFormat
             title=campaign_run.title_of(folder),

@@ -6,7 +6,7 @@ import ssl
 import time
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import anyio
 import httpx
@@ -352,17 +352,27 @@ async def _answer(wire: Wire, target: Target, key: Secret) -> Answer:
         raise Unreachable("the response was no HTTP/1.1") from None
 
 
-async def heads(urls: Mapping[str, str], tls: ssl.SSLContext | None) -> dict[str, int]:
-    """Send HEAD to our own notification URLs; return each status, 0 without a response.
+async def heads(urls: Mapping[str, str]) -> dict[str, int]:
+    """Send HEAD to our own notification URLs; return each status, 0 without a response in time.
 
-    The URLs hold secrets, so no error is told in its own words.
+    The URLs hold secrets, so no error is told in its own words. The receiver is not the service: its
+    certificate may be of another authority, and our own is none of its business.
+
+    Raises:
+        Unusable: A file of certificates, which https needs, cannot be used.
     """
-    found: dict[str, int] = {}
-    options: dict[str, Any] = {"trust_env": False, "timeout": CONNECT_SECONDS}
-    async with httpx.AsyncClient(**options, verify=tls or httpx.create_ssl_context()) as client:
-        for name, url in urls.items():
-            try:
-                found[name] = (await client.head(url)).status_code
-            except (httpx.HTTPError, httpx.InvalidURL, OSError):
-                found[name] = 0
+    is_https = any(url.casefold().startswith("https:") for url in urls.values())
+    context = default_context() if is_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    found = dict.fromkeys(urls, 0)
+
+    async def ask(name: str) -> None:
+        with suppress(Exception), anyio.move_on_after(CONNECT_SECONDS):
+            found[name] = (await client.head(urls[name])).status_code
+
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=CONNECT_SECONDS, verify=context) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        for name in urls:
+            tasks.start_soon(ask, name)
     return found

@@ -22,6 +22,7 @@ from sampling_async._cli._certificates import first_in_pem, validity_of
 from sampling_async._cli._doctor_findings import Finding, skipped
 from sampling_async._cli._doctor_probes import Unreachable
 from sampling_async._wire.address import Secret
+from sampling_async._wire.trust import Unusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,7 +217,10 @@ class Rounds:
         if expected is None or not self._wishes.is_reaching:
             self._add(skipped("Receiver", "only with --store and --reach-receiver, which send it a HEAD"))
             return
-        self._add(answers.reached(await probes.heads(expected, self._target.tls)))
+        try:
+            self._add(answers.reached(await probes.heads(expected)))
+        except Unusable as exc:
+            self._add(skipped("Receiver", str(exc)))
 
     async def _of_the_speed(self, asker: Asker, key: Secret) -> None:
         kept = _Kept()

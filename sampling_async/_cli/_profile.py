@@ -21,7 +21,7 @@ from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles import CHOSEN, Profile, profiles_file, read_profile, read_profiles
-from sampling_async._wire.address import Secret
+from sampling_async._wire.address import Secret, guid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,8 +137,15 @@ def _row(profile: Profile) -> dict[str, Any]:
 
 def _state(profile: Profile) -> str:
     """Return where the key is, and whether it is there."""
+    where = profile.source_of_key
     try:
-        is_there = profile.key() is not None
+        key = profile.key()
     except InvalidRequestError:
-        return f"{profile.source_of_key}: cannot be used"
-    return f"{profile.source_of_key}: {'set' if is_there else 'not set'}"
+        return f"{where}: cannot be used"
+    if key is None:
+        return f"{where}: not set"
+    try:
+        guid_of(key, "the key")
+    except InvalidRequestError:
+        return f"{where}: set, but it is no Guid"
+    return f"{where}: set"

@@ -46,6 +46,7 @@ class Background(ABC):
         self._runner: _Task | _Nursery | None = None
         self._failure: Exception | None = None
         self._finished = False  # whether no more results will come, for any reason
+        self._was_cancelled = False
         self._came_to_its_end = False  # whether the work was not cut off
         self._progress = Change()  # there is a result, or no more will come
 
@@ -122,7 +123,8 @@ class Background(ABC):
             return
         if self._failure is None:
             self._failure = RuntimeError(f"the {self._called} was ended by {type(exc).__name__}")
-            if not isinstance(exc, (GeneratorExit, anyio.get_cancelled_exc_class())):
+            self._was_cancelled = isinstance(exc, (GeneratorExit, anyio.get_cancelled_exc_class()))
+            if not self._was_cancelled:
                 self._failure.__cause__ = exc  # its text says more: it may be from a hook of the host
         try:
             raise exc

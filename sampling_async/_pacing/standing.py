@@ -18,7 +18,8 @@ _LOG: Final = logging.getLogger("sampling_async.pacing")
 class Standing(Background):
     """A background whose results are its state. A failure of the work is raised when the block is left.
 
-    A service leaves the block only when it ends, so the failure is logged too, at once.
+    A service leaves the block only when it ends, so the failure is logged too, at once. A cancellation is no
+    failure: mostly it is that of the block.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,9 @@ class Standing(Background):
         super().is_over()
         if self._broken_by is not None and not self._is_logged:
             self._is_logged = True
+            if self._was_cancelled:
+                _LOG.info("the %s was cancelled", self._called)
+                return
             # Its text may hold what a log must not.
             name = type(self._broken_by).__name__
             _LOG.error("the %s was ended by %s, which is raised when its block is left", self._called, name)

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 _CallSoon: TypeAlias = "Callable[[Callable[[], object]], object]"
@@ -31,6 +31,61 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     run = begun(function, *args)
     await run.over.wait()
     return run.result()
+
+
+async def finished(run: Run[T], on_cancel: Callable[[], object] = lambda: None) -> T:
+    """Wait for a run in a thread to its end, and return its result. Cancellations are raised only then.
+
+    Use it where a thread must not stay behind: what it still did would meet what is done next.
+
+    Args:
+        run: The run.
+        on_cancel: Called at the first cancellation, for one to tell the function that nobody waits any more.
+    """
+    cancelled: BaseException | None = None
+    with anyio.CancelScope() as scope:
+        while not run.over.is_set():
+            try:
+                await run.over.wait()
+            except anyio.get_cancelled_exc_class() as exc:
+                if cancelled is None:
+                    on_cancel()
+                # A shield does not stop `Task.cancel` of asyncio, and there may be several.
+                cancelled, scope.shield = exc, True
+    if cancelled is not None:
+        try:
+            raise cancelled
+        finally:
+            del cancelled  # the traceback has this frame
+    return run.result()
+
+
+class Wanted:
+    """Tells a function in a thread whether its result is still wanted."""
+
+    def __init__(self) -> None:
+        self._is_wanted = True
+
+    def no_more(self) -> None:
+        """Have the function end at its next check. It may be called in any thread."""
+        self._is_wanted = False
+
+    def check(self) -> None:
+        """Raise if nobody wants the result any more."""
+        if not self._is_wanted:
+            raise RuntimeError("the task that waited for this was cancelled")
+
+    def each(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items, with a check before each."""
+        for item in items:
+            self.check()
+            yield item
+
+
+async def ended_with(function: Callable[[Wanted], T]) -> T:
+    """Call a function in a thread. If this is cancelled, the function ends at its next check, and this then."""
+    wanted = Wanted()
+    return await finished(begun(function, wanted), wanted.no_more)
 
 
 def begun(function: Callable[..., T], *args: Any) -> Run[T]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
+_LAST_PORT: Final = 65_535
 _HTTP_PORT: Final = 80
 _HOST: Final = r"[0-9A-Za-z._-]+|[0-9a-fA-F:.]+"
 _GUID: Final = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -79,6 +80,8 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
         raise InvalidRequestError("base_url must be an address like https://host or https://host/path")
     if url.userinfo or url.query or url.fragment or "?" in value or "#" in value:
         raise InvalidRequestError("base_url takes no user, password, query or fragment")
+    if not _has_port(url):
+        raise InvalidRequestError(f"base_url has a port that does not exist: ports are 1 to {_LAST_PORT}")
     if {".", ".."} & set(value.split("/")):
         raise InvalidRequestError("base_url takes no '.' or '..' segments")
     if url.scheme == "http" and not (allow_http or _is_loopback(host)):
@@ -149,12 +152,19 @@ def _proxy_or_problem(secret: Secret) -> Proxy | str:
         )
     if url.raw_path != b"/" or url.fragment:
         return "takes no path, query or fragment; percent-encode the characters / ? # in a password"
+    if not _has_port(url):
+        return f"has a port that does not exist: ports are 1 to {_LAST_PORT}"
     if ":" in user:
         return "takes no user name with a colon"
     if not url.userinfo:
         return Proxy(host, url.port or _HTTP_PORT, None)
     basic = Secret(f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
     return Proxy(host, url.port or _HTTP_PORT, basic)
+
+
+def _has_port(url: httpx.URL) -> bool:
+    """Return whether the port of a URL exists, if it names one. The system would take it modulo 65,536."""
+    return url.port is None or 0 < url.port <= _LAST_PORT
 
 
 def must_be_safe_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:

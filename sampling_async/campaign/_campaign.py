@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import Wanted, ended_with, in_thread
 from sampling_async.campaign._files import check_partitions, write_files
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.campaign._lessons import rules_of
@@ -138,8 +138,7 @@ class Campaign:
             found = await self._reading(plan_of)
             if found is not None:
                 return found
-        planner = await self._planner()
-        return await in_thread(self._planned, planner, None)
+        return await self._planning(await self._planner(), None)
 
     async def top_up(self, *, open_seconds: float = _DAY) -> Plan:
         """Plan anew for what is short by now, in the same ledger, and return that plan.
@@ -161,8 +160,7 @@ class Campaign:
         number_above_0(open_seconds, "open_seconds", "seconds")
         if await self._reading(plan_of) is None:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet: call plan() first")
-        planner = await self._planner()
-        return await in_thread(self._planned, planner, open_seconds)
+        return await self._planning(await self._planner(), open_seconds)
 
     async def _planner(self) -> Planner:
         if self._panel is None:
@@ -203,7 +201,11 @@ class Campaign:
     def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
         return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)
 
-    def _planned(self, planner: Planner, open_seconds: float | None) -> Plan:
+    async def _planning(self, planner: Planner, open_seconds: float | None) -> Plan:
+        # A thread that is left behind would hold the ledger, and make the plan although it was cancelled.
+        return await ended_with(lambda wanted: self._planned(planner, open_seconds, wanted))
+
+    def _planned(self, planner: Planner, open_seconds: float | None, wanted: Wanted) -> Plan:
         ledger = Ledger(self.ledger)
         is_ours = False
         try:
@@ -216,7 +218,7 @@ class Campaign:
             # Another process may have planned since we looked, and may even have asked for some pairs.
             if not ledger.plan or open_seconds is not None:
                 limits = self._limits if open_seconds is None else None
-                planner.plan(ledger, now=self._wall_clock(), open_seconds=open_seconds, limits=limits)
+                planner.plan(ledger, wanted, now=self._wall_clock(), open_seconds=open_seconds, limits=limits)
             found = plan_of(ledger)
         finally:
             # A file without a plan is of no use.
@@ -301,11 +303,17 @@ class Campaign:
         """
         check_partitions(partitions, kind)
         where = Path(folder)
-        return await self._reading(
-            lambda ledger: write_files(
-                ledger, self._rules, where, partitions=partitions, kind=kind, title=title
+
+        def write(wanted: Wanted) -> Summary:
+            return with_ledger(
+                self.ledger,
+                lambda ledger: write_files(
+                    ledger, self._rules, where, wanted, partitions=partitions, kind=kind, title=title
+                ),
             )
-        )
+
+        # A thread that is left behind would replace what the next call writes.
+        return await ended_with(write)
 
     async def _reading(self, work: Callable[[Ledger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)

@@ -21,6 +21,7 @@ from sampling_async.matching.panel._arrow import pa
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from sampling_async._pacing.threads import Wanted
     from sampling_async.campaign._ledger import Ledger
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Summary
@@ -92,6 +93,7 @@ def write_files(
     ledger: Ledger,
     rules: Mapping[int, Rule],
     folder: Path,
+    wanted: Wanted,
     *,
     partitions: Sequence[str] = (),
     kind: InviteFormat = "parquet",
@@ -103,6 +105,7 @@ def write_files(
         ledger: The ledger, open.
         rules: What is learned from result codes.
         folder: The folder; it is made if there is none.
+        wanted: Checked while files are written, and before any is replaced.
         partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
         kind: The format of the invites.
         title: The title of the report.
@@ -122,10 +125,14 @@ def write_files(
         # In the same folder, so that each file can be renamed into its place.
         with tempfile.TemporaryDirectory(prefix=".campaign-", dir=folder) as name:
             new = Path(name)
-            _write_invites(ledger, invites, new, partitions, kind)
-            _write_one(_table_rows(ledger, _PAIRS, pairs), pairs, new / "pairs.parquet")
+            by = "".join(f"{_BY[name]}, " for name in partitions)
+            _write_invites(
+                wanted.each(_table_rows(ledger, _INVITES % by, invites)), invites, new, partitions, kind
+            )
+            _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
             (new / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n")
             (new / "report.html").write_text(report(summary, title=title), encoding="utf-8")
+            wanted.check()
             was_ours = (folder / "summary.json").exists()
             written = sorted(new.iterdir())
             for path in written:
@@ -171,14 +178,15 @@ def _value(value: Any, kind: Any) -> Any:
     return bool(value) if pa.types.is_boolean(kind) else value
 
 
-def _write_invites(ledger: Ledger, schema: Any, folder: Path, partitions: Sequence[str], kind: str) -> None:
+def _write_invites(
+    batches: Iterable[Any], schema: Any, folder: Path, partitions: Sequence[str], kind: str
+) -> None:
+    """Write invites, which are sorted by partition, so that one file is open at a time."""
     if not partitions:
-        _write_one(_table_rows(ledger, _INVITES % "", schema), schema, folder / f"invites.{kind}")
+        _write_one(batches, schema, folder / f"invites.{kind}")
         return
     folder = folder / "invites"
     folder.mkdir()
-    # Sorted by partition, so that one file is open at a time, however many there are.
-    batches = _table_rows(ledger, _INVITES % "".join(f"{_BY[name]}, " for name in partitions), schema)
     # A column that is in the name of the folder is not in the file too: readers would find it twice.
     rest = pa.schema([each for each in schema if each.name not in partitions])
     writer: Any = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from sampling_async._contract.records import Quota, Survey
+    from sampling_async._pacing.threads import Wanted
     from sampling_async.campaign._ledger import Ledger, Planning
     from sampling_async.campaign._limits import Limits
     from sampling_async.campaign._panel import PanelSource
@@ -104,12 +105,19 @@ class Planner:
     workers: int
 
     def plan(
-        self, ledger: Ledger, *, now: float, open_seconds: float | None = None, limits: Limits | None = None
+        self,
+        ledger: Ledger,
+        wanted: Wanted,
+        *,
+        now: float,
+        open_seconds: float | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Write a plan to a ledger.
 
         Args:
             ledger: The ledger, open.
+            wanted: Checked while the panel is read, and before the plan is kept.
             now: Seconds since 1970.
             open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
             limits: The limits to begin with.
@@ -124,15 +132,18 @@ class Planner:
         source = source_of(self.panel, matcher, self.columns, weight)
 
         def batches() -> Iterator[Any]:
-            return source.opened() if held is None else excluding(source.opened(), held)
+            read = wanted.each(source.opened())
+            return read if held is None else excluding(read, held)
 
         with _naming(source):
             priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
             with ledger.planning() as planning:
-                self._write(planning, priced, priced.run(batches(), workers=self.workers), source, now)
+                allocated = wanted.each(priced.run(batches(), workers=self.workers))
+                self._write(planning, priced, allocated, source, now)
                 if limits is not None:
                     # Together with the plan: a run must never find the one without the other.
                     planning.note(limits=limits.to_json())
+                wanted.check()
 
     def _with_reserves(self) -> Allocate:
         # Without reserves a refusal leaves a member with less, and the campaign learns in vain.

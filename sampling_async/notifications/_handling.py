@@ -17,9 +17,8 @@ from attrs import field, frozen
 
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.background import Background
-from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.change import Change
+from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async.notifications._records import Notification, UnknownNotification
 from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError
@@ -150,8 +149,10 @@ def kind_of(record: type[Any]) -> Kind | None:
     return RECORDS[record]
 
 
-class Handling(Background):
+class Handling(Standing):
     """Leases facts from the store, calls their handlers, and keeps what came of it, while its block is open."""
+
+    _called = "handling of notifications"
 
     def __init__(
         self,
@@ -172,10 +173,6 @@ class Handling(Background):
         self._idle = Change()
         self._stopping = False
         self._call_soon = call_soon_here()
-
-    @property
-    def _has_more(self) -> bool:
-        return False
 
     def wake(self) -> None:
         """Look for facts now. It may be called in any thread."""
@@ -270,8 +267,10 @@ class Handling(Background):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            # Our own cancellation ends the handler. Another one, of a future that it awaited, is a failure.
-            if isinstance(exc, anyio.get_cancelled_exc_class()) and not is_stray(exc):
+            # Our own cancellation ends the handler: that of the scope around all of them. Any other one is a
+            # failure: of a future that it awaited, or of its task, by whoever watches over it. Raised on, that
+            # would end all handling, because a task group takes it for its own.
+            if isinstance(exc, anyio.get_cancelled_exc_class()) and _is_ours():
                 raise
             error = _text_of(exc)
             is_dead = isinstance(exc, GiveUp) or fact.attempts >= self._policy.attempts
@@ -291,6 +290,11 @@ class Handling(Background):
             self._committer.submit(operation).add_done_callback(_told)
         except StoreError as exc:
             _LOG.warning("the state of facts cannot be stored: %s", exc)
+
+
+def _is_ours() -> bool:
+    """Return whether a scope around the current task is cancelled."""
+    return anyio.get_current_task().has_pending_cancellation()
 
 
 def _text_of(exc: BaseException) -> str:

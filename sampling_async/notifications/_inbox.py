@@ -14,7 +14,7 @@ from attrs import frozen
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.threads import begun, in_thread
+from sampling_async._pacing.threads import begun, finished, in_thread
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entrance import Entrance
@@ -29,7 +29,6 @@ from sampling_async.notifications._store import Receipt, StoreError, run_once
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sampling_async._pacing.threads import Run
     from sampling_async.notifications._app import NotificationsApp
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import State, Store
@@ -144,7 +143,7 @@ class Inbox:
         self._was_entered = True
         self._reading = anyio.Lock()
         try:
-            await _finished(begun(self._committer.start))
+            await finished(begun(self._committer.start))
             if self._handlers:
                 self._handling = Handling(self._committer, self._handlers, self._policy, clock=self._clock)
                 await self._handling.__aenter__()
@@ -165,7 +164,7 @@ class Inbox:
                 finally:
                     await self._handling.__aexit__(exc_type, exc, traceback)
         finally:
-            await _finished(begun(self._committer.stop))
+            await finished(begun(self._committer.stop))
 
     # --- The way in
 
@@ -415,20 +414,3 @@ def _pairs(headers: Headers) -> _Pairs:
 def _text(value: str | bytes) -> str:
     """Return a name or value of a header as text; some frameworks have bytes."""
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-async def _finished(run: Run[None]) -> None:
-    """Wait for a run in a thread. Cancellations during the wait are raised after it.
-
-    Otherwise a thread and an open file would stay behind, or what was submitted last would not be stored.
-    """
-    cancelled: BaseException | None = None
-    with anyio.CancelScope(shield=True):  # which does not stop `Task.cancel` of asyncio
-        while not run.over.is_set():
-            try:
-                await run.over.wait()
-            except anyio.get_cancelled_exc_class() as exc:
-                cancelled = exc
-    if cancelled is not None:
-        raise cancelled
-    run.result()
