@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
-CHUNK: Final = 6144
+CHUNK: Final = 10_240
 """Members in a chunk: many, so that a call of numpy pays; few, so that their rows fit the last-level cache."""
 
 _WORD: Final = 64

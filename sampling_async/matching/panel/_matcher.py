@@ -441,7 +441,7 @@ def _joined(batches: list[Any]) -> Any:
 
 def _chunks(count: int) -> Iterator[slice]:
     """Yield chunks of about the same size."""
-    # 20,000 members: round(3.26) = 3 chunks of 6667, rounded up to whole words: 6720, 6720 and 6560.
+    # 30,000 members: round(2.93) = 3 chunks of 10,000, rounded up to whole words: 10,048, 10,048 and 9,904.
     chunks = max(1, round(count / CHUNK))
     size = -(-count // chunks)
     size += -size % 64
