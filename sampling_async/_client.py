@@ -28,6 +28,7 @@ from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import number_above_0, shown, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
+from sampling_async._contract.records import once_made
 from sampling_async._journal.record import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Permit
@@ -298,10 +299,8 @@ class SamplingClient:
         share._make_parts(maximum // of)
         return share
 
+    @once_made
     def __repr__(self) -> str:
-        # `__init__` may have failed before it set everything, and a debugger may still print the object.
-        if not hasattr(self, "_caller"):
-            return "<SamplingClient: not made>"
         state = "closed" if self._session.closed else f"{self._gate.at_work} of {self._gate.maximum} running"
         return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.in_wait} waiting>"
 

@@ -241,6 +241,25 @@ async def test_leaving_in_another_task_warns_on_trio(anyio_backend):
 
 
 @pytest.mark.asyncio
+async def test_a_block_cannot_be_left_by_its_own_work_or_by_a_task_of_it():
+    refused = []
+
+    async def leave() -> None:
+        with pytest.raises(RuntimeError, match="the stream cannot be left from within"):
+            await work.__aexit__(None, None, None)
+        refused.append(asyncio.current_task())
+
+    async def leaves() -> None:
+        await leave()
+        async with Tasks(asyncio.get_running_loop()) as tasks:
+            tasks.start_soon(leave)
+
+    async with Work(leaves) as work:
+        await work.over()
+    assert len(set(refused)) == 2
+
+
+@pytest.mark.asyncio
 async def test_nothing_is_left_for_the_event_loop_to_log():
     logged: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))

@@ -33,7 +33,7 @@ from sampling_async import (
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import Wanted
-from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits
+from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -205,6 +205,58 @@ async def test_a_plan_that_another_process_made_meanwhile_is_taken(sim, tmp_path
         first = await campaign_of(sim, client, tmp_path).plan()
         assert slow._planned(planner, None, Wanted()) == first
         assert rows(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
+
+
+async def test_a_plan_that_is_cancelled_is_not_made_and_holds_no_ledger(sim, tmp_path):
+    began, go_on = threading.Event(), threading.Event()
+
+    def panel():
+        def batches():
+            for batch in panel_table(sim).to_batches(max_chunksize=40):
+                began.set()
+                go_on.wait(10)
+                yield batch
+
+        table = panel_table(sim)
+        return pa.RecordBatchReader.from_batches(table.schema, batches())
+
+    async with sim.client() as client:
+        slow = campaign_of(sim, client, tmp_path, panel=panel)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(slow.plan)
+                await anyio.to_thread.run_sync(began.wait)
+                scope.cancel()
+                threading.Timer(0.02, go_on.set).start()
+        assert scope.cancelled_caught
+        assert not (tmp_path / "run.ledger").exists()
+        assert (await campaign_of(sim, client, tmp_path).plan()).number == 1
+
+
+async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+    report = _files.report
+
+    def slow(*args, **kwargs):
+        began.set()
+        go_on.wait(10)
+        return report(*args, **kwargs)
+
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await all_of(campaign.run())
+        await campaign.write(tmp_path / "out", kind="jsonl")
+        before = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
+        monkeypatch.setattr(_files, "report", slow)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(campaign.write, tmp_path / "out")
+                await anyio.to_thread.run_sync(began.wait)
+                scope.cancel()
+                threading.Timer(0.02, go_on.set).start()
+        assert scope.cancelled_caught
+        assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == before
 
 
 async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from contextlib import ExitStack, suppress
 
 import anyio
@@ -405,25 +406,43 @@ def test_notification_urls_are_compared_with_the_store_and_reached_without_an_ef
     assert "no response" in gone["Receiver"]["Found"]
 
 
+async def dripping(stream) -> None:
+    """Send a response without end, a header at a time."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async with stream:
+            await stream.send(b"HTTP/1.1 405 No\r\n")
+            while True:
+                await stream.send(b"X: y\r\n")
+                await anyio.sleep(0.05)
+
+
 async def test_a_receiver_that_drips_or_has_no_port_ends_in_time(monkeypatch):
     monkeypatch.setattr(probes, "CONNECT_SECONDS", 0.3)
-
-    async def drip(stream):
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with stream:
-                await stream.send(b"HTTP/1.1 405 No\r\n")
-                while True:
-                    await stream.send(b"X: y\r\n")
-                    await anyio.sleep(0.05)
-
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, drip)
+            tasks.start_soon(listener.serve, dripping)
             with anyio.fail_after(5):
                 urls = {"a": f"http://127.0.0.1:{port}/", "b": "http://127.0.0.1:99999/", "c": "https://["}
                 assert await probes.heads(urls) == {"a": 0, "b": 0, "c": 0}
             tasks.cancel_scope.cancel()
+
+
+def test_a_service_that_drips_is_told_with_the_whole_time_it_had(monkeypatch):
+    monkeypatch.setattr(probes, "CONNECT_SECONDS", 0.2)
+
+    def drip(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(b"HTTP/1.1 200 OK\r\n")
+        with suppress(OSError):
+            while True:
+                connection.send(b"X: y\r\n")
+                time.sleep(0.02)
+
+    with wire.serve(drip) as base_url:
+        environment = broken_services.environment(Simulator(3), base_url)
+        _, _, checks = examined(environment, monkeypatch, "--timeout", "0.1")
+    assert checks["Service"]["Found"] == "no complete response within 0.3 s"
 
 
 async def test_a_receiver_is_not_shown_what_belongs_to_the_service(monkeypatch, tmp_path):

@@ -333,6 +333,62 @@ async def test_a_cancellation_of_something_that_a_handler_awaits_is_its_failure(
         await until(lambda: seen == [1])
 
 
+@pytest.mark.asyncio
+async def test_a_handler_whose_task_somebody_cancels_has_failed_and_the_others_go_on(tmp_path, caplog):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def cancelled(fact: Fact[Completion]) -> None:
+        if fact.attempts < 3:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.sleep(10)
+        seen.append(fact.id)
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m-2"})
+        await until_states(inbox, State.HANDLED, State.HANDLED)
+    assert sorted(seen) == [1, 2]
+    assert caplog.text.count("raised CancelledError in attempt 2") == 2
+
+
+async def test_handling_that_has_ended_is_logged_and_raised_at_the_end(tmp_path, monkeypatch, caplog):
+    inbox = with_fallback(new_inbox(tmp_path))
+    inbox.on(Completion)(lambda _fact: None)
+
+    async def no_memory() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        async with inbox:
+            assert inbox._handling is not None
+            monkeypatch.setattr(inbox._handling, "_claim", no_memory)
+            await post(inbox, "completion", COMPLETION)
+            await until(lambda: "ended by MemoryError" in caplog.text)
+    assert "the handling of notifications was ended by MemoryError" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_handler_cannot_close_the_inbox(tmp_path):
+    inbox, other = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def closes(fact: Fact[Completion]) -> None:
+        if fact.attempts == 1:
+            await inbox.__aexit__(None, None, None)
+        # Another task may, and waits for this handler.
+        other.append(asyncio.create_task(inbox.__aexit__(None, None, None)))
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await until(lambda: bool(other))
+        await other[0]
+    (fact,) = await facts_of(inbox)
+    assert (fact.state, fact.attempts) == (State.HANDLED, 2)
+
+
 async def test_what_came_while_the_clock_was_ahead_is_handled_at_once(tmp_path):
     ahead, seen = 86_400.0, []
 

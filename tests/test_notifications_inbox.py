@@ -7,6 +7,7 @@ import base64
 import json
 import sqlite3
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
@@ -28,6 +29,7 @@ from sampling_async.notifications import (
     UnknownNotification,
     kept_secrets,
     rotate_secrets,
+    verify_redirect,
 )
 from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
 from sampling_async.notifications._signatures import Signatures
@@ -472,3 +474,39 @@ async def test_a_signature_may_be_required(path):
 def test_a_record_that_cannot_be_read_is_no_proof():
     record = understand(Kind.COMPLETION, Named(COMPLETION))
     assert not Signatures((), is_required=False).verified(record, "0" * 64)
+
+
+# --- What error reports show
+
+
+GOOD = "Zx3-good-secret-of-the-inbox"
+
+
+def frames_of(exc: BaseException) -> str:
+    """Return the local variables of the frames of the package, as error reports show them."""
+    trace = traceback.TracebackException.from_exception(exc, capture_locals=True)
+    return str([frame.locals for frame in trace.stack if "sampling_async" in frame.filename])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secrets": [GOOD, "short"]},
+        {"secrets": [GOOD, "no/path/at-all-of-a-URL"]},
+        {"secrets": {"completion": GOOD}},
+        {"basic": [("agent", GOOD), ("b", "short")]},
+        {"secrets": GOOD, "shared_secrets": [GOOD, ""]},
+        {"secrets": GOOD, "networks": ["no network"]},
+    ],
+)
+def test_an_inbox_that_cannot_be_made_shows_no_secret(path, wrong):
+    with pytest.raises(InvalidRequestError) as caught:
+        Inbox(path, **wrong)
+    assert GOOD not in frames_of(caught.value)
+    assert "<Inbox: not made>" in frames_of(caught.value)
+
+
+def test_a_redirect_cannot_be_checked_with_an_empty_secret_and_no_other_is_shown():
+    with pytest.raises(InvalidRequestError, match="secrets are texts that are not empty") as caught:
+        verify_redirect("https://partner.example?a=1&hash=0", [GOOD, ""])
+    assert GOOD not in frames_of(caught.value)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import traceback
+
 import attrs
 import pytest
 
-from sampling_async import Invite, InviteOutcome, Price, RecontactMembers, ResultCode, Setting
+from sampling_async import (
+    InvalidRequestError,
+    Invite,
+    InviteOutcome,
+    InviteRequest,
+    Journal,
+    Price,
+    QuotaWatch,
+    RecontactMembers,
+    ResultCode,
+    SamplingClient,
+    Setting,
+)
 from sampling_async._contract.records import hidden
+from sampling_async.notifications import Inbox, SqliteStore
+from sampling_async.simulator import Simulator
 
 
 def test_records_are_frozen_and_slotted():
@@ -39,3 +55,13 @@ def test_result_codes_are_open():
 def test_what_is_hidden_is_said_to_be_hidden():
     assert hidden("m-1") == "<hidden>"
     assert "member_code=<hidden>" in repr(InviteOutcome("m-1", 7, "not_sent"))
+
+
+def test_an_object_that_could_not_be_made_has_a_repr():
+    # Reports of the error that was raised in `__init__` print it, and on Python 3.11 were lost with it.
+    for kind in (SamplingClient, InviteRequest, Journal, QuotaWatch, Simulator, SqliteStore, Inbox):
+        assert repr(object.__new__(kind)) == f"<{kind.__name__}: not made>"
+    assert "m1" not in repr(InviteRequest("m1", [7]))
+    with pytest.raises(InvalidRequestError) as caught:
+        InviteRequest("", [7])
+    assert traceback.TracebackException.from_exception(caught.value, capture_locals=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import anyio.lowlevel
 import pytest
 import trio
 
-from sampling_async._pacing.threads import Run, in_thread
+from sampling_async._pacing.threads import Run, ended_with, in_thread
 
 
 async def test_the_result_of_a_function_comes_from_another_thread():
@@ -26,6 +27,50 @@ async def test_the_exception_of_a_function_is_raised_in_the_caller():
 
     with pytest.raises(KeyError, match="x"):
         await in_thread(fail)
+
+
+async def test_a_function_that_nobody_wants_any_more_ends_at_its_next_check_and_is_waited_for():
+    began, cancelled, seen = threading.Event(), threading.Event(), []
+
+    def work(wanted) -> str:
+        for number in wanted.each(range(3)):
+            seen.append(number)
+            if number == 1:
+                began.set()
+                cancelled.wait(10)
+        return "done"
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ended_with, work)
+            await anyio.to_thread.run_sync(began.wait)
+            scope.cancel()
+            threading.Timer(0.02, cancelled.set).start()
+    assert scope.cancelled_caught
+    assert cancelled.is_set()
+    assert seen == [0, 1]
+    assert await ended_with(work) == "done"
+
+
+@pytest.mark.asyncio
+async def test_many_cancellations_do_not_leave_a_function_behind():
+    go_on, over = threading.Event(), []
+
+    def work(wanted) -> None:
+        go_on.wait(10)
+        over.append(1)
+        wanted.check()
+
+    task = asyncio.ensure_future(ended_with(work))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert over == [1]
 
 
 async def test_a_cancelled_wait_ends_at_once_and_the_function_goes_on():

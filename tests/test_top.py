@@ -244,6 +244,25 @@ async def test_a_socket_that_cannot_be_made_is_an_error(tmp_path):
                 pass
 
 
+async def test_a_server_that_is_cancelled_leaves_no_socket_behind(path):
+    async with doubles.client(doubles.Service([])) as client:
+        for ticks in range(12):
+            async with anyio.create_task_group() as tasks:
+                entered = anyio.Event()
+
+                async def serve(entered=entered):
+                    entered.set()
+                    async with client.serve_snapshots(path):
+                        await anyio.sleep_forever()
+
+                tasks.start_soon(serve)
+                await entered.wait()
+                for _ in range(ticks):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            assert not path.exists()
+
+
 async def test_a_reader_that_reads_nothing_harms_nobody(path):
     async with doubles.client(doubles.Service([])) as client:
         async with client.serve_snapshots(path):
@@ -274,15 +293,15 @@ async def test_a_process_without_descriptors_goes_on_and_accepts_again_later(pat
     async with doubles.client(doubles.Service([])) as client:
         server = client.serve_snapshots(path)
         async with server:
-            accept, failing = server._listener.accept, [OSError(24, "too many open files")] * 3
+            accepted, failing = server._accepted, [OSError(24, "too many open files")] * 3
 
-            async def sometimes():
+            def sometimes():
                 if failing:
                     raise failing.pop()
-                return await accept()
+                return accepted()
 
-            monkeypatch.setattr(server._listener, "accept", sometimes)
-            for _ in range(2):  # the first one ends the wait that had begun
+            monkeypatch.setattr(server, "_accepted", sometimes)
+            for _ in range(2):
                 assert (await anyio.to_thread.run_sync(top.looked, path))["attempts"] == 0
             assert not failing
     assert caplog.text.count("cannot accept connections") == 1

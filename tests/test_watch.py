@@ -201,6 +201,21 @@ async def test_numbers_are_checked(options, said):
 # --- Errors that end it
 
 
+async def test_a_cancellation_of_the_block_is_no_error_for_the_log(caplog):
+    caplog.set_level("INFO", "sampling_async")
+    for ticks in range(10):
+        with anyio.CancelScope() as scope:
+            async with watch_of(FakeService(inventory(1)), HandClock()) as watch:
+                await watch.ready()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(anyio.sleep_forever)
+                    for _ in range(ticks):
+                        await anyio.lowlevel.checkpoint()
+                    scope.cancel()
+        assert scope.cancelled_caught
+    assert [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}] == []
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), ClientClosedError("closed")])
 async def test_an_unexpected_error_is_raised_when_the_block_is_left(error, caplog):
     clock, service = HandClock(), FakeService(inventory(1))

@@ -226,8 +226,9 @@ class Asker:
         """
         began, start = self._wall_clock(), time.monotonic()
         sent: list[bool] = []
-        problem, is_late = f"no complete response within {self._target.read_seconds:g} s", True
-        with anyio.move_on_after(CONNECT_SECONDS + self._target.read_seconds):
+        most = CONNECT_SECONDS + self._target.read_seconds
+        problem, is_late = f"no complete response within {most:g} s", True
+        with anyio.move_on_after(most):
             try:
                 response, body = await self._exchange(key, more or {}, sent)
                 return Seen(
@@ -239,7 +240,7 @@ class Asker:
                     ended=self._wall_clock(),
                 )
             except httpx.ReadTimeout:
-                pass
+                problem = f"no complete response within {self._target.read_seconds:g} s"
             except (httpx.HTTPError, OSError, DecodeError, TooSlow) as exc:
                 if isinstance(exc, OSError) and not is_of_the_system(exc):
                     raise

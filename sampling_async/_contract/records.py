@@ -7,13 +7,36 @@ records look on the wire, but for `Invite`, and which deviations are tolerated t
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import field, frozen
 
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import Timed, TimedInSlot
 from sampling_async._contract.wire import Double, Int64, wire_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def once_made(described: Callable[[T], str]) -> Callable[[T], str]:
+    """Decorate a `__repr__` that an object may get before it has all its attributes.
+
+    `__init__` may have failed, and a report of that error prints the object. If the repr failed too, some
+    reports would be lost (Python 3.11).
+    """
+
+    @wraps(described)
+    def guarded(self: T) -> str:
+        try:
+            return described(self)
+        except AttributeError:
+            return f"<{type(self).__name__}: not made>"
+
+    return guarded
 
 
 def hidden(_value: object) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import once_made
 from sampling_async._journal.lines import outcomes_of, status_of
 from sampling_async._journal.run import JournalRun, journal_file
 from sampling_async._pacing.threads import in_thread
@@ -56,6 +57,7 @@ class Journal:
     ) -> None:
         self._run = JournalRun(_path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage)
 
+    @once_made
     def __repr__(self) -> str:
         return f"Journal({str(self.path)!r}, resend_unknown={self._run.resend_unknown})"
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -39,6 +40,7 @@ class Background(ABC):
     """
 
     _called: ClassVar[str] = "stream"  # in errors and warnings
+    _works_in_groups: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.left = False
@@ -65,11 +67,19 @@ class Background(ABC):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.must_be_outside()
         try:
             if self._runner is not None:  # None if the block was not entered
                 await self._runner.end()
         finally:
             self.left = True
+
+    def must_be_outside(self) -> None:
+        """Raise if the block is left by its own work, such as a handler. It would wait for its own end."""
+        if isinstance(self._runner, _Task) and self._runner.is_within(in_groups=self._works_in_groups):
+            raise RuntimeError(
+                f"the {self._called} cannot be left from within: have another task leave its `async with` block"
+            )
 
     @abstractmethod
     async def _work(self) -> None:
@@ -174,6 +184,21 @@ class _Task:
                 if not background.has_ended_the_loop:
                     raise
 
+    def is_within(self, *, in_groups: bool) -> bool:
+        """Return whether the current task is that of the work, or was started by it.
+
+        Args:
+            in_groups: Whether the work starts tasks in groups of anyio, and not by `Tasks` only.
+        """
+        import asyncio  # noqa: PLC0415  loaded by now
+
+        current = asyncio.current_task()
+        if self._task is None or current is None:
+            return False
+        if self._task is current or _STARTED_BY.get(current) is self._task:
+            return True
+        return in_groups and anyio.get_current_task().parent_id == id(self._task)
+
     async def end(self) -> None:
         """Cancel the work and wait for its end. Cancellations during the wait are raised after it."""
         if self._task is None:  # pragma: no cover  a signal handler raised before the task was created
@@ -182,6 +207,10 @@ class _Task:
         # A shield, because the scopes of the caller would be told of their cancellation again and again.
         with anyio.CancelScope(shield=True):
             await outlast({self._task})
+
+
+_STARTED_BY: Final[WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]]] = WeakKeyDictionary()
+"""The tasks of `Tasks`, with the task that has started each."""
 
 
 class Tasks:
@@ -194,14 +223,20 @@ class Tasks:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: set[asyncio.Task[object]] = set()
+        self._owner: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
+        import asyncio  # noqa: PLC0415  loaded by now
+
+        self._owner = asyncio.current_task()
         return self
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Start a task that calls a coroutine function."""
         # One statement: if a signal handler raised in between, nobody would wait for the task.
-        self._running.add(self._loop.create_task(function(*args), name="sampling_async"))
+        self._running.add(task := self._loop.create_task(function(*args), name="sampling_async"))
+        if self._owner is not None:
+            _STARTED_BY[task] = self._owner
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

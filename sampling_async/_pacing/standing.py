@@ -22,6 +22,8 @@ class Standing(Background):
     failure: mostly it is that of the block.
     """
 
+    _works_in_groups = True
+
     def __init__(self) -> None:
         super().__init__()
         self._is_leaving = False
@@ -30,8 +32,8 @@ class Standing(Background):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Work that is still running is ended now, which is no failure.
-        had_ended, self._is_leaving = self._finished, True
+        # Work that is still running, or was when the block was left before, is ended by that: no failure.
+        had_ended, self._is_leaving = self._finished and not self._is_leaving, True
         await super().__aexit__(exc_type, exc, traceback)
         if had_ended and exc_type is None:
             self._end()

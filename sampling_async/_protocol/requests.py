@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
-from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden
+from sampling_async._contract.records import Invite, Quotas, RecontactMembers, hidden, once_made
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.wire import INT64_MAX
 from sampling_async._json.codec import from_json, plain_json
@@ -96,6 +96,10 @@ class InviteRequest:
 
     member_code: str = field(converter=member_code_of, repr=hidden)
     quota_ids: tuple[int, ...] = field(converter=_quota_ids_of)
+
+
+# The class itself is frozen, and attrs has made this method.
+InviteRequest.__repr__ = once_made(InviteRequest.__repr__)  # type: ignore[method-assign]
 
 
 def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 from attrs import asdict
@@ -17,8 +19,6 @@ from sampling_async._version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from anyio.abc import SocketStream
 
     from sampling_async._snapshot import Snapshot
 
@@ -47,28 +47,29 @@ class SnapshotServer(Standing):
         self._made: tuple[int, int] | None = None  # the socket's device and inode
         self._host = host
         self._read = read
-        self._listener: Any = None
+        self._listener: socket.socket
 
     async def __aenter__(self) -> Self:
-        self._listener = await anyio.create_unix_listener(self._path, mode=_OWNER_ONLY)
+        # Without an await: a cancellation in between would leave a socket behind that nobody listens on.
+        self._listener = _listening(self._path)
         try:
             self._made = _identity(self._path)
             return await super().__aenter__()
         except BaseException:
-            await self._end_listening()
+            self._end_listening()
             raise
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.must_be_outside()
         try:
             await super().__aexit__(exc_type, exc, traceback)
         finally:
-            await self._end_listening()
+            self._end_listening()
 
-    async def _end_listening(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._listener.aclose()
+    def _end_listening(self) -> None:
+        self._listener.close()
         with suppress(OSError):
             # Another server, or a file of the host, may be in its place by now.
             if _identity(self._path) == self._made:
@@ -79,11 +80,12 @@ class SnapshotServer(Standing):
         is_told = False
         async with anyio.create_task_group() as readers:
             while True:
+                await anyio.wait_readable(self._listener)
                 try:
-                    stream = await self._listener.accept()
-                except anyio.ClosedResourceError:
-                    return
-                except (OSError, anyio.BrokenResourceError):
+                    reader = self._accepted()
+                except BlockingIOError:  # who asked has gone away again
+                    continue
+                except OSError:
                     # The process has no descriptors left, for example.
                     if not is_told:
                         logger.warning(
@@ -93,15 +95,22 @@ class SnapshotServer(Standing):
                     await anyio.sleep(_PAUSE)
                 else:
                     is_told = False
-                    readers.start_soon(self._tell, stream)
+                    readers.start_soon(self._tell, reader)
 
-    async def _tell(self, stream: SocketStream) -> None:
+    def _accepted(self) -> socket.socket:
+        reader, _ = self._listener.accept()
+        reader.setblocking(False)
+        return reader
+
+    async def _tell(self, reader: socket.socket) -> None:
         # A reader that goes away, or reads nothing, is its own affair.
-        with anyio.move_on_after(_PATIENCE):
+        with reader, anyio.move_on_after(_PATIENCE):
             try:
-                async with stream:
-                    await stream.send(self._line())
-            except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                left = self._line()
+                while left:
+                    await anyio.wait_writable(reader)
+                    left = left[reader.send(left) :]
+            except OSError:
                 pass
             except Exception:
                 logger.exception("a snapshot could not be shown")
@@ -114,3 +123,20 @@ class SnapshotServer(Standing):
 def _identity(path: str) -> tuple[int, int]:
     found = os.stat(path, follow_symlinks=False)  # noqa: PTH116  as above
     return found.st_dev, found.st_ino
+
+
+def _listening(path: str) -> socket.socket:
+    """Return a socket that listens, in the place of another one that may be there."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):  # noqa: PTH116  one call to the system
+            os.unlink(path)  # noqa: PTH108  as above
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.setblocking(False)
+        listener.bind(path)
+        os.chmod(path, _OWNER_ONLY)  # noqa: PTH101  as above
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener

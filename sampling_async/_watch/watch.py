@@ -18,6 +18,7 @@ from sampling_async._contract.errors import (
     TransportError,
     delivered,
 )
+from sampling_async._contract.records import once_made
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.stepwise import let_go
 from sampling_async._pacing.threads import begun, in_thread
@@ -143,6 +144,7 @@ class QuotaWatch(Standing):
         self._resting: anyio.CancelScope | None = None
         self._writing: Run[None] | None = None
 
+    @once_made
     def __repr__(self) -> str:
         age = "" if self.age is None else f", {self.age:.0f} s old"
         return f"<QuotaWatch {self.status}{age}, {self._polls} polls>"

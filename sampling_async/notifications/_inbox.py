@@ -14,6 +14,7 @@ from attrs import frozen
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import once_made
 from sampling_async._pacing.threads import begun, finished, in_thread
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._committer import Committer
@@ -112,16 +113,12 @@ class Inbox:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store: Final[Store] = SqliteStore(store) if isinstance(store, str | os.PathLike) else store
-        self._secrets, passwords = _by_kind(secrets), tuple(basic)
-        if not passwords and not all(self._secrets.values()):
-            raise InvalidRequestError(
-                "an inbox needs a secret for each kind, or Basic auth, because whoever knows its URLs can post"
-                " to them; kept_secrets(store) makes secrets and keeps them"
-            )
-        self._entrance = Entrance(
-            self._secrets, basic=passwords, networks=networks, trusted_proxies=trusted_proxies
-        )
-        self._signatures = Signatures(shared_secrets, is_required=require_signature)
+        known = _known(secrets, basic, networks, trusted_proxies, shared_secrets, is_required=require_signature)
+        # Deleted before an error is raised: error reports may show the local variables of this frame.
+        del secrets, basic, shared_secrets
+        if isinstance(known, str):
+            raise InvalidRequestError(known)
+        self._secrets, self._entrance, self._signatures = known
         self._handlers = Handlers()
         self._policy = handling or HandlerPolicy()
         self._clock = clock
@@ -131,6 +128,7 @@ class Inbox:
         self._is_open = False
         self._not_stored_count = 0
 
+    @once_made
     def __repr__(self) -> str:
         return f"<Inbox {'open' if self._is_open else 'closed'} {self.store!r}>"
 
@@ -156,6 +154,8 @@ class Inbox:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._handling is not None:
+            self._handling.must_be_outside()
         self._is_open = False
         try:
             if self._handling is not None:
@@ -390,6 +390,29 @@ def _with_store(
 
 def _fresh() -> dict[Kind, str]:
     return {kind: random_secrets.token_urlsafe(32) for kind in Kind}
+
+
+def _known(
+    secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]],
+    basic: Iterable[tuple[str, str]],
+    networks: Iterable[str],
+    trusted_proxies: Iterable[str],
+    shared_secrets: str | Iterable[str],
+    *,
+    is_required: bool,
+) -> tuple[dict[Kind, tuple[str, ...]], Entrance, Signatures] | str:
+    """Return who may post, or the text of the problem. The frames of an error would hold secrets."""
+    try:
+        by_kind, passwords = _by_kind(secrets), tuple(basic)
+        if not passwords and not all(by_kind.values()):
+            return (
+                "an inbox needs a secret for each kind, or Basic auth, because whoever knows its URLs can post"
+                " to them; kept_secrets(store) makes secrets and keeps them"
+            )
+        entrance = Entrance(by_kind, basic=passwords, networks=networks, trusted_proxies=trusted_proxies)
+        return by_kind, entrance, Signatures(shared_secrets, is_required=is_required)
+    except InvalidRequestError as exc:
+        return str(exc)
 
 
 def _by_kind(

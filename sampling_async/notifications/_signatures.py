@@ -31,6 +31,14 @@ def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple
     return tuple(secret.encode("utf-8", "surrogatepass") for secret in given)
 
 
+def _or_problem(secrets: str | Iterable[str]) -> tuple[bytes, ...] | str:
+    """Return secrets as bytes, or the text of the problem."""
+    try:
+        return shared_secrets(secrets)
+    except InvalidRequestError as exc:
+        return str(exc)
+
+
 def is_signed(message: str, signature: str, secrets: Sequence[bytes]) -> bool:
     """Return whether a signature is the HMAC of a message under one of the secrets.
 
@@ -108,7 +116,11 @@ def verify_redirect(url: str, secrets: str | Iterable[str], *, parameter: str | 
     Raises:
         InvalidRequestError: There is no secret, or an empty one.
     """
-    known = shared_secrets(secrets)
+    known = _or_problem(secrets)
+    # Deleted before an error is raised: error reports may show the local variables of this frame.
+    del secrets
+    if isinstance(known, str):
+        raise InvalidRequestError(known)
     start, ampersand, last = url.partition("#")[0].rpartition("&")
     name, equals, signature = last.partition("=")
     if not ampersand or not equals or (parameter is not None and name.casefold() != parameter.casefold()):

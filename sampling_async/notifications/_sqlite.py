@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of
+from sampling_async._contract.records import once_made
 from sampling_async._contract.wire import INT64_MAX
 from sampling_async._journal.database import (
     connected,
@@ -113,6 +114,7 @@ class SqliteStore:
         self._database: sqlite3.Connection | None = None
         self._claimed_at = inf
 
+    @once_made
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path}>"
 

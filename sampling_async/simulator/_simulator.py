@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from sampling_async._contract.records import once_made
 from sampling_async.simulator._app import ServiceApp
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
@@ -125,6 +126,7 @@ class Simulator:
         ).starlette()
         self.add_panel(members=members)
 
+    @once_made
     def __repr__(self) -> str:
         size = f"quotas={len(self._live)} panels={len(self._panels)}"
         return f"<Simulator seed={self._seed!r} {size} {self.ledger!r}>"
