@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import ssl
 import traceback
 from base64 import b64decode
+from math import inf
 from uuid import UUID
 
 import doubles
@@ -14,7 +16,7 @@ import httpx
 import pytest
 
 from sampling_async import InvalidRequestError, SamplingClient
-from sampling_async._wire.address import Secret, base_url_of, guid_of, proxy_of
+from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,7 @@ def test_http_to_other_hosts_must_be_allowed():
         "https://service.example/?",
         "https://service.example/#",
         "https://service.example/hunter2/../x",
+        "https://service.example/hunter2/./x",
         "https://service.example:hunter2",
         "https://xn--zzzz--",
         "https://service.example:0",
@@ -81,6 +84,32 @@ def test_an_invalid_address_is_refused_and_not_shown(url):
     with pytest.raises(InvalidRequestError, match="base_url") as caught:
         base_url_of(url, allow_http=True)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("service.example", "base_url must be an address like https://host or https://host/path"),
+        ("https://agent@service.example", "base_url takes no user, password, query or fragment"),
+        ("https://service.example/a/../b", "base_url takes no '.' or '..' segments"),
+        ("https://service.example:65536", "base_url has a port that does not exist: ports are 1 to 65535"),
+    ],
+)
+def test_a_refused_address_is_told_its_rule(url, text):
+    with pytest.raises(InvalidRequestError, match=rf"^{re.escape(text)}$"):
+        base_url_of(url, allow_http=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (inf, "idle_seconds must be a finite number of seconds, not inf"),
+        ("7", "idle_seconds must be a number of seconds, at least 0, not '7'"),
+    ],
+)
+def test_refused_idle_seconds_are_told_their_rule(value, text):
+    with pytest.raises(InvalidRequestError, match=rf"^{re.escape(text)}$"):
+        idle_seconds_of(value)
 
 
 @pytest.mark.parametrize(

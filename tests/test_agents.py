@@ -169,7 +169,8 @@ async def test_open_telemetry_is_suppressed_for_other_transports(answer):
         return await doubles.Service(answer)(request)
 
     async with doubles.client(answered, retry=RetryPolicy(max_attempts=1)) as client:
-        await client.bulk_invite(MEMBER, [1])
+        (outcome,) = await client.bulk_invite(MEMBER, [1])
+        assert (outcome.status == "rejected") is (answer is doubles.bulk)
         async with client.stream_bulk_invite(MEMBER, range(1, 301)) as outcomes:
             async for _ in outcomes:
                 assert not suppressed.get()

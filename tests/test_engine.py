@@ -314,6 +314,25 @@ def test_whether_an_exception_may_be_that_of_a_transport(exc, of_engine, of_othe
         assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_others
 
 
+async def test_another_transport_gets_the_time_limits_and_a_request_counts_as_sent_just_before_it():
+    seen: list[object] = []
+
+    async def answered(request: httpx.Request) -> httpx.Response:
+        seen.append(request.extensions["timeout"])
+        return httpx.Response(200)
+
+    origin = httpx.URL("https://service.example")
+    carrier = Carrier(None, httpx.MockTransport(answered), origin, Secret("key"))
+    extensions = {"sent": seen.append, "timeout": {"read": 7.0}}
+    request = Request("GET", origin, b"/a", head=Head(httpx.Headers()), body=b"", extensions=extensions)
+    await carrier.handle_async_request(request)
+    assert seen == [False, True, {"read": 7.0}]
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await carrier.handle_async_request(request)
+    assert seen[3:] == [False]
+
+
 def test_the_stock_transport_of_httpx_ignores_the_environment(monkeypatch):
     made = []
     monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda **options: made.append(options) or "transport")

@@ -430,9 +430,12 @@ OTHER_ENCODING = ": expected gzip or no content encoding, found another one$"
             ": expected a gzip body, found other bytes$",
         ),
         (wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: gzip"), "found other bytes"),
-        (
-            wire.answer(gzip.compress(SETTINGS) + b"\x1f\x8btail", "200 OK", "Content-Encoding: gzip"),
-            "found other bytes",
+        *(
+            (
+                wire.answer(gzip.compress(SETTINGS) + more, "200 OK", "Content-Encoding: gzip"),
+                "found other bytes",
+            )
+            for more in (b"\x1f\x8btail", zlib.compress(SETTINGS))
         ),
         (
             wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"),
@@ -552,6 +555,46 @@ async def test_a_decompression_bomb_is_never_unpacked():
     with tracked, pytest.raises(DecodeError, match="larger than 1048576 bytes decoded"):
         await read(wire.answer(bomb, "200 OK", "Content-Encoding: gzip"), decoded=2**20)
     assert tracked.peak < 8 * 2**20
+
+
+@pytest.mark.parametrize("is_too_long", [False, True])
+async def test_a_response_may_be_as_long_as_its_limit(is_too_long):
+    head, body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"2\r\n[]\r\n0\r\n\r\n"
+
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        connection.send(head)
+        time.sleep(0.05)  # so that the body comes after the head
+        connection.send(body)
+
+    limits = BodyLimits(wire=len(head) + len(body) - is_too_long)
+    with wire.serve(script) as url:
+        async with client_of(url, limits=limits, retry=ONCE) as client:
+            if is_too_long:
+                with pytest.raises(DecodeError, match="on the wire"):
+                    await client.get_settings()
+            else:
+                assert not await client.get_settings()
+
+
+async def test_a_request_has_these_headers_and_no_others():
+    received: list[bytes] = []
+
+    def answered(request: bytes) -> bytes:
+        received.append(request)
+        return wire.answer(b"[]")
+
+    with wire.serve(wire.serve_each(answered)) as url:
+        async with client_of(url) as client:
+            await client.get_settings()
+            await client.bulk_invite("m1", [7])
+    names = [
+        [line.partition(b":")[0] for line in request.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]]
+        for request in received
+    ]
+    common = [b"Host", b"Accept", b"Accept-Encoding", b"User-Agent"]
+    assert names[0] == [*common, b"API_AUTH_KEY"]
+    assert names[1] == [*common, b"Content-Type", b"Content-Length", b"API_AUTH_KEY"]
 
 
 async def test_get_quotas_has_its_own_body_limit():
