@@ -314,6 +314,39 @@ def test_whether_an_exception_may_be_that_of_a_transport(exc, of_engine, of_othe
         assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_others
 
 
+async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
+    given: list[object] = []
+
+    class FakeWire:
+        session = "the session"
+
+        async def send(self, message, sent, seconds):
+            given.append((message, sent, seconds))
+
+        async def receive(self, seconds):
+            given.append(seconds)
+            return b"HTTP/1.1 204 No\r\n"
+
+        def close(self):
+            given.append("closed")
+
+    traffic = _connection.Traffic()
+    made = _connection.Connection(FakeWire(), traffic)
+    for seconds in (7.0, 8.0):
+        await made.send(b"abc", bool, seconds)
+        made.new_answer()
+        await made.read_on(seconds + 1)
+        assert made.received == 17
+    assert given == [(b"abc", bool, 7.0), 8.0, (b"abc", bool, 8.0), 9.0]
+    assert (traffic.sent, traffic.received, traffic.closed) == (6, 34, 0)
+    assert made.session_is_new
+    assert (made.take_session(), made.session_is_new) == ("the session", False)
+    made.close()
+    made.close()
+    assert given[4:] == ["closed", "closed"]
+    assert traffic == _connection.Traffic(sent=6, received=34, closed=1)
+
+
 async def test_another_transport_gets_the_time_limits_and_a_request_counts_as_sent_just_before_it():
     seen: list[object] = []
 
