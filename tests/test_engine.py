@@ -31,9 +31,10 @@ from sampling_async import (
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
 from sampling_async._wire.address import Proxy, Secret
-from sampling_async._wire.bodies import Head, Request
+from sampling_async._wire.bodies import Head, Request, RequestBody
 from sampling_async._wire.carrier import Carrier
 from sampling_async._wire.connection import Response
+from sampling_async._wire.reader import TooSlow
 
 if TYPE_CHECKING:
     from sampling_async._wire.engine import Engine
@@ -345,6 +346,58 @@ async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
     made.close()
     assert given[4:] == ["closed", "closed"]
     assert traffic == _connection.Traffic(sent=6, received=34, closed=1)
+    _connection.Connection(FakeWire(), traffic).close()  # before its first request
+    assert traffic.closed == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "text"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), httpx.ConnectError, "Connection refused"),
+        (ConnectionResetError(104, ""), httpx.ConnectError, "ConnectionResetError"),
+        (TooSlow(), httpx.ConnectTimeout, "TooSlow"),
+    ],
+)
+def test_errors_of_the_system_are_told_with_their_own_text(raised, told, text):
+    with pytest.raises(told) as caught, _connection.CONNECTING:
+        raise raised
+    assert str(caught.value) == text
+
+
+async def test_the_engine_sends_a_request_of_httpx_as_one_of_its_own():
+    received: list[bytes] = []
+
+    def answered(request: bytes) -> bytes:
+        received.append(request)
+        return wire.answer(b"[]")
+
+    with wire.serve(wire.serve_each(answered)) as url:
+        engine, origin, headers = (
+            _engine.Engine(idle=1, idle_seconds=4.0),
+            httpx.URL(url),
+            {"Host": "h", "A": "b"},
+        )
+        extensions = {"timeout": {"connect": 5.0, "write": 5.0, "read": 5.0}, "sent": bool}
+        for request in (
+            httpx.Request(
+                "GET",
+                origin.join("/a?b"),
+                headers=headers,
+                stream=RequestBody(b""),
+                extensions=extensions,
+            ),
+            Request("GET", origin, b"/a?b", head=Head(httpx.Headers(headers)), body=b"", extensions=extensions),
+        ):
+            await (await engine.exchange(request, {"K": "v"})).aclose()
+        engine.close()
+    assert received == [b"GET /a?b HTTP/1.1\r\nHost: h\r\nA: b\r\nK: v\r\n\r\n"] * 2
+
+
+async def test_a_client_uses_no_proxy_of_the_environment(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    async with doubles.client(doubles.Service([])) as client:
+        assert not client._session._http._mounts
+        await client.get_settings()
 
 
 async def test_another_transport_gets_the_time_limits_and_a_request_counts_as_sent_just_before_it():
