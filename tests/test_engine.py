@@ -364,6 +364,137 @@ def test_errors_of_the_system_are_told_with_their_own_text(raised, told, text):
     assert str(caught.value) == text
 
 
+class FakeConnection:
+    """A connection whose age is given, and which says what is done with it."""
+
+    is_kept = session_is_new = False
+
+    def __init__(self, age: float = 0.0) -> None:
+        self._age = age
+        self.used_at = 1.0
+        self.done: list[object] = []
+
+    def age(self, _now: float) -> float:
+        return self._age
+
+    def is_quiet(self) -> bool:
+        return True
+
+    def is_reusable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+def engine_with(*idle: FakeConnection) -> Engine:
+    engine = _engine.Engine(idle=8, idle_seconds=4.0)
+    engine._idle.extend(idle)
+    return engine
+
+
+def test_a_connection_is_too_old_as_soon_as_its_idle_time_has_passed():
+    young, old = FakeConnection(3.9), FakeConnection(4.0)
+    engine = engine_with(old, young)
+    engine._close_old()
+    assert (old.done, list(engine._idle)) == (["closed"], [young])
+    old = FakeConnection(engine._idle_time.limit)
+    assert engine_with(old)._take_idle() is None
+    assert old.done == []
+
+
+def test_each_use_of_an_idle_connection_is_counted():
+    engine = engine_with(FakeConnection(), FakeConnection())
+    assert engine._take_idle() is not None
+    assert engine._take_idle() is not None
+    assert engine._take_idle() is None
+    assert engine.traffic.reused == 2
+
+
+def test_a_connection_that_comes_back_to_a_closed_engine_is_closed():
+    engine, late = engine_with(), FakeConnection()
+    engine.close()
+    engine._release(late)
+    assert late.done == ["closed"]
+    assert not engine._idle
+
+
+async def test_a_request_is_written_within_its_limit(monkeypatch):
+    connection, given = FakeConnection(), []
+
+    async def send(message: bytes, sent: object, seconds: float) -> None:
+        given.append(seconds)
+        raise httpx.WriteError("enough")
+
+    connection.send = send
+    connection.was_idle = False
+    connection.was_refused = lambda _: False
+    engine = engine_with(connection)
+    limits = {"connect": 1.0, "write": 2.0, "read": 3.0}
+    request = Request(
+        "GET",
+        httpx.URL("http://h"),
+        b"/",
+        head=Head(httpx.Headers()),
+        body=b"",
+        extensions={"timeout": limits, "sent": bool},
+    )
+    with pytest.raises(httpx.WriteError):
+        await engine.exchange(request, {})
+    assert given == [2.0]
+
+
+async def test_a_connection_that_does_not_come_about_is_told_with_its_reason(monkeypatch):
+    closed: list[bool] = []
+    engine, url = engine_with(), httpx.URL("http://h")
+
+    class Talking:
+        def is_silent(self) -> bool:
+            return False
+
+        def close(self) -> None:
+            closed.append(True)
+
+    async def talking(_: httpx.URL) -> Talking:
+        return Talking()
+
+    async def never(_: httpx.URL) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(engine, "_opened", talking)
+    rule = "the server closed the connection, or sent something, before any request"
+    with pytest.raises(httpx.ConnectError, match=f"^{rule}$"):
+        await engine._connect(url, {"connect": 5.0})
+    assert closed == [True]
+    monkeypatch.setattr(engine, "_opened", never)
+    with pytest.raises(httpx.ConnectTimeout, match=r"^no connection within the time limit$"):
+        await engine._connect(url, {"connect": 0.001})
+
+
+async def test_without_a_session_a_refused_handshake_is_not_tried_again(monkeypatch):
+    tried: list[object] = []
+    alert = ssl.SSLError(1, "[SSL: SSLV3_ALERT_HANDSHAKE_FAILURE] alert")
+
+    async def connect(*_: object, session: object = None, **__: object) -> None:
+        tried.append(session)
+        raise alert
+
+    async def addresses(*_: object) -> list[object]:
+        return []
+
+    engine = engine_with()
+    monkeypatch.setattr(_engine, "connect", connect)
+    monkeypatch.setattr(_engine, "alert_in", lambda _: "handshake failure")
+    monkeypatch.setattr(engine._lookups, "addresses", addresses)
+    monkeypatch.setattr(engine, "_context", lambda: "context")
+    for session, expected in ((None, [None]), ("known", ["known", None])):
+        engine._session = session
+        with pytest.raises(ssl.SSLError):
+            await engine._opened(httpx.URL("https://h"))
+        assert tried == expected
+        tried.clear()
+
+
 async def test_the_engine_sends_a_request_of_httpx_as_one_of_its_own():
     received: list[bytes] = []
 

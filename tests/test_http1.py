@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sampling_async._wire import http1
 from sampling_async._wire.http1 import Answer
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -366,3 +367,25 @@ def test_an_exception_of_a_signal_handler_during_parsing_propagates(struck, monk
             patch.setattr(Answer, callback, strike)
             with pytest.raises(struck, match="told to end"):
                 Answer().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+
+
+def test_several_values_of_a_name_are_joined():
+    answer = fed(OK + b"A: 1\r\na: 2\r\nA: 3\r\nB: 4\r\n" + TWO)
+    assert answer.fields == {b"a": b"1, 2, 3", b"b": b"4", b"content-length": b"2"}
+
+
+@pytest.mark.parametrize("surplus", [b" ", b"\t\r\n", b"X"])
+def test_only_ends_of_lines_may_come_after_a_response(surplus):
+    assert fed(OK + TWO, b"\r\n").leaves_reusable
+    assert not fed(OK + TWO, surplus).leaves_reusable
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_head_has_a_largest_size(more):
+    start = OK + b"A: "
+    parts = [start, b"x" * (http1._HEAD_BYTES - len(start) + more)]
+    if more:
+        with pytest.raises(httpx.RemoteProtocolError):
+            fed(*parts)
+    else:
+        assert fed(*parts, b"\r\n" + TWO).status == 200
