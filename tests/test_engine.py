@@ -30,6 +30,7 @@ from sampling_async import (
 )
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
+from sampling_async._wire import lookups as _lookups
 from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import Head, Request, RequestBody
 from sampling_async._wire.carrier import Carrier
@@ -522,6 +523,15 @@ async def test_the_engine_sends_a_request_of_httpx_as_one_of_its_own():
             await (await engine.exchange(request, {"K": "v"})).aclose()
         engine.close()
     assert received == [b"GET /a?b HTTP/1.1\r\nHost: h\r\nA: b\r\nK: v\r\n\r\n"] * 2
+
+
+async def test_a_lookup_for_which_there_is_no_thread_is_told(monkeypatch):
+    def begun(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_lookups, "begun", begun)
+    with pytest.raises(OSError, match=r"^\[Errno 11\] no thread could be started to look up the host name$"):
+        await _lookups.Lookups().addresses("service.example", 443)
 
 
 async def test_a_client_uses_no_proxy_of_the_environment(monkeypatch):

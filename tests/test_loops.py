@@ -243,6 +243,24 @@ def test_unread_bytes_are_reported_twice_at_most(sockets):
     asyncio.run(main())
 
 
+def test_bytes_that_nobody_waits_for_need_nobody_to_be_told(sockets):
+    ours, theirs = sockets
+
+    async def main() -> list[object]:
+        loop, wrong = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _loop, context: wrong.append(context))
+        reader = Reader(loop, ours.fileno())
+        waiting = reader.readable(5, again=False)
+        theirs.send(b"a")
+        await waiting
+        await turns()
+        assert not reader._watched
+        reader.close(ours, is_forked=False)
+        return wrong
+
+    assert asyncio.run(main()) == []
+
+
 def test_a_wait_ends_at_its_limit_and_by_cancelling_and_the_next_one_works(sockets):
     ours, theirs = sockets
 
@@ -267,7 +285,7 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
     async def main() -> None:
         loop = asyncio.get_running_loop()
         reader = Reader(loop, ours.fileno())
-        waiting = asyncio.ensure_future(reader.readable(5))
+        waiting = asyncio.ensure_future(reader.readable(5, again=True))
         await turns()
         future = reader._future
         reader._tell()
@@ -314,13 +332,13 @@ def test_one_timer_serves_many_waits(sockets):
         timers = Timers()
         reader = Reader(timers, ours.fileno())
         for limit in (5.0, 5.0, 7.0):  # each wait ends early, and the timer of the first stays
-            waiting = asyncio.ensure_future(reader.readable(limit))
+            waiting = asyncio.ensure_future(reader.readable(limit, again=True))
             await turns()
             reader._tell()
             await waiting
             timers.now += 1.0
         assert (timers.at, timers.set) == (105.0, 1)
-        waiting = asyncio.ensure_future(reader.readable(6.0))  # until 109
+        waiting = asyncio.ensure_future(reader.readable(6.0, again=True))  # until 109
         await turns()
         timers.now = 105.0
         reader._look_at_time()
@@ -330,12 +348,12 @@ def test_one_timer_serves_many_waits(sockets):
         with pytest.raises(TooSlow):
             await waiting
         reader._look_at_time()  # nothing waits
-        waiting = asyncio.ensure_future(reader.readable(9.0))
+        waiting = asyncio.ensure_future(reader.readable(9.0, again=True))
         await turns()
         reader._tell()
         await waiting
         assert timers.at == 118.0
-        waiting = asyncio.ensure_future(reader.readable(1.0))  # sooner than the timer
+        waiting = asyncio.ensure_future(reader.readable(1.0, again=True))  # sooner than the timer
         await turns()
         assert timers.at == 110.0
         reader._tell()

@@ -723,6 +723,27 @@ async def test_a_304_stands_for_the_inventory_that_the_user_still_holds():
     assert service.statuses == [200, 304, 200, 304]
 
 
+async def test_a_refusal_of_a_request_with_an_etag_is_a_refusal():
+    service = Tagging()
+
+    def refusing(request: httpx.Request) -> httpx.Response:
+        response = service(request)
+        return response if response.status_code == 200 else httpx.Response(401, content=body_of(3))
+
+    def unasked(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(304)
+
+    async with doubles.client(refusing, retry=RetryPolicy(max_attempts=1)) as client:
+        held = await client.get_quotas()
+        with pytest.raises(UnexpectedStatusError):
+            await client.get_quotas()
+        del held
+    async with doubles.client(unasked, retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(UnexpectedStatusError) as caught:
+            await client.get_quotas()
+        assert caught.value.status == 304
+
+
 async def test_no_etag_is_sent_if_the_service_gave_none_or_the_inventory_is_gone():
     service = Tagging(None)
     async with doubles.client(service) as client:

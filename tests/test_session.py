@@ -597,6 +597,35 @@ async def test_a_request_has_these_headers_and_no_others():
     assert names[1] == [*common, b"Content-Type", b"Content-Length", b"API_AUTH_KEY"]
 
 
+async def test_another_transport_gets_all_limits_of_httpx():
+    service = doubles.Service([])
+    async with client_of(
+        "https://service.example",
+        transport=httpx.MockTransport(service),
+        timeouts=Timeouts(connect=3.0, write=4.0),
+    ) as client:
+        await client.get_settings()
+        await client.bulk_invite("m1", [7])
+    limits = [request.extensions["timeout"] for request in service.requests]
+    assert [sorted(each) for each in limits] == [["connect", "pool", "read", "write"]] * 2
+    assert {(each["connect"], each["pool"], each["write"]) for each in limits} == {(3.0, 3.0, 4.0)}
+    assert service.requests[1].headers["Content-Type"] == "application/json"
+
+
+def test_a_client_that_nobody_closed_is_named_where_it_was_dropped():
+    async def use(client: SamplingClient) -> None:
+        await client.get_settings()
+
+    client = doubles.client(doubles.Service([]))
+    anyio.run(use, client)
+    session = client._session
+    with pytest.warns(ResourceWarning, match="unclosed SamplingClient of service.example: use") as caught:
+        session.__del__()
+    (warning,) = caught
+    assert (warning.filename, warning.source) == (__file__, session)
+    session.closed = True
+
+
 async def test_get_quotas_has_its_own_body_limit():
     assert BodyLimits(quotas=7).of("get_quotas") == (7, 7)
     assert BodyLimits(wire=1, decoded=2).of("get_settings") == (1, 2)

@@ -59,7 +59,7 @@ class Reader:
         self._rings_at = inf  # no later than the deadline; uvloop's timers cannot always tell
         self.news: Callable[[], object] = bool  # no effect
 
-    def readable(self, seconds: float, *, again: bool = True) -> asyncio.Future[None]:
+    def readable(self, seconds: float, *, again: bool) -> asyncio.Future[None]:
         """Return a future that is done when there are bytes to read, or the end of the connection.
 
         It raises `TooSlow` if nothing comes for that time.
@@ -135,7 +135,7 @@ class Reader:
             self._stop()
         elif self._is_elsewhere():
             try:
-                self._loop.call_soon_threadsafe(partial(self.close, sock, is_forked=is_forked))
+                self._loop.call_soon_threadsafe(partial(self.close, sock, is_forked=False))
             except RuntimeError:  # the loop was closed a moment ago
                 sock.close()
         else:
