@@ -8,6 +8,7 @@ from urllib.parse import quote, quote_plus
 
 import doubles
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,10 +131,77 @@ def test_a_403_names_the_proxy_that_drops_headers():
     assert "underscores_in_headers" in str(refused(403))
 
 
+KEY = "2222aaaa-2222-bbbb-2222-cccc22dddddd"
+
+
+@pytest.mark.parametrize("cut", [40, 150, 165, 170, 190, 199])
+def test_no_part_of_a_secret_is_left_where_a_text_is_cut(cut):
+    text = "x" * cut + " " + KEY + " y"
+    error = refusal(Reply(400, json.dumps({"Result": text, "ResultCode": 9}).encode()), private=("m1", KEY))
+    assert KEY[:4] not in f"{error.result}{error.body_excerpt}"
+    assert len(error.result) <= 200
+    item = {"QuotaID": 5, "Invite": None, "ResultCode": 9, "Result": text}
+    (outcome,) = read_bulk(KEY, (5,), json.dumps({"Invites": [item]}).encode()).outcomes()
+    assert KEY[:4] not in repr(outcome)
+
+
+@pytest.mark.parametrize("before", [2**16 - 40, 2**16 - 20, 2**16 - 1, 2**16, 2**17])
+def test_no_part_of_a_secret_is_left_at_the_end_of_what_is_cleaned(before):
+    escaped = "".join(f"&#{ord(letter)};" for letter in KEY)
+    for secret in (KEY, escaped):
+        body = b" " * before + secret.encode() + b" end"
+        assert KEY[:4] not in refusal(Reply(500, body), private=(KEY,)).body_excerpt
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "j&#252;rgen-4711",
+        "j&#xfc;rgen-4711",
+        "j%u00fcrgen-4711",
+        "j\\u00fcrgen-4711",
+        "jürgen-4711",
+        "j%C3%BCrgen-4711",
+    ],
+)
+def test_a_secret_is_found_in_the_escapes_of_json_html_and_urls(written):
+    for encoding in ("utf-8", "latin-1"):
+        error = refusal(Reply(404, f"<h1>/x/{written}/Invites</h1>".encode(encoding)), private=("jürgen-4711",))
+        assert error.body_excerpt == "<h1>/x/<hidden>/Invites</h1>"
+
+
+def test_an_escape_beyond_all_characters_stays():
+    assert refusal(Reply(404, b"&#9999999; &#x41;")).body_excerpt == "&#9999999; A"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"Invites": [{"QuotaID": 5, "ResultCode": 1, "Invite": %s, "ResultCode": 9, "Invite": null}]}',
+        '{"Invites": [{"QuotaID": 5, "ResultCode": 1, "Invite": %s}], "Invites": [{"ResultCode": 9}]}',
+    ],
+)
+def test_a_body_that_repeats_a_name_is_unreadable(body):
+    with pytest.raises(DecodeError, match="each name of an object once, found one repeated"):
+        read_bulk("m1", (5,), (body % json.dumps(doubles.invite(5))).encode())
+
+
+def test_a_code_beside_the_list_is_no_repetition():
+    body = b'{"ResultCode": 0, "Invites": [{"QuotaID": 5, "ResultCode": 9, "Result": "NO", "Invite": null}]}'
+    (outcome,) = read_bulk("m1", (5,), body).outcomes()
+    assert (outcome.status, outcome.result_code) == ("rejected", 9)
+
+
+def test_a_refusal_that_something_follows_proves_nothing():
+    reply = Reply(408, b'{"Result": "NO", "ResultCode": 9}', is_followed=True)
+    assert refusal(reply).delivery == "unknown"
+    assert refusal(evolve(reply, is_followed=False)).delivery == "answered"
+
+
 def test_an_excerpt_is_printable_and_without_the_member():
     body = b"\x00<p>/p/member-1/Invites\r\n\xff</p>" + b"x" * 5000
     excerpt = refused(500, body).body_excerpt
-    assert excerpt.startswith("<p>/p/<hidden>/Invites \ufffd</p>")
+    assert excerpt.startswith("<p>/p/<hidden>/Invites ÿ</p>")
     assert len(excerpt) == 200
     assert "member-1" not in str(refused(500, body))
 

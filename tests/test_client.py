@@ -221,6 +221,13 @@ async def test_pages_are_requested_when_they_are_needed():
     assert pages == [("c", "d"), ("e",)]
 
 
+@pytest.mark.parametrize("last", ["\t", ".", "..", "a/b?c#d%20+é"])
+async def test_a_list_goes_on_behind_any_code_that_came(last):
+    service = listing("a", last, "z")
+    async with doubles.client(service) as client:
+        assert [code async for code in client.recontact_members(5, after=last)] == ["z"]
+
+
 async def test_iteration_can_be_left_and_resumed_after_the_last_code():
     service = listing("a", "b", "c", "d", "e")
     async with doubles.client(service) as client:
@@ -291,7 +298,8 @@ async def test_codes_of_a_page_that_does_not_advance_are_not_lost():
         ({"max_results": 0}, "^max_results must"),
         ({"max_results": True}, "^max_results must"),
         ({"after": ""}, "member code"),
-        ({"after": ".."}, "member code"),
+        ({"after": "\ud800"}, "member code"),
+        ({"after": 7}, "member code"),
     ],
 )
 async def test_paging_arguments_are_checked(options, named):

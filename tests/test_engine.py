@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import socket
 import ssl
 import threading
@@ -117,6 +118,73 @@ async def test_a_late_surplus_response_or_close_is_seen_before_the_next_request(
                 script.ended.clear()
                 await anyio.sleep(0.005)  # on loopback, the bytes have arrived by now
     assert script.requests == [1, 1, 1]
+
+
+REFUSED = b'{"Result": "QUOTA_NOT_LIVE", "ResultCode": 9}'
+
+
+@pytest.mark.parametrize(
+    ("answers", "connections"),
+    [
+        ([wire.answer(REFUSED, "400 Bad Request")], [3]),  # in the service's own words
+        ([wire.answer(b"<html>", "400 Bad Request")], [1, 1, 1]),
+        *(
+            ([wire.answer(REFUSED, status)], [1, 1, 1])
+            for status in ("429 Too Many", "500 Oops", "502 Bad Gateway", "503 Away", "504 Timeout", "404 No")
+        ),
+        ([wire.answer(b"<html>")], [1, 1, 1]),
+        ([wire.answer(b'{"Invites": [{"QuotaID": 8, "ResultCode": 9, "Invite": null}]}')], [1, 1, 1]),
+        ([wire.answer(b'{"Invites": [{"QuotaID": 7, "ResultCode": 9, "Invite": null}]}')], [3]),
+    ],
+)
+async def test_after_what_may_be_no_response_to_the_request_the_connection_is_not_used_again(
+    answers, connections
+):
+    script = Counted(*answers)
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            for _ in range(3):
+                await client.bulk_invite("m1", [7])
+    assert script.requests == connections
+
+
+async def test_the_right_response_after_another_one_is_never_taken_for_that_to_the_next_request():
+    """A gateway gives up on a request, keeps the connection, and passes on the late response."""
+
+    def late(connection: wire.Connection) -> None:
+        owed: list[bytes] = []
+        while (request := connection.read_request()) is not None:
+            member = request.split(b" ")[1].split(b"/")[-2]
+            item = doubles.item(7, code=1, Invite=doubles.invite(7, URL=f"https://s.example/{member.decode()}"))
+            own = wire.answer(json.dumps({"Invites": [item]}).encode())
+            if owed:
+                connection.send(owed.pop())
+            else:
+                owed.append(own)
+                connection.send(wire.answer(b"<html>", "504 Timeout"))
+
+    with wire.serve(late) as url:
+        async with client_of(url) as client:
+            for member in ("alice", "bob", "carol"):
+                (outcome,) = await client.bulk_invite(member, [7])
+                assert outcome.invite is None or outcome.invite.url.endswith(member)
+
+
+async def test_a_refusal_together_with_another_response_proves_nothing():
+    script = Counted(wire.answer(REFUSED, "408 Too Late") + wire.answer(b"[]"))
+    with wire.serve(script) as url:
+        async with client_of(url, retry=RetryPolicy(max_attempts=3)) as client:
+            (outcome,) = await client.bulk_invite("m1", [7])
+    assert outcome.status == "unknown"
+    assert script.requests == [1]
+
+
+async def test_a_connection_that_is_in_use_again_is_closed_with_the_response_that_is_not_trusted():
+    first, second = FakeConnection(), FakeConnection()
+    engine = engine_with(second)
+    engine.drop(first)  # not idle
+    engine.drop(second)
+    assert (first.done, second.done, list(engine._idle)) == (["closed"], ["closed"], [])
 
 
 def engine_of(client: SamplingClient) -> Engine:
@@ -415,7 +483,7 @@ def test_each_use_of_an_idle_connection_is_counted():
 def test_a_connection_that_comes_back_to_a_closed_engine_is_closed():
     engine, late = engine_with(), FakeConnection()
     engine.close()
-    engine._release(late)
+    engine.release(late)
     assert late.done == ["closed"]
     assert not engine._idle
 

@@ -1468,6 +1468,65 @@ def test_rows_behind_unreadable_ones_are_salvaged(tmp_path, monkeypatch, damaged
     rows.close()
 
 
+# --- What is left of a damaged file
+
+
+def changed(path: Path, old: bytes, new: bytes) -> None:
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new, 1))
+
+
+async def mended(path: Path, caplog) -> tuple[int, str]:
+    """Return how many outcomes a damaged journal still has, and the warning about it."""
+    ledger = Ledger()
+    with pytest.raises(JournalError, match="is damaged"):
+        await run(ledger, path)
+    assert not ledger.asked
+    outcomes = await run(ledger, Journal(path, accept_damage=True))
+    assert len(outcomes) == 30
+    replayed = sum(outcome.replayed for outcome in outcomes)
+    assert sum(ledger.asked.values()) == 30 - replayed
+    return replayed, caplog.text
+
+
+async def test_a_journal_without_its_last_page_keeps_the_others(tmp_path, caplog):
+    path = tmp_path / "journal"
+    long = [InviteRequest(f"{'m' * 900}{number}", range(1, 4)) for number in range(10)]
+    await run(Ledger(), path, long)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 4096)
+    with pytest.raises(JournalError, match="is damaged"):
+        await run(Ledger(), path, long)
+    outcomes = await run(Ledger(), Journal(path, accept_damage=True), long)
+    assert 0 < sum(outcome.replayed for outcome in outcomes) <= 30
+    assert "a damaged journal was mended" in caplog.text
+
+
+@pytest.mark.parametrize("new", [b"CREATE TABLX rows", b"CREATE T\xe2BLE rows", b"\0" * 17])
+async def test_a_journal_with_a_broken_first_page_keeps_all_rows(tmp_path, caplog, new):
+    await run(Ledger(), tmp_path / "journal")
+    changed(tmp_path / "journal", b"CREATE TABLE rows", new)
+    replayed, warning = await mended(tmp_path / "journal", caplog)
+    assert replayed == 30
+    assert "a damaged journal was mended: 20 rows of 20" in warning
+    assert not (tmp_path / "journal-again").exists()
+
+
+async def test_a_journal_of_which_nothing_can_be_read_is_not_begun_anew(tmp_path):
+    path = tmp_path / "journal"
+    await run(Ledger(), path)
+    path.write_bytes(b"\1" * path.stat().st_size)
+    ledger = Ledger()
+    with pytest.raises(JournalError, match="nothing in it can be read; to ask again for what its 20 rows"):
+        await run(ledger, Journal(path, accept_damage=True))
+    assert not ledger.asked
+    assert set(path.read_bytes()) == {1}
+    path.unlink()
+    (tmp_path / "journal-lock").unlink()
+    assert len(await run(ledger, path)) == 30
+
+
 def test_a_database_is_removed_with_all_files_of_sqlite(tmp_path):
     for end in ("", "-wal", "-shm", "-journal"):
         (tmp_path / f"database{end}").touch()

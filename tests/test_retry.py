@@ -73,7 +73,8 @@ def test_permanent_failures_are_not_repeated(error):
 
 def test_statuses_that_prove_non_processing_can_be_chosen():
     assert "bulk_invite" not in allowed(status(503))
-    assert "bulk_invite" in allowed(status(503), unprocessed={429, 503})
+    assert "bulk_invite" in allowed(status(503, delivery="answered"), unprocessed={429, 503})
+    assert "bulk_invite" not in allowed(status(429, delivery="unknown"))  # something followed it
     assert "bulk_invite" not in allowed(status(408), unprocessed={429, 503})
     assert RetryPolicy(unprocessed=[429]).unprocessed == frozenset({429})
 

@@ -85,6 +85,8 @@ class Attempts:
                 result = self._decoded(call, answer)
             else:
                 result = await self._decoded_in_thread(call, permit, answer)
+            if _is_doubtful(result):  # before any retry
+                track.distrust()
         except BaseException as exc:  # the call was cancelled, or a signal handler raised
             if track.attempts > number:
                 if answer is None:
@@ -196,3 +198,8 @@ class Attempts:
                 "quota_ids": call.quota_ids,
             },
         )
+
+
+def _is_doubtful(result: object) -> bool:
+    """Return whether a response may be none to its request: neither a result nor the service's own refusal."""
+    return isinstance(result, DecodeError) or (isinstance(result, ServiceError) and result.result_code is None)

@@ -12,7 +12,7 @@ from sampling_async._contract.errors import PagingError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.read_ahead import ReadAhead
-from sampling_async._protocol.requests import member_code_of, quota_id_of, recontact_members
+from sampling_async._protocol.requests import cursor_of, quota_id_of, recontact_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -54,7 +54,7 @@ class PageReader:
         self._panel_guid = panel_guid
         self._quota_id = quota_id_of(quota_id)
         self._max_results = max_results
-        self._cursor = Cursor(None if after is None else member_code_of(after))
+        self._cursor = Cursor(None if after is None else cursor_of(after))
         self._permit = permit
 
     @property

@@ -105,8 +105,8 @@ class RetryPolicy:
     def says_unprocessed(self, error: SamplingError) -> bool:
         """Return whether a failure proves that the request was not processed, and its cause may pass."""
         if isinstance(error, ServiceError):
-            told_by_service = error.status == UNAVAILABLE and error.delivery == "answered"
-            return error.status in self.unprocessed or told_by_service
+            is_said = error.status in self.unprocessed or error.status == UNAVAILABLE
+            return is_said and error.delivery == "answered"
         return isinstance(error, TransportError) and error.delivery == "not_sent"
 
     def backoff(self, failures: Sequence[SamplingError], random: Callable[[], float]) -> float:

@@ -69,7 +69,8 @@ class Call(Generic[T]):
 class Reply:
     """One HTTP response: the status, the decoded body and the headers that the client uses.
 
-    `is_whole` is False if the body of an error was cut or came too late. `result` holds the result of a body
+    `is_whole` is False if the body of an error was cut or came too late. `is_followed` says that more came
+    after an error, so that it may not be the response to this request. `result` holds the result of a body
     that was decoded while it arrived; `body` is empty then. `goes_on` says that more of the body is to
     come: the attempt ends with it.
     """
@@ -79,6 +80,7 @@ class Reply:
     retry_after: str | None = None
     date: str | None = None
     is_whole: bool = True
+    is_followed: bool = False
     result: Any = field(default=None, repr=False)
     goes_on: bool = False
 
@@ -98,6 +100,7 @@ class Track:
         is_explained: Whether somebody may ask for a report of these attempts.
         at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
+        response: The body of the last response, for `distrust`.
     """
 
     sent: bool = False
@@ -109,6 +112,7 @@ class Track:
     is_explained: bool = True
     at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
     fan_out: object = field(default=None, repr=False)
+    response: Any = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
         """Learn whether bytes of the running attempt may have been sent, or may be from now on.
@@ -119,6 +123,15 @@ class Track:
         if may_be and self.is_told:
             raise ClientClosedError("the `async with` block of the fan-out has ended", delivery=self.delivery)
         self.sent = may_be
+
+    def distrust(self) -> None:
+        """Have the connection closed that the last response came on.
+
+        That one was not, or not only, a response to the request. A second one may be on its way, and would be
+        taken for that of the next request: HTTP/1.1 has nothing that tells them apart.
+        """
+        if self.response is not None:
+            self.response.distrust()
 
     @property
     def delivery(self) -> Delivery:

@@ -7,6 +7,7 @@ time, even if the task that made the call was cancelled. Rows are noted without 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,13 +24,14 @@ from sampling_async._contract.errors import JournalError
 from sampling_async._contract.wire import INT64_MAX
 from sampling_async._journal.database import make_private
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
-from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, Note, Rows
+from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, UNREADABLE, Note, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator
 
     from sampling_async._journal.rows import Latest, Request
 
+_LOG: Final = logging.getLogger("sampling_async.journal")
 _WAY_OUT: Final = (
     "Restore a backup, or keep what can be read: Journal(path, accept_damage=True). Then requests that can "
     "no longer be read are sent again"
@@ -161,7 +163,7 @@ class JournalFile:
                 self._begin(rows, header)
             else:
                 rows.load(self._identified(rows, header), lambda: self._is_wanted)
-        except sqlite3.DatabaseError as exc:
+        except UNREADABLE as exc:
             rows.close()
             if not header or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _NO_DAMAGE:
                 raise
@@ -248,11 +250,21 @@ class JournalFile:
         _remove(mended)
         make_private(mended)
         rows = Rows(mended)
+        expected = 0 if header is None else header.rows
         try:
             rows.make(self._owner, seed)
-            self._salvage(rows, 0 if header is None else header.rows)
+            self._salvage(rows, expected)
         finally:
             rows.close()
+        if expected and not rows.header.rows and self._is_there():
+            # Whoever goes on without any row asks for everything again, and must decide that.
+            _remove(mended)
+            raise JournalError(
+                f"is damaged, and nothing in it can be read; to ask again for what its {expected} rows were "
+                f"about, delete it and {self._lock.path.name}",
+                path=self.path,
+            )
+        _LOG.warning("a damaged journal was mended: %d rows of %d", rows.header.rows, expected)
         # Keep a copy of the damaged file. SQLite's newest rows are in the file that ends in `-wal`.
         for end in ("", "-wal"):
             with suppress(FileNotFoundError):
@@ -266,21 +278,35 @@ class JournalFile:
 
     def _salvage(self, mended: Rows, expected: int) -> None:
         """Copy the readable rows of the damaged file into another one."""
-        if not self._real.exists() or not self._real.stat().st_size:
+        if not self._is_there():
             return
         expected = max(expected, self._real.stat().st_size // _SMALLEST_ROW)
         doubtful: list[Note] = []
-        with suppress(sqlite3.DatabaseError):
-            damaged = Rows(self._real)
+        self._salvage_from(self._real, mended, expected, doubtful)
+        if not mended.header.rows and not doubtful:
+            # The description of the tables, on the first page, is the same in each journal.
+            again = _beside(self._real, "-again")
             try:
-                with suppress(sqlite3.DatabaseError, Damage):
+                _with_first_page_of(mended, self._real, again)
+                self._salvage_from(again, mended, expected, doubtful)
+            finally:
+                _remove(again)
+        mended.append(_unknown(doubtful, mended))
+
+    def _salvage_from(self, path: Path, mended: Rows, expected: int, doubtful: list[Note]) -> None:
+        with suppress(*UNREADABLE):
+            damaged = Rows(path, is_damaged=True)
+            try:
+                with suppress(*UNREADABLE, Damage):
                     self._refuse_others(damaged)
                 notes = _sound(damaged.salvaged(expected), doubtful)
                 while some := tuple(islice(notes, _AT_ONCE)):
                     mended.append(some)
             finally:
                 damaged.close()
-        mended.append(_unknown(doubtful, mended))
+
+    def _is_there(self) -> bool:
+        return self._real.exists() and self._real.stat().st_size > 0
 
     # --- In use
 
@@ -382,7 +408,7 @@ def _typed(path: Path) -> Generator[None]:
     """Turn errors of SQLite and the system into JournalError. The messages quote nothing from the file."""
     try:
         yield
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, UnicodeDecodeError) as exc:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         name = getattr(exc, "sqlite_errorname", type(exc).__name__)
         reason = _REASONS.get(code, f"cannot be used: SQLite says {name}")
@@ -403,6 +429,21 @@ def _remove(path: Path) -> None:
     """Remove a database and the files of SQLite beside it."""
     for end in ("", "-wal", "-shm", "-journal"):
         _beside(path, end).unlink(missing_ok=True)
+
+
+def _with_first_page_of(rows: Rows, damaged: Path, path: Path) -> None:
+    """Copy a damaged file, with the first page of a sound journal in the place of its own."""
+    _remove(path)
+    make_private(path)
+    rows.copy(path)
+    sound = path.read_bytes()
+    # In the header of a database: the size of a page (1 stands for 65,536), and the number of pages.
+    size = {1: 2**16}.get(said := int.from_bytes(sound[16:18], "big"), said)
+    pages = -(-damaged.stat().st_size // size)
+    with damaged.open("rb") as source, path.open("wb") as target:
+        target.write(sound[:28] + pages.to_bytes(4, "big") + sound[32:size])
+        source.seek(size)
+        shutil.copyfileobj(source, target)
 
 
 def _copy(rows: Rows, path: Path) -> None:

@@ -110,18 +110,24 @@ class Request(NamedTuple):
     lines: dict[int, bytes | None]
 
 
+UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What is raised for damage: Python decodes the text of SQLite's error, which may quote the file."""
+
+
 class Rows:
     """The rows in one file.
 
     Args:
         path: The file, which must exist.
+        is_damaged: Whether to read what can be read. SQLite refuses a file that is shorter than it says of
+            itself, or whose tables have a description that it cannot read.
 
     Attributes:
         header: The number of rows, and the last digest.
         chunks: The highest chunk number.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_damaged: bool = False) -> None:
         self.header = Header(0, b"")
         self.chunks = 0
         self._path = path
@@ -129,6 +135,8 @@ class Rows:
         # An empty name makes a temporary database: in memory, or in a nameless file if it grows too large.
         self._index = _opened_database("")
         self._index.executescript(_INDEX)
+        if is_damaged:
+            self._database.execute("PRAGMA writable_schema = ON")
         self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
 
     def forget(self) -> None:
@@ -245,7 +253,7 @@ class Rows:
         while True:
             try:
                 found = next(rows, None)
-            except sqlite3.DatabaseError:
+            except UNREADABLE:
                 found = ()
             if found is None:
                 return
@@ -271,7 +279,7 @@ class Rows:
                     row, digest = found[0] + 1, found[5] if type(found[5]) is bytes else None
                     if list(map(type, found)) == _TYPES:
                         yield Note(*found[1:5]), sound
-            except (sqlite3.DatabaseError, Damage):
+            except (*UNREADABLE, Damage):
                 row, digest = row + 1, None
                 if row <= expected:
                     continue
@@ -280,7 +288,7 @@ class Rows:
     def _seed(self) -> bytes | None:
         try:
             return self._owner()[2]
-        except (sqlite3.DatabaseError, Damage):
+        except (*UNREADABLE, Damage):
             return None
 
     def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, Latest]:

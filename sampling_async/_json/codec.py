@@ -132,17 +132,18 @@ def to_json(record: object) -> bytes:
     return json.dumps(unstructure(record), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
+def parse(body: bytes | str, at: str = "$", *, pairs: bool = False, once: bool = False) -> Any:
     """Parse JSON by its content, whatever the Content-Type says.
 
     Args:
         body: The JSON.
         at: Its path, if it is a part of a larger body.
         pairs: Return objects as lists of (name, value), repeated names included.
+        once: Refuse an object with a repeated name, of whose values only the last would count.
 
     Raises:
         DecodeError: The body is empty, HTML or not JSON, or has values that JSON does not allow or Python
-            cannot read (NaN, numbers of 5,000 digits).
+            cannot read (NaN, numbers of 5,000 digits), or an object repeats a name.
     """
     text = _encoded(body)
     head = text[:64].lstrip(_BLANK)
@@ -150,8 +151,11 @@ def parse(body: bytes | str, at: str = "$", *, pairs: bool = False) -> Any:
         raise DecodeError(at, "expected JSON, found an empty body")
     if head[:1] == b"<":
         raise DecodeError(at, "expected JSON, found HTML or XML (a page of a proxy or of a login?)")
+    hook = _as_it_is if pairs else _once if once else None
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_it_is if pairs else None)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
+    except _RepeatedError:
+        rule = "expected each name of an object once, found one repeated"
     except json.JSONDecodeError as exc:
         rule = f"expected JSON, found a syntax error at character {exc.pos}"
     except UnicodeDecodeError as exc:
@@ -185,6 +189,17 @@ def unstructure(record: object) -> Any:
 def _encoded(body: bytes | str) -> bytes:
     # Half surrogates pass here, so that the decoders refuse them with a DecodeError.
     return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+
+
+class _RepeatedError(Exception):
+    """An object has a name twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedError
+    return found
 
 
 def _as_it_is(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

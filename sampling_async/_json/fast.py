@@ -150,6 +150,9 @@ class WireItem(msgspec.Struct, gc=False, kw_only=True):
     Result: str | None = None
 
 
+_CODE: Final = b'"ResultCode"'
+
+
 class _WireReply(msgspec.Struct, gc=False):
     Invites: list[WireItem]
 
@@ -157,7 +160,10 @@ class _WireReply(msgspec.Struct, gc=False):
 def read_bulk(body: bytes) -> list[WireItem] | None:
     """Read the items of a bulk response; return None if the careful decoder must read it."""
     answer: _WireReply | None = _decoded(_WireReply, body)
-    return None if answer is None else answer.Invites
+    # msgspec takes the last of several values of a name. More codes than items are a repeated code or list.
+    if answer is None or body.count(_CODE) > len(answer.Invites):
+        return None
+    return answer.Invites
 
 
 def _decoded(what: Any, body: bytes) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sampling_async._json.fast import WireItem
     from sampling_async._protocol.answers import Said
     from sampling_async._protocol.outcomes import OutcomeStatus
+
+
+_NAME: Final = 64  # the most characters of a name of a result
 
 
 def read_invite(quota_id: int, body: bytes) -> Invite:
@@ -79,7 +82,7 @@ def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkRe
         if given == quota_ids:
             return BulkReply(member_code, quota_ids, columns)
         return _matched(member_code, quota_ids, tuple(outcomes_from((columns,), member_code, given)))
-    document = parse(body)
+    document = parse(body, once=True)
     if type(document) is not dict:
         raise DecodeError("$", "expected an object with Invites")
     if type(document.get("Invites")) is not list:
@@ -163,7 +166,7 @@ def _result_of(member_code: str, value: Any) -> str | None:
     """Return the name of a result without the member code, because reprs show this name."""
     text = text_of(value)
     # Nearly all names are plain identifiers, which need no cleaning.
-    if text is None or (text.isidentifier() and member_code.lower() not in text.lower()):
+    if text is None or (len(text) <= _NAME and text.isidentifier() and member_code.lower() not in text.lower()):
         return text
     return without((member_code,), text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +39,10 @@ These are no code, the code of success (which contradicts the status), and the c
 
 _EXCERPT: Final = 200  # characters of the body in an error
 _EXCERPTED: Final = 2**16  # bytes of the body that are cleaned for it
+_ESCAPED: Final = re.compile(
+    r"[\\%]u(?P<hex>[0-9a-fA-F]{4})|&#(?:[xX](?P<entity>[0-9a-fA-F]{1,6})|(?P<decimal>[0-9]{1,7}));"
+)
+_LONGEST_ESCAPE: Final = 10
 _UNMISTAKABLE: Final = 5  # characters of a private text that is replaced inside words too
 
 
@@ -68,7 +73,7 @@ def _service_error(
     error_class, says = _STATUS_ERRORS.get(reply.status, (None, ""))
     if error_class is None:
         error_class = ServerError if reply.status >= _INTERNAL_ERROR else UnexpectedStatusError
-    result = None if result is None else without(private, result)[:_EXCERPT]
+    result = None if result is None else without(private, result)
     # The error's text gets the result only if it looks like a name: a sentence may mention the member.
     name = result if result and re.fullmatch(r"\w{1,64}", result) else ResultCode.name_of(code or 0)
     known = "" if code is None else f" {code} {name or ''}".rstrip()
@@ -78,7 +83,7 @@ def _service_error(
         status=reply.status,
         result=result,
         result_code=code,
-        body_excerpt=without(private, reply.body[:_EXCERPTED].decode("utf-8", "replace"))[:_EXCERPT],
+        body_excerpt=without(private, _decoded(reply.body[: _EXCERPTED + 1])),
     )
     error.retry_after = retry_after(reply)
     return error
@@ -104,6 +109,8 @@ def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: A
     request and then failed, and it may pass on a body that was cut as if it were whole. So a refusal is proof
     in two cases: its status has no other meaning, or its body is the service's own and reports no fault.
     """
+    if reply.is_followed:  # which of the two is the response to this request?
+        return "unknown"
     if reply.status in unprocessed or reply.status == _FORBIDDEN:
         return "answered"
     if not reply.is_whole or code in _PROVING_NOTHING:
@@ -127,7 +134,8 @@ def _error_body(body: bytes) -> tuple[str | None, int | None]:
 
 
 def text_of(value: Any) -> str | None:
-    return _printable(value)[:_EXCERPT] if type(value) is str else None
+    """Return a text, as long as it is: it may be cut only after `without`, which finds no half of a secret."""
+    return value if type(value) is str else None
 
 
 def code_of(value: Any) -> int | None:
@@ -138,11 +146,14 @@ def code_of(value: Any) -> int | None:
 
 
 def without(private: tuple[str, ...], text: str) -> str:
-    """Return a printable text without the private texts, also in their encoded and escaped forms."""
+    """Return the printable beginning of a text, without the private texts, also in their encoded forms."""
     import html  # noqa: PLC0415  for errors only, with a table of all entities
 
-    # JSON writers such as .NET's escape characters that need no escape. This is undone to find private texts.
-    text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text).replace("\\/", "/")
+    if len(text) > _EXCERPTED:
+        # The beginning of a private text may stand at the cut, and each of its characters may be escaped.
+        text = text[: _EXCERPTED - _LONGEST_ESCAPE * max(map(len, private), default=0)]
+    # Writers of JSON, HTML and URLs such as .NET's escape characters that need no escape. This is undone.
+    text = _ESCAPED.sub(_unescaped, text).replace("\\/", "/")
     for secret in private:
         # As in JSON, in a URL's path, in a query and in HTML. The longest form comes first in the pattern,
         # because a regular expression takes the first alternative that fits.
@@ -152,7 +163,22 @@ def without(private: tuple[str, ...], text: str) -> str:
         # part of a word by chance.
         whole = f"(?<!\\w)(?:{forms})(?!\\w)" if len(secret) < _UNMISTAKABLE else forms
         text = re.sub(whole, "<hidden>", text, flags=re.IGNORECASE)
-    return _printable(text)
+    return _printable(text)[:_EXCERPT]
+
+
+def _decoded(body: bytes) -> str:
+    """Return a body as text. A page that is not UTF-8 mostly is of an old server, and in Latin-1."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as exc:
+        is_cut = exc.start > len(body) - _LONGEST_ESCAPE
+        return body.decode("utf-8", "replace") if is_cut else body.decode("latin-1")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    digits, decimal = match["hex"] or match["entity"], match["decimal"]
+    number = int(digits, 16) if digits else int(decimal)
+    return chr(number) if number <= sys.maxunicode else match[0]
 
 
 def _printable(text: str) -> str:

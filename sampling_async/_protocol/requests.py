@@ -76,6 +76,20 @@ def member_code_of(value: str) -> str:
     return value
 
 
+def cursor_of(value: str) -> str:
+    """Return a member code, after checking that it can be the value of a query, as any code that came can.
+
+    Raises:
+        InvalidRequestError: The code is empty, or has half of a surrogate pair. The error's text does not
+            contain it.
+    """
+    if not isinstance(value, str) or not value or re.search(r"[\ud800-\udfff]", value):
+        raise InvalidRequestError(
+            "after must be a member code: a str that is not empty, without lone surrogates"
+        )
+    return value
+
+
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise InvalidRequestError(

@@ -234,6 +234,16 @@ class Body:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether bytes have come after the response on its connection, as far as our engine knows."""
+        return self._own is not None and self._own.is_followed
+
+    def distrust(self) -> None:
+        """Have the connection closed, because this is not the response to its request. Only our engine can."""
+        if self._own is not None:
+            self._own.distrust()
+
     async def aclose(self) -> None:
         """Close the body, read completely or not."""
         await self._response.aclose()

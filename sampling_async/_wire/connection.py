@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from sampling_async._wire.engine import Engine
+
 
 @define
 class Traffic:
@@ -39,7 +41,8 @@ class Connection:
         idled_for: How long it had been idle when it was used again.
         received: Bytes of the current response, its head and framing included.
         session_is_new: Whether its TLS session was not taken yet.
-        is_kept: False if a proxy closes the connection after the response.
+        is_kept: False if a proxy closes the connection after the response, or if the response is none of the
+            service's own.
     """
 
     __slots__ = (
@@ -163,15 +166,13 @@ class Body(httpx.AsyncByteStream):
         most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
     """
 
-    def __init__(
-        self, connection: Connection, answer: Answer, seconds: float, release: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, connection: Connection, answer: Answer, seconds: float, engine: Engine) -> None:
         self.headers = answer.headers
         self.encoding = answer.fields.get(b"content-encoding", b"")
         self._connection = connection
         self._answer = answer
         self._seconds = seconds
-        self._release = release
+        self._engine = engine
         self.is_over = False
         self.most = inf
 
@@ -196,7 +197,19 @@ class Body(httpx.AsyncByteStream):
         """Release the connection if the last byte of the body has arrived."""
         if self._answer.is_whole and not self.is_over:
             self.is_over = True
-            self._release(self._connection)
+            self._engine.release(self._connection)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether bytes have come after the response, as far as they have arrived."""
+        return self._answer.is_followed
+
+    def distrust(self) -> None:
+        """Close the connection, also if it is idle or in use again: this was no response to its request.
+
+        The right one may still come, and would be taken for the response to the next request.
+        """
+        self._engine.drop(self._connection)
 
     async def aclose(self) -> None:
         """Close the connection if the body was not read to its end."""

@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from contextvars import Context
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import httpx
 
+from sampling_async._contract.exchange import NOT_MODIFIED, OK
 from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.alerts import alert_in
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from sampling_async._wire.http1 import Answer
 
     Limits = Mapping[str, float]
+
+_OF_THE_SERVICE: Final = frozenset({OK, NOT_MODIFIED, 400})
+"""The statuses with which the service itself responds. Others may come from what stands before it, as after a
+time limit. The service's own response may follow on the same connection, and the next request would get it."""
 
 # The errors of a request on a connection that the server was closing.
 _ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
@@ -132,6 +138,8 @@ class Engine:
             if is_fetched:
                 _check_proxy_accepts(answer, sent)
                 connection.is_kept = _is_kept(answer)
+            if answer.status not in _OF_THE_SERVICE:
+                connection.is_kept = False
         except BaseException as exc:
             connection.close()
             self._learn_from(connection, exc)
@@ -139,7 +147,7 @@ class Engine:
             if connection.was_refused(exc):
                 sent(False)
             raise
-        body = Body(connection, answer, limits["read"], self._release)
+        body = Body(connection, answer, limits["read"], self)
         body.release_if_whole()
         return Response(answer.status, body)
 
@@ -216,7 +224,8 @@ class Engine:
         wire.tell_of_news(partial(_look_at, weakref.ref(self), weakref.ref(connection)))
         return connection
 
-    def _release(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, if it is ready for one."""
         if self._idle:
             self._close_old()
         if not connection.is_reusable() or not self._most_idle:
@@ -229,6 +238,12 @@ class Engine:
         self._idle.append(connection)
         if self._timer is None and (loop := asyncio_loop()) is not None:
             self._set_timer(loop)
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection, idle or not."""
+        with suppress(ValueError):
+            self._idle.remove(connection)
+        connection.close()
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""

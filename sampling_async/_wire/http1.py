@@ -149,6 +149,11 @@ class Answer:
         self._parser = None
 
     @property
+    def is_followed(self) -> bool:
+        """Whether bytes have come after the response, as far as they have arrived."""
+        return self._is_surplus
+
+    @property
     def leaves_reusable(self) -> bool:
         """Whether the connection can carry another request.
 

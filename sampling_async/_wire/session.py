@@ -202,12 +202,13 @@ class Session:
         read: BodyReader | None,
     ) -> Reply:
         response = await self._http.send(self._request(call, track, within), stream=True)
-        body = Body(response, *self._limits.of(call.endpoint))
+        body = track.response = Body(response, *self._limits.of(call.endpoint))
         try:
             if response.status_code == OK or (body.is_unchanged and call.known is not None):
                 return await (read or _read_whole)(body)
             return await _read_refusal(response, body)
         except BaseException:
+            body.distrust()
             await body.aclose()
             raise
 
@@ -313,4 +314,5 @@ async def _read_refusal(response: httpx.Response, body: Body) -> Reply:
             content = await body.read()
     await body.aclose()
     asked, date = response.headers.get("Retry-After"), response.headers.get("Date")
-    return Reply(response.status_code, content or b"", asked, date, is_whole=content is not None)
+    is_whole, is_followed = content is not None, body.is_followed
+    return Reply(response.status_code, content or b"", asked, date, is_whole=is_whole, is_followed=is_followed)
