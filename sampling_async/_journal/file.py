@@ -189,7 +189,10 @@ class JournalFile:
         beside = _beside(self._real, "-wal")
         if not size and header is not None and header.rows:
             state = "missing" if size is None else "empty"
-            raise Damage(f"the file is {state}, but {header.rows} rows had been written")
+            raise Damage(
+                f"the file is {state}, but {header.rows} rows had been written (to begin anew, delete "
+                f"{self._lock.path.name} too)"
+            )
         if not size and beside.exists() and beside.stat().st_size:
             raise Damage(f"the file is missing or empty, but {beside.name}, which belongs to it, is there")
         if size is None:

@@ -207,11 +207,8 @@ def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
         ("UPDATE rows SET content = 7 WHERE row = 2", "row 2 was changed"),
         ("UPDATE rows SET digest = 7 WHERE row = 2", "row 2 was changed"),
         ("UPDATE rows SET content = 'x' WHERE row % 2", "row 1 was changed"),
-        ("DELETE FROM rows", "the last 23 of 23 rows are missing"),
         ("DELETE FROM rows WHERE row > 21", "the last 2 of 23 rows are missing"),
         ("DELETE FROM owner", "is damaged: the service and panel it was written for cannot be read."),
-        ("DROP TABLE rows", "SQLite cannot read it"),
-        ("DROP TABLE rows; DROP TABLE owner", "it has no rows, but 23 rows"),
         ("PRAGMA application_id = 5", "is damaged: the mark of a journal in the file was changed."),
         ("PRAGMA user_version = 5", "is damaged: the number of the file format was changed."),
     ],
@@ -223,6 +220,23 @@ def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
     assert text in is_noticed(path)
     doubted(path)
     assert Path(f"{path}-damaged").exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("DELETE FROM rows", "the last 23 of 23 rows are missing"),
+        ("DROP TABLE rows", "SQLite cannot read it"),
+        ("DROP TABLE rows; DROP TABLE owner", "it has no rows, but 23 rows"),
+    ],
+)
+def test_a_file_without_any_row_is_not_begun_anew(killed, tmp_path, statement, text):
+    path = copy_of(killed, tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statement)
+    assert text in is_noticed(path)
+    with pytest.raises(JournalError, match="nothing in it can be read; to ask again for what its 23 rows"):
+        JournalFile(path, OWNER, accept_damage=True).open()
 
 
 def test_the_newest_rows_of_a_file_that_is_gone_are_kept_beside_the_mended_one(killed, tmp_path, monkeypatch):
