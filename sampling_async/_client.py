@@ -245,7 +245,9 @@ class SamplingClient:
         ]
         if missing:
             variables, arguments = ", ".join(names[name] for name in missing), ", ".join(missing)
-            raise InvalidRequestError(f"the environment has no {variables}; set them, or give {arguments}")
+            raise InvalidRequestError(
+                f"the environment has no {variables}; set what is missing, or give {arguments}"
+            )
         for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
         overrides["api_key"] = Secret.of(overrides["api_key"])

@@ -1216,10 +1216,32 @@ async def test_invites_of_another_format_are_replaced_too(sim, tmp_path):
             await campaign.write(folder, **options)
             form.append([path.name for path in folder.glob("invites*")])
         assert form == [["invites.parquet"], ["invites"], ["invites.jsonl"], ["invites.parquet"]]
-        (tmp_path / "other" / "invites").mkdir(parents=True)
-        await campaign.write(tmp_path / "other")  # what is there is not ours
-    assert sorted(path.name for path in (tmp_path / "other").glob("invites*")) == ["invites", "invites.parquet"]
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+async def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(sim, tmp_path):
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, ledger=tmp_path / "a.ledger")
+        await campaign.plan()
+        for name in ("invites", "invites.jsonl", "pairs.parquet", "report.html", "summary.json"):
+            (tmp_path / name).mkdir()
+            there = tmp_path / name / name
+            if name == "invites":
+                there.mkdir()
+                (there / "precious.txt").write_text("precious")
+            else:
+                there.write_text("[]")
+            with pytest.raises(
+                InvalidRequestError, match=f"holds {name}, which is not of a campaign; name another"
+            ):
+                await campaign.write(tmp_path / name)
+            assert [path.name for path in (tmp_path / name).iterdir()] == [name]
+        await campaign.write(tmp_path / "ours")
+        await campaign.write(tmp_path / "ours", kind="jsonl")
+        other = campaign_of(sim, client, tmp_path, ledger=tmp_path / "b.ledger")
+        await other.plan()
+        with pytest.raises(InvalidRequestError, match=r"which is of the campaign of a\.ledger; name another"):
+            await other.write(tmp_path / "ours")
 
 
 async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_path):

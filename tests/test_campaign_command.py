@@ -594,3 +594,13 @@ def test_a_second_signal_ends_a_run_at_once(slow_service):
     process.communicate(timeout=5)
     assert process.returncode == ENDINGS[signal.SIGINT]
     assert status()["Unknown"] > 0
+
+
+def test_a_folder_that_holds_files_of_somebody_else_is_refused_before_anything_is_asked(service):
+    mine = Path("mine")
+    (mine / "invites").mkdir(parents=True)
+    (mine / "invites" / "my.txt").write_text("precious")
+    result = run("campaign", "panel.jsonl", "--out", "mine", "--yes")
+    assert (result.exit_code, "holds invites, which is not of a campaign" in result.stderr) == (2, True)
+    assert (mine / "invites" / "my.txt").read_text() == "precious"
+    assert [path.name for path in mine.iterdir()] == ["invites"]

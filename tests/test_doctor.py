@@ -443,5 +443,5 @@ def test_the_last_line_counts_the_checks():
     failed = Finding("Key", "fail", "it is refused")
     assert _doctor.closing([Finding("TLS", "ok", "")], 80).plain == "\nAll is in order: 1 checks."
     assert _doctor.closing([LONG], 80).plain == "\n0 failed, 1 to look at, 0 in order."
-    assert "15 not made before that is mended" in _doctor.closing([failed, *blocked], 80).plain
+    assert "15 must wait until that is mended" in _doctor.closing([failed, *blocked], 80).plain
     assert (worst([LONG]), worst([LONG, failed]), worst(blocked)) == ("warn", "fail", "ok")

@@ -476,7 +476,7 @@ def test_on_a_terminal_the_checks_fit_the_lines(columns, monkeypatch):
     shown = result.stdout.splitlines()
     assert max(map(len, shown)) <= columns
     assert any(line.startswith("FAIL  Key") for line in shown)
-    assert "7 not made before that is mended." in " ".join(" ".join(shown).split())
+    assert "7 must wait until that is mended." in " ".join(" ".join(shown).split())
     assert not [line for line in quiet.stdout.splitlines() if line.startswith(("ok", "skip"))]
     assert "FAIL" in quiet.stdout
     assert environment["SAMPLING_API_KEY"] not in result.output

@@ -75,7 +75,9 @@ def test_overdue_invites_are_an_exit_code(day, tmp_path):
     sim, folder = day
     store = tmp_path / "new.db"  # made by recording invites; nothing was told yet
     options = ("--store", store, "--invites", folder / "outcomes.jsonl", "--overdue")
-    assert run("outcomes", *options, "1").exit_code == 0
+    first = run("outcomes", *options, "1")
+    assert first.exit_code == 0
+    assert "is a new store" in first.stderr
     done = run("outcomes", *options, "0")
     assert done.exit_code == 1
     assert len(done.stdout.splitlines()) == len(sim.ledger.invites)

@@ -69,7 +69,7 @@ Panel = Annotated[
         metavar="PANEL",
         help=(
             "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member, as for `match`. Without it, the campaign in DIR is gone on with."
+            "member, as for `match`. Without it, the campaign in DIR goes on."
         ),
         show_default=False,
     ),

@@ -158,7 +158,7 @@ class Settings:
         int | None,
         _option(
             _RUN,
-            "How often a member is asked for at most, as something was refused. Default: 3.",
+            "How often one member is asked for at most, if some of its quotas are refused. Default: 3.",
             min=1,
             metavar="N",
         ),

@@ -69,7 +69,7 @@ class DoctorOptions:
     thorough: Annotated[
         bool,
         typer.Option(
-            "--thorough", help="Watch an idle connection for up to 90 seconds, and not for 6.", metavar=""
+            "--thorough", help="Watch an idle connection for up to 90 seconds; without this, for 6.", metavar=""
         ),
     ] = False
     quiet: Annotated[
@@ -241,7 +241,7 @@ def closing(findings: Sequence[Finding], width: int) -> Text:
         return Text(f"\nAll is in order: {counts['ok']} checks.", style="bold green")
     text = f"{counts['fail']} failed, {counts['warn']} to look at, {counts['ok']} in order"
     blocked = sum(each.is_blocked for each in findings)
-    text += f"; {blocked} not made before that is mended." if blocked else "."
+    text += f"; {blocked} must wait until that is mended." if blocked else "."
     style = "bold red" if counts["fail"] else "bold yellow"
     return Text("\n".join(["", *_wrapped(text, width)]), style=style)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -64,6 +66,8 @@ def service(seen: Seen) -> Finding:
     figures = {"Status": seen.status or None, "Server": seen.server or None}
     if seen.problem:
         remedy = "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT."
+        if os.strerror(errno.ECONNREFUSED) in seen.problem:
+            remedy = "Nothing listens at this host and port. Is the service started, and is the port right?"
         if seen.is_late:
             remedy = "The connection works. Allow more time with --timeout, or ask the operator why it is slow."
         return Finding("Service", "fail", seen.problem, remedy, figures)

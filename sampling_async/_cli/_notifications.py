@@ -56,12 +56,13 @@ app: Final = typer.Typer(
 )
 
 StoreFile = Annotated[
-    Path, typer.Option("--store", help="The file they are kept in.", metavar="FILE", show_default=False)
+    Path,
+    typer.Option("--store", help="The file that keeps the notifications.", metavar="FILE", show_default=False),
 ]
 PublicURL = Annotated[
     str | None,
     typer.Option(
-        help="The address the operator reaches this at, if not the one listened on.",
+        help="The address at which the operator reaches this, if it is another one.",
         metavar="URL",
         show_default=False,
     ),

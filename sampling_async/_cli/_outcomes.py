@@ -84,9 +84,11 @@ def outcomes(
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
-    Invites are joined with the completions and terminates of a store. The
-    times of invites from a file are that of the file.
+    Invites are joined with the completions and terminates of a store. Invites
+    from a file get the time of the file.
     """
+    if invites and not store.exists():
+        show.note(f"{store} is a new store: nothing was told to it yet")
     ledger = OutcomeLedger(store)
     for file in invites or ():
         _record_all(ledger, file)

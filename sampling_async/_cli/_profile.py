@@ -56,7 +56,8 @@ def list_profiles(*, as_json: AsJSON = False) -> None:
         table.add_row(show.plain(name), show.plain(profile.base_url), show.plain(_state(profile)), chosen)
     screen = show.screen()
     screen.print(table)
-    screen.print(show.plain(f"\nOf {profiles_file()}", "dim"), soft_wrap=True)
+    screen.print()
+    screen.print(show.plain(f"These profiles are in {profiles_file()}", "dim"), soft_wrap=True)
 
 
 @app.command("show", cls=Command)

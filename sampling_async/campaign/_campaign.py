@@ -298,7 +298,8 @@ class Campaign:
             title: The title of the report.
 
         Raises:
-            InvalidRequestError: There is no such partition or format, or a file cannot be written.
+            InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
+                holds files in their place that are not of this campaign.
             LedgerError: The ledger cannot be read, or has no plan.
         """
         check_partitions(partitions, kind)

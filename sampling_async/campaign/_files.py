@@ -43,6 +43,7 @@ _BY: Final = {
     "quota_id": "i.quota",
     "day": "date(i.at, 'unixepoch')",
 }
+_OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
 PARTITIONS: Final = tuple(_BY)
 """The columns by which invites can be divided into folders."""
@@ -114,7 +115,8 @@ def write_files(
         The summary that was written.
 
     Raises:
-        InvalidRequestError: A partition does not exist, or a file cannot be written.
+        InvalidRequestError: A partition does not exist, a file cannot be written, or the folder holds files
+            that are not of this campaign.
         LedgerError: The ledger cannot be read.
     """
     check_partitions(partitions, kind)
@@ -122,6 +124,7 @@ def write_files(
     invites, pairs = _schemas()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        must_be_ours(folder, ledger.path)
         # In the same folder, so that each file can be renamed into its place.
         with tempfile.TemporaryDirectory(prefix=".campaign-", dir=folder) as name:
             new = Path(name)
@@ -130,21 +133,39 @@ def write_files(
                 wanted.each(_table_rows(ledger, _INVITES % by, invites)), invites, new, partitions, kind
             )
             _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
-            (new / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n")
+            told = {"ledger": ledger.path.name, **summary.to_dict()}
+            (new / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
             (new / "report.html").write_text(report(summary, title=title), encoding="utf-8")
             wanted.check()
-            was_ours = (folder / "summary.json").exists()
             written = sorted(new.iterdir())
             for path in written:
                 _replace(path, folder / path.name)
-            if was_ours:
-                # Beside the new invites, those of another format would be taken for the invites too.
-                for stale in _INVITE_NAMES.difference(path.name for path in written):
-                    with suppress(FileNotFoundError):
-                        (folder / stale).rename(new / f"{stale}-before")
+            # Beside the new invites, those of another format would be taken for the invites too.
+            for stale in _INVITE_NAMES.difference(path.name for path in written):
+                with suppress(FileNotFoundError):
+                    (folder / stale).rename(new / f"{stale}-before")
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
+
+
+def must_be_ours(folder: Path, ledger: Path) -> None:
+    """Refuse a folder with files in the place of ours, unless they are of an earlier call for the same ledger.
+
+    Raises:
+        InvalidRequestError: The text says what is in the way.
+    """
+    there = sorted(name for name in (*_INVITE_NAMES, *_OTHER_NAMES) if (folder / name).exists())
+    if not there:
+        return
+    try:
+        summary = json.loads((folder / "summary.json").read_bytes())
+    except (OSError, ValueError):
+        summary = None
+    written_for = summary.get("ledger") if isinstance(summary, dict) else None
+    if written_for != ledger.name:
+        whose = f"of the campaign of {written_for}" if isinstance(written_for, str) else "not of a campaign"
+        raise InvalidRequestError(f"{folder} holds {there[0]}, which is {whose}; name another folder")
 
 
 def _replace(new: Path, old: Path) -> None:

@@ -130,7 +130,7 @@ def _answer_id(question_id: int, answer: object) -> int:
 def _whole(value: object) -> int | None:
     """Return a whole number, given as a number of any whole type or as digits; None for any other value."""
     if isinstance(value, str):
-        digits = value.strip()
+        digits = value.strip().removesuffix(".0")  # as libraries write numbers of a column with gaps to CSV
         return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]

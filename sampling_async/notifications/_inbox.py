@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets as random_secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,7 +184,12 @@ class Inbox:
 
         Args:
             base: The URL that `app` is reached at from outside.
+
+        Raises:
+            InvalidRequestError: `base` is no http or https URL.
         """
+        if not re.match(r"https?://[^/?#]", base, re.IGNORECASE):
+            raise InvalidRequestError(f"the public URL must be like https://partner.example, not {base!r:.60}")
         return {kind: f"{base.rstrip('/')}{self.path(kind)}" for kind in Kind}
 
     def path(self, kind: Kind) -> str:
