@@ -425,7 +425,8 @@ def test_misuse_of_a_client_is_told_in_full(monkeypatch):
         return str(caught.value)
 
     assert said(lambda: SamplingClient.from_env(api_key=doubles.KEY)) == (
-        "the environment has no SAMPLING_BASE_URL, SAMPLING_PANEL_GUID; set what is missing, or give base_url, panel_guid"
+        "the environment has no SAMPLING_BASE_URL, SAMPLING_PANEL_GUID; set what is missing, or give "
+        "base_url, panel_guid"
     )
     assert said(lambda: doubles.client(doubles.Service([]), proxy="http://p.example")) == (
         "proxy and ssl_context cannot be combined with your own transport; give them to that transport"

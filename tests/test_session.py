@@ -612,7 +612,7 @@ async def test_another_transport_gets_all_limits_of_httpx():
     assert service.requests[1].headers["Content-Type"] == "application/json"
 
 
-def test_a_client_that_nobody_closed_is_named_where_it_was_dropped():
+def test_a_client_that_nobody_closed_is_named():
     async def use(client: SamplingClient) -> None:
         await client.get_settings()
 
@@ -622,7 +622,7 @@ def test_a_client_that_nobody_closed_is_named_where_it_was_dropped():
     with pytest.warns(ResourceWarning, match="unclosed SamplingClient of service.example: use") as caught:
         session.__del__()
     (warning,) = caught
-    assert (warning.filename, warning.source) == (__file__, session)
+    assert warning.source is session
     session.closed = True
 
 

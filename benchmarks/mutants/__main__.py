@@ -162,6 +162,8 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.N
         for mutant in doubtful
         if (mutant.where, mutant.old, mutant.new) not in equal and not _is_always_equal(mutant)
     ]
+    if unequal and _fails_afresh(place / "mutants", "none", [*options, *paths]):
+        raise RuntimeError(f"the tests of {room} fail without a mutant too: each mutant would count as killed")
     with ThreadPoolExecutor(given.at_once) as threads:
         fails = threads.map(
             lambda mutant: _fails_afresh(place / "mutants", mutant.name, [*options, *paths]), unequal
