@@ -100,6 +100,11 @@ def test_a_refused_address_is_told_its_rule(url, text):
         base_url_of(url, allow_http=False)
 
 
+def test_the_last_port_exists():
+    assert base_url_of("https://service.example:65535", allow_http=False).port == 65535
+    assert proxy_of("http://proxy:65535").port == 65535
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
