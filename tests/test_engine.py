@@ -566,12 +566,7 @@ async def test_without_a_session_a_refused_handshake_is_not_tried_again(monkeypa
 
 async def test_the_engine_sends_a_request_of_httpx_as_one_of_its_own():
     received: list[bytes] = []
-
-    def answered(request: bytes) -> bytes:
-        received.append(request)
-        return wire.answer(b"[]")
-
-    with wire.serve(wire.serve_each(answered)) as url:
+    with wire.serve(wire.serve_each(wire.kept(received, wire.answer(b"[]")))) as url:
         engine, origin, headers = (
             _engine.Engine(idle=1, idle_seconds=4.0),
             httpx.URL(url),

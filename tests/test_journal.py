@@ -40,8 +40,10 @@ from sampling_async import (
 from sampling_async._bulk.source import PanelSource
 from sampling_async._journal import file as _journal_file
 from sampling_async._journal import lock as _journal_lock
+from sampling_async._journal import mending
 from sampling_async._journal import rows as _journal_rows
 from sampling_async._journal import run as _journal_run
+from sampling_async._journal.database import remove
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of, outcomes_of
@@ -1420,7 +1422,7 @@ def test_only_ids_that_a_quota_may_have_are_read_from_a_doubtful_row():
         b"[0, 1, %d, %d]" % (largest, largest + 1),
         b"\n[0,\n[1,\n[%d,\n[%d," % (largest, largest + 1),
     ):
-        assert _journal_file._ids_of(Note(SENT, 1, b"m", content)) == {1, largest}
+        assert mending._ids_of(Note(SENT, 1, b"m", content)) == {1, largest}
 
 
 def test_doubtful_rows_become_chunks_of_their_own_behind_all_others():
@@ -1431,7 +1433,7 @@ def test_doubtful_rows_become_chunks_of_their_own_behind_all_others():
             return {1: Latest(3, b'[1,"invited",null]'), 2: Latest(3, None)} if member_code == b"a" else {}
 
     doubtful = [Note(SENT, 2, b"a", b"[2, 1]"), Note(SENT, 2, b"b", b"[1]"), Note(ANSWERED, 2, b"b", b"\n[2,")]
-    assert list(_journal_file._unknown(doubtful, Mended())) == [
+    assert list(mending._unknown(doubtful, Mended())) == [
         Note(SENT, 8, b"a", b"[2]"),
         Note(SENT, 9, b"b", b"[1]"),
         Note(SENT, 10, b"b", b"[2]"),
@@ -1530,7 +1532,7 @@ async def test_a_journal_of_which_nothing_can_be_read_is_not_begun_anew(tmp_path
 def test_a_database_is_removed_with_all_files_of_sqlite(tmp_path):
     for end in ("", "-wal", "-shm", "-journal"):
         (tmp_path / f"database{end}").touch()
-    _journal_file._remove(tmp_path / "database")
+    remove(tmp_path / "database")
     assert list(tmp_path.iterdir()) == []
 
 

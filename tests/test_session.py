@@ -579,12 +579,7 @@ async def test_a_response_may_be_as_long_as_its_limit(is_too_long):
 
 async def test_a_request_has_these_headers_and_no_others():
     received: list[bytes] = []
-
-    def answered(request: bytes) -> bytes:
-        received.append(request)
-        return wire.answer(b"[]")
-
-    with wire.serve(wire.serve_each(answered)) as url:
+    with wire.serve(wire.serve_each(wire.kept(received, wire.answer(b"[]")))) as url:
         async with client_of(url) as client:
             await client.get_settings()
             await client.bulk_invite("m1", [7])

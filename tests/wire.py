@@ -124,6 +124,16 @@ def serve(script: Callable[[Connection], None], tls: ssl.SSLContext | None = Non
             thread.join()
 
 
+def kept(requests: list[bytes], reply: bytes) -> Callable[[bytes], bytes]:
+    """Return a reply for `serve_each` that keeps the requests, as they came."""
+
+    def replied(request: bytes) -> bytes:
+        requests.append(request)
+        return reply
+
+    return replied
+
+
 def serve_each(reply: Callable[[bytes], bytes]) -> Callable[[Connection], None]:
     """Return a script that responds to every request of a connection with `reply(request)`."""
 

@@ -95,3 +95,14 @@ def transaction(database: sqlite3.Connection) -> Generator[None]:
         with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
             database.execute("ROLLBACK")
         raise
+
+
+def beside(path: Path, end: str) -> Path:
+    """Return the path of a file that belongs to another one: its name with an ending."""
+    return path.with_name(path.name + end)
+
+
+def remove(path: Path) -> None:
+    """Remove a database and the files of SQLite beside it."""
+    for end in ("", "-wal", "-shm", "-journal"):
+        beside(path, end).unlink(missing_ok=True)

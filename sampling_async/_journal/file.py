@@ -6,28 +6,25 @@ time, even if the task that made the call was cancelled. Rows are noted without 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import shutil
 import sqlite3
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._contract.wire import INT64_MAX
-from sampling_async._journal.database import make_private
+from sampling_async._journal.database import beside, make_private, remove
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
-from sampling_async._journal.rows import ANSWERED, DIGEST, FORM, SENT, UNREADABLE, Note, Rows
+from sampling_async._journal.mending import salvage
+from sampling_async._journal.rows import DIGEST, FORM, UNREADABLE, Note, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator
 
     from sampling_async._journal.rows import Latest, Request
 
@@ -50,11 +47,6 @@ _NO_DAMAGE: Final = {*_REASONS, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM} - {
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CORRUPT,
 }
-_OF_LINES: Final = re.compile(rb"\n\[(\d{1,19}),")
-_OF_LIST: Final = re.compile(rb"\d{1,19}")
-_AT_ONCE: Final = 1_000
-_SMALLEST_ROW: Final = 64
-"""Bytes. The size of a damaged file divided by this is an upper estimate of the number of its rows."""
 
 
 class JournalFile:
@@ -186,15 +178,15 @@ class JournalFile:
                 find them by the other.
         """
         size = self._real.stat().st_size if self._real.exists() else None
-        beside = _beside(self._real, "-wal")
+        newest = beside(self._real, "-wal")
         if not size and header is not None and header.rows:
             state = "missing" if size is None else "empty"
             raise Damage(
                 f"the file is {state}, but {header.rows} rows had been written (to begin anew, delete "
                 f"{self._lock.path.name} too)"
             )
-        if not size and beside.exists() and beside.stat().st_size:
-            raise Damage(f"the file is missing or empty, but {beside.name}, which belongs to it, is there")
+        if not size and newest.exists() and newest.stat().st_size:
+            raise Damage(f"the file is missing or empty, but {newest.name}, which belongs to it, is there")
         if size is None:
             if self._owner is None:
                 raise JournalError("does not exist", path=self.path)
@@ -249,19 +241,21 @@ class JournalFile:
     def _mend(self, header: Header | None) -> None:
         """Write the readable rows into a new file, which replaces the damaged one."""
         assert self._owner is not None
-        mended, seed = _beside(self._real, "-mended"), os.urandom(DIGEST)
-        _remove(mended)
+        mended, seed = beside(self._real, "-mended"), os.urandom(DIGEST)
+        remove(mended)
         make_private(mended)
         rows = Rows(mended)
         expected = 0 if header is None else header.rows
+        is_there = self._real.exists() and self._real.stat().st_size > 0
         try:
             rows.make(self._owner, seed)
-            self._salvage(rows, expected)
+            if is_there:
+                salvage(self._real, rows, expected, self._refuse_others)
         finally:
             rows.close()
-        if expected and not rows.header.rows and self._is_there():
+        if is_there and expected and not rows.header.rows:
             # Whoever goes on without any row asks for everything again, and must decide that.
-            _remove(mended)
+            remove(mended)
             raise JournalError(
                 f"is damaged, and nothing in it can be read; to ask again for what its {expected} rows were "
                 f"about, delete it and {self._lock.path.name}",
@@ -271,45 +265,13 @@ class JournalFile:
         # Keep a copy of the damaged file. SQLite's newest rows are in the file that ends in `-wal`.
         for end in ("", "-wal"):
             with suppress(FileNotFoundError):
-                shutil.copyfile(_beside(self._real, end), _beside(self._real, f"-damaged{end}"))
-                _beside(self._real, f"-damaged{end}").chmod(0o600)
+                shutil.copyfile(beside(self._real, end), beside(self._real, f"-damaged{end}"))
+                beside(self._real, f"-damaged{end}").chmod(0o600)
         # The `-wal` file must go before the new file comes, or SQLite would apply it to the new file.
-        _beside(self._real, "-wal").unlink(missing_ok=True)
+        beside(self._real, "-wal").unlink(missing_ok=True)
         mended.replace(self._real)
         self._lock.write(rows.header, durably=True)
         self._rows = self._checked(rows.header)
-
-    def _salvage(self, mended: Rows, expected: int) -> None:
-        """Copy the readable rows of the damaged file into another one."""
-        if not self._is_there():
-            return
-        expected = max(expected, self._real.stat().st_size // _SMALLEST_ROW)
-        doubtful: list[Note] = []
-        self._salvage_from(self._real, mended, expected, doubtful)
-        if not mended.header.rows and not doubtful:
-            # The description of the tables, on the first page, is the same in each journal.
-            again = _beside(self._real, "-again")
-            try:
-                _with_first_page_of(mended, self._real, again)
-                self._salvage_from(again, mended, expected, doubtful)
-            finally:
-                _remove(again)
-        mended.append(_unknown(doubtful, mended))
-
-    def _salvage_from(self, path: Path, mended: Rows, expected: int, doubtful: list[Note]) -> None:
-        with suppress(*UNREADABLE):
-            damaged = Rows(path, is_damaged=True)
-            try:
-                with suppress(*UNREADABLE, Damage):
-                    self._refuse_others(damaged)
-                notes = _sound(damaged.salvaged(expected), doubtful)
-                while some := tuple(islice(notes, _AT_ONCE)):
-                    mended.append(some)
-            finally:
-                damaged.close()
-
-    def _is_there(self) -> bool:
-        return self._real.exists() and self._real.stat().st_size > 0
 
     # --- In use
 
@@ -424,91 +386,22 @@ def _typed(path: Path) -> Generator[None]:
     raise JournalError(reason, path=path) from None
 
 
-def _beside(path: Path, end: str) -> Path:
-    return path.with_name(path.name + end)
-
-
-def _remove(path: Path) -> None:
-    """Remove a database and the files of SQLite beside it."""
-    for end in ("", "-wal", "-shm", "-journal"):
-        _beside(path, end).unlink(missing_ok=True)
-
-
-def _with_first_page_of(rows: Rows, damaged: Path, path: Path) -> None:
-    """Copy a damaged file, with the first page of a sound journal in the place of its own."""
-    _remove(path)
-    make_private(path)
-    rows.copy(path)
-    sound = path.read_bytes()
-    # In the header of a database: the size of a page (1 stands for 65,536), and the number of pages.
-    size = {1: 2**16}.get(said := int.from_bytes(sound[16:18], "big"), said)
-    pages = -(-damaged.stat().st_size // size)
-    with damaged.open("rb") as source, path.open("wb") as target:
-        target.write(sound[:28] + pages.to_bytes(4, "big") + sound[32:size])
-        source.seek(size)
-        shutil.copyfileobj(source, target)
-
-
 def _copy(rows: Rows, path: Path) -> None:
     """Copy the rows to a path that is free or holds an earlier copy."""
-    lock, part = JournalLock(path), _beside(path, "-part")
+    lock, part = JournalLock(path), beside(path, "-part")
     lock.take()
     try:
         with suppress(Damage):
             if lock.header() is None and path.exists():
                 raise JournalError("exists already, and is not a journal of this format", path=path)
         # The copy is made under another name, so an earlier copy stays until the new one is complete.
-        _remove(part)
+        remove(part)
         make_private(part)
         rows.copy(part)
         # An earlier copy that was used may have left a `-wal` file, which SQLite would apply to the new copy.
-        _beside(path, "-wal").unlink(missing_ok=True)
+        beside(path, "-wal").unlink(missing_ok=True)
         part.replace(path)
         sync_folder(path.parent)
         lock.write(rows.header, durably=True)
     finally:
         lock.release()
-
-
-def _sound(found: Iterable[tuple[Note, bool]], doubtful: list[Note]) -> Iterator[Note]:
-    """Yield the rows that were certainly not changed, and add all others to `doubtful`."""
-    chunks: set[int] = set()
-    for note, is_sound in found:
-        if not is_sound:
-            doubtful.append(note)
-            continue
-        # The `SENT` row of this chunk is damaged. The outcomes name the same quota IDs, so it is made again.
-        if note.kind == ANSWERED and note.chunk not in chunks:
-            yield note._replace(kind=SENT, content=_listed(_ids_of(note)))
-        yield note
-        chunks.add(note.chunk)
-
-
-def _unknown(doubtful: Iterable[Note], mended: Rows) -> Iterator[Note]:
-    """Yield `SENT` rows for the quota IDs in doubtful rows, unless a sound row has their outcomes.
-
-    Without outcomes, these quota IDs are then `unknown`.
-    """
-    chunk = mended.chunks
-    for note in doubtful:
-        quota_ids = _ids_of(note)
-        known = mended.recall(note.member_code, quota_ids)
-        left = {each for each in quota_ids if each not in known or not _is_answer(known[each].line)}
-        if left:
-            chunk += 1
-            yield Note(SENT, chunk, note.member_code, _listed(left))
-
-
-def _ids_of(note: Note) -> set[int]:
-    """Return the quota IDs in a row, as far as they can be read."""
-    numbers = (_OF_LINES if note.content[:1] == b"\n" else _OF_LIST).findall(note.content)
-    return {number for number in map(int, numbers) if 0 < number <= INT64_MAX}
-
-
-def _listed(quota_ids: Iterable[int]) -> bytes:
-    return json.dumps(sorted(quota_ids)).encode("ascii")
-
-
-def _is_answer(line: bytes | None) -> bool:
-    """Return whether a line records an outcome from the service: `invited` or `rejected`."""
-    return line is not None and json.loads(line)[1] in {"invited", "rejected"}

@@ -16,10 +16,10 @@ from sampling_async._contract.errors import JournalError
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._json.codec import plain_json
 from sampling_async._pacing.change import Change
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import begun, finished, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from sampling_async._journal.file import JournalFile
@@ -97,7 +97,7 @@ class JournalRun:
         """
         file, self._file = self._file, None
         if file is not None:
-            await _to_its_end(file.leave)
+            await finished(begun(file.leave))
 
     @property
     def file(self) -> JournalFile | None:
@@ -196,25 +196,6 @@ def journal_file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bo
     from sampling_async._journal.file import JournalFile  # noqa: PLC0415  with sqlite3, for runs that have one
 
     return JournalFile(path, owner, accept_damage=accept_damage)
-
-
-async def _to_its_end(function: Callable[[], None]) -> None:
-    """Call a function in a thread and wait for its end, even if this task is cancelled meanwhile.
-
-    A shield of anyio does not stop asyncio's own cancellations, and there may be several of them. After each
-    one the function is called again. It must be one whose second call only waits for the first.
-    """
-    cancelled: BaseException | None = None
-    with anyio.CancelScope(shield=True):
-        while True:
-            try:
-                await in_thread(function)
-            except anyio.get_cancelled_exc_class() as exc:
-                cancelled = exc
-            else:
-                break
-    if cancelled is not None:
-        raise cancelled
 
 
 def _recalled(

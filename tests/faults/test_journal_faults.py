@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sampling_async import Invite, InviteOutcome, Journal, JournalError
-from sampling_async._journal import file as _journal_file
+from sampling_async._journal import mending
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of
@@ -197,6 +197,14 @@ def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
     doubted(path)
 
 
+def changed(killed, tmp_path, statement: str) -> Path:
+    """Return a copy of a journal after some statements of SQL."""
+    path = copy_of(killed, tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statement)
+    return path
+
+
 @pytest.mark.parametrize(
     ("statement", "text"),
     [
@@ -214,9 +222,7 @@ def test_a_missing_row_or_file_is_named(killed, tmp_path, damage, text):
     ],
 )
 def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
-    path = copy_of(killed, tmp_path)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(statement)
+    path = changed(killed, tmp_path, statement)
     assert text in is_noticed(path)
     doubted(path)
     assert Path(f"{path}-damaged").exists()
@@ -231,9 +237,7 @@ def test_a_changed_row_is_detected(killed, tmp_path, statement, text):
     ],
 )
 def test_a_file_without_any_row_is_not_begun_anew(killed, tmp_path, statement, text):
-    path = copy_of(killed, tmp_path)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(statement)
+    path = changed(killed, tmp_path, statement)
     assert text in is_noticed(path)
     with pytest.raises(JournalError, match="nothing in it can be read; to ask again for what its 23 rows"):
         JournalFile(path, OWNER, accept_damage=True).open()
@@ -277,8 +281,8 @@ def test_ids_of_doubtful_rows_are_unknown_and_not_sent_again(killed, tmp_path):
 
 
 def test_rows_are_salvaged_without_the_owner_and_beyond_what_the_size_suggests(killed, tmp_path, monkeypatch):
-    monkeypatch.setattr(_journal_file, "_SMALLEST_ROW", 10**9)  # most rows may be in the `-wal` file
-    monkeypatch.setattr(_journal_file, "_AT_ONCE", 4)
+    monkeypatch.setattr(mending, "_SMALLEST_ROW", 10**9)  # most rows may be in the `-wal` file
+    monkeypatch.setattr(mending, "_AT_ONCE", 4)
     path = copy_of(killed, tmp_path)
     Path(f"{path}-mended").write_bytes(b"of a run that was killed while it mended")
     with contextlib.closing(sqlite3.connect(path)) as database:

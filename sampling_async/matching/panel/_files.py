@@ -68,9 +68,9 @@ def opened(
     Args:
         panel: A file, or a query.
         wanted: The columns to read.
-        texts: Those of them that hold texts only: in JSON lines, where each value has a type of its own, other
-            values are refused by line.
         renamed: The wanted names of columns that have other names in the panel, by those other names.
+        texts: The wanted columns that hold texts only. In JSON lines, where each value has a type of its own,
+            other values are refused by line.
 
     Raises:
         InvalidRequestError: The panel cannot be read.
