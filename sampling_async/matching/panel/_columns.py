@@ -8,10 +8,20 @@ import numpy as np
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching._questions import OLDEST
-from sampling_async.matching.panel._arrow import WHOLE, arrow, booleans, integers, pa, pc
+from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import Columns
 from sampling_async.matching.panel._postal import Beginnings
+from sampling_async.matching.panel._types import (
+    DICTIONARY,
+    LISTS,
+    NotWholeError,
+    as_integers,
+    flat,
+    is_list,
+    is_null,
+    is_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,17 +39,7 @@ PARTICIPATIONS: Final = "participations"
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 """The columns that are not questions."""
 
-# Types are tested by their IDs, as in `WHOLE`, which is faster: there may be hundreds of columns.
-_LISTS: Final = frozenset(
-    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
-)
-_TEXTS: Final = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
-_VIEW: Final = pa.string_view().id
-_DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
-_SETTLED: Final = WHOLE.keys() | _TEXTS - {_VIEW}
-
 _SINGLE: Final = frozenset({"age", "postal"})
-_WIDE: Final = 128  # bits
 _UNSIGNED: Final = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _WIDEST_TABLE: Final = 2**20
 _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
@@ -66,11 +66,6 @@ class Several(NamedTuple):
         """Return the pairs of the members from `first` up to `end`, which are then counted from 0."""
         start, stop = np.searchsorted(self.member, (first, end))
         return Several(self.what[start:stop], self.member[start:stop] - first)
-
-
-def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is a type of lists."""
-    return kind.id in _LISTS
 
 
 def columns_of(schema: Any, source: Source) -> Columns:
@@ -147,13 +142,13 @@ class Reader:
         kind = column.type.id
         if kind in self._as_they_are:
             return self._of_integers(column, first, None)
-        if kind in _LISTS:
-            if self._classes.kind in _SINGLE and not _is_null_type(column.type):
+        if kind in LISTS:
+            if self._classes.kind in _SINGLE and not is_null(column.type):
                 raise InvalidRequestError(
                     f"column '{self._question_id}' of the panel holds lists, but a member has one age and one "
                     "postal code"
                 )
-            values, member = _flat(column)
+            values, member = flat(column)
             codes = self._single(values, first, member)
             # Nulls in a list do not count. A member with no answer at all then is in the class UNANSWERED.
             is_answer = codes != UNANSWERED
@@ -167,8 +162,8 @@ class Reader:
         kind = column.type
         # Decode a dictionary of other types, and a dictionary with more words than the column has members: most
         # of its words are not in use, so reading the members' words is less work.
-        if kind.id == _DICTIONARY and (
-            not (_is_text(kind.value_type) or kind.value_type.id in WHOLE)
+        if kind.id == DICTIONARY and (
+            not (is_text(kind.value_type) or kind.value_type.id in WHOLE)
             or len(column.dictionary) > len(column)
         ):
             column = column.dictionary_decode()
@@ -178,19 +173,19 @@ class Reader:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             # Some libraries (pandas) cannot store missing values in columns of integers, and make them floats.
             try:
-                column = _as_integers(column)
-            except _NotWholeError as exc:
+                column = as_integers(column)
+            except NotWholeError as exc:
                 self._refuse(exc.value, exc.at, first, member)
             kind = column.type
         if kind.id in WHOLE and self._classes.kind != "postal":
             return self._of_integers(column, first, member)
-        if kind.id == _DICTIONARY:
+        if kind.id == DICTIONARY:
             return self._of_words(column, first, member)
-        if self._beginnings is not None and _is_text(kind):
+        if self._beginnings is not None and is_text(kind):
             codes = self._beginnings.numbers(column)
             if codes is not None:
                 return codes.astype(self._codes)
-        if _is_text(kind) or kind.id in WHOLE:
+        if is_text(kind) or kind.id in WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
             f"column '{self._question_id}' of the panel is of type {kind}: answers must be whole numbers or "
@@ -245,7 +240,7 @@ class Reader:
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
         """Return the classes of texts, or `_NONE` for texts that are not valid answers."""
-        if self._beginnings is not None and _is_text(words.type):
+        if self._beginnings is not None and is_text(words.type):
             numbers = self._beginnings.numbers(words)
             if numbers is not None:
                 return numbers
@@ -287,9 +282,9 @@ def member_codes(batch: Any, first: int) -> Any:
         InvalidRequestError: The column does not contain texts, or a member has no code.
     """
     column = batch.column(MEMBER_CODE)
-    if column.type.id == _DICTIONARY:
+    if column.type.id == DICTIONARY:
         column = column.dictionary_decode()
-    if not _is_text(column.type):
+    if not is_text(column.type):
         raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel must hold texts, not {column.type}")
     column = column.cast(pa.string())
     if column.null_count:
@@ -299,36 +294,6 @@ def member_codes(batch: Any, first: int) -> Any:
         column.validate(full=True)
     except pa.ArrowInvalid:
         raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel has texts that are not UTF-8") from None
-    return column
-
-
-def is_settled(kind: Any) -> bool:
-    """Return whether a type needs no conversion by `settled`."""
-    return kind.id in _SETTLED
-
-
-def settled(batch: Any) -> Any:
-    """Return a batch without string views, which Polars exports, and without narrow dictionaries.
-
-    Batches that are joined get one dictionary, whose words may be too many for a narrow index.
-    """
-    columns = [_settled(column) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _settled(column: Any) -> Any:
-    kind = column.type
-    if kind.id == _VIEW:
-        return column.cast(pa.string())
-    if kind.id == _DICTIONARY:
-        words = column.dictionary
-        return pa.DictionaryArray.from_arrays(
-            column.indices.cast(pa.int64()), words.cast(pa.string()) if words.type.id == _VIEW else words
-        )
-    if is_list(kind) and kind.value_type.id in {_VIEW, _DICTIONARY}:
-        values, member = _flat(column)
-        ends = np.cumsum(np.bincount(member, minlength=len(column)))
-        return pa.LargeListArray.from_arrays(arrow(np.append(0, ends)), _settled(values))
     return column
 
 
@@ -347,8 +312,8 @@ def numbers(
         InvalidRequestError: A value is not a whole number.
     """
     try:
-        column = _as_integers(column)
-    except _NotWholeError as exc:
+        column = as_integers(column)
+    except NotWholeError as exc:
         raise InvalidRequestError(
             f"row {_row(exc.at, first, member)} of the panel: column {name!r} must hold whole numbers, not "
             f"{exc.value!r:.40}"
@@ -375,15 +340,11 @@ def taken(batch: Any, source: Source, first: int) -> Several:
     hits = [
         read(batch.column(name), source, first)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
-        if name in batch.schema.names and not _is_null_type(batch.schema.field(name).type)
+        if name in batch.schema.names and not is_null(batch.schema.field(name).type)
     ]
     what = np.concatenate([_NOTHING, *(each.what for each in hits)])
     member = np.concatenate([_NOTHING, *(each.member for each in hits)])
     return Several.of(what, member)
-
-
-def _is_null_type(kind: Any) -> bool:
-    return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
 
 
 def _excluded(column: Any, source: Source, first: int) -> Several:
@@ -391,7 +352,7 @@ def _excluded(column: Any, source: Source, first: int) -> Several:
         raise InvalidRequestError(
             f"column {EXCLUDED!r} of the panel must hold lists of survey IDs, not {column.type}"
         )
-    values, member = _flat(column)
+    values, member = flat(column)
     survey_ids, there = numbers(values, EXCLUDED, first, member)
     return _looked_up(survey_ids[there, None], member[there], lambda key: source.of_survey.get(key[0], ()))
 
@@ -402,7 +363,7 @@ def _participations(column: Any, source: Source, first: int) -> Several:
             f"column {PARTICIPATIONS!r} of the panel must hold lists of {{survey_id, wave_id, status_id}}, "
             f"not {column.type}"
         )
-    values, member = _flat(column)
+    values, member = flat(column)
     missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
@@ -448,67 +409,6 @@ def _looked_up(
     return Several(all_places[np.repeat(ends[number] - times, times) + within], np.repeat(member, times))
 
 
-def _flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
-    """Return the values of a column of lists, and the member each value belongs to."""
-    # The length of a null list is arbitrary; `flatten` leaves it out.
-    lengths = integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
-    return column.flatten(), np.repeat(np.arange(len(column)), lengths)
-
-
-class _NotWholeError(ValueError):
-    """A value of a column is not a whole number of 64 bits."""
-
-    def __init__(self, at: int, value: object) -> None:
-        super().__init__(at, value)
-        self.at, self.value = at, value
-
-
-def _as_integers(column: Any) -> Any:
-    """Return whole numbers, floats, decimals, or texts of digits as a column of 64-bit numbers.
-
-    Raises:
-        _NotWholeError: A value is something else.
-        TypeError: The column has another type.
-    """
-    if column.type.id == _DICTIONARY:
-        column = column.dictionary_decode()
-    kind = column.type
-    if pa.types.is_floating(kind):
-        # NaN is a missing value in pandas.
-        column = pc.if_else(pc.is_nan(column), None, column)
-    elif pa.types.is_decimal(kind):
-        # Arrow 26 refuses all numbers of the narrow types.
-        column = column.cast(pa.decimal128(kind.precision, kind.scale)) if kind.bit_width < _WIDE else column
-    elif _is_text(kind):
-        column = pc.utf8_trim_whitespace(column)
-        column = pc.if_else(pc.equal(column, ""), None, column)
-    elif kind.id not in WHOLE and not pa.types.is_null(kind):
-        raise TypeError(kind)
-    try:
-        return column.cast(pa.int64())
-    except pa.ArrowInvalid:
-        at = _first_unfit(column)
-        raise _NotWholeError(at, column[at].as_py()) from None
-
-
-def _first_unfit(column: Any) -> int:
-    """Return the place of the first value of a column that is not a whole number; there is one."""
-    start, end = 0, len(column)
-    while end - start > 1:
-        middle = (start + end) // 2
-        try:
-            column.slice(start, middle - start).cast(pa.int64())
-        except pa.ArrowInvalid:
-            end = middle
-        else:
-            start = middle
-    return start
-
-
 def _row(at: int, first: int, member: NDArray[np.intp] | None) -> int:
     """Return the row in the panel of a value: of a member of the batch or, in lists, of the member it is of."""
     return first + (at if member is None else int(member[at]))
-
-
-def _is_text(kind: Any) -> bool:
-    return kind.id in _TEXTS

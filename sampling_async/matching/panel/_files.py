@@ -18,6 +18,7 @@ from attrs import frozen
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._types import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -30,7 +31,6 @@ _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
 _ROWS: Final = 2**15
-_TEXT_OR_NULL: Final = frozenset({pa.string().id, pa.null().id})
 _NAMED: Final = 12
 _LONGEST_NAME: Final = 40
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
@@ -225,7 +225,8 @@ def _table_of(
             for name, there in names.items()
         }
         # Arrow takes texts that are dates for dates.
-        if all(column.type.id in _TEXT_OR_NULL for name, column in columns.items() if name in texts):
+        types = [column.type for name, column in columns.items() if name in texts]
+        if all(is_text(kind) or pa.types.is_null(kind) for kind in types):
             keys.update(dict.fromkeys(table.column_names))
             return columns
     rows = {

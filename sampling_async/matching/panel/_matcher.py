@@ -10,13 +10,14 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of, is_settled, settled
+from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
 from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._outputs import Output, name_of, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
 from sampling_async.matching.panel._top_k import TopK
+from sampling_async.matching.panel._types import is_settled, settled
 from sampling_async.matching.panel._workers import Workers, matched_by
 
 if TYPE_CHECKING:
