@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
+import re
 import socket
 import ssl
 import threading
@@ -179,12 +181,59 @@ async def test_a_refusal_together_with_another_response_proves_nothing():
     assert script.requests == [1]
 
 
-async def test_a_connection_that_is_in_use_again_is_closed_with_the_response_that_is_not_trusted():
+async def test_a_connection_that_is_in_use_again_is_cut_off_with_the_response_that_is_not_trusted():
     first, second = FakeConnection(), FakeConnection()
     engine = engine_with(second)
     engine.drop(first)  # not idle
     engine.drop(second)
-    assert (first.done, second.done, list(engine._idle)) == (["closed"], ["closed"], [])
+    assert (first.done, second.done, list(engine._idle)) == (["cut"], ["closed"], [])
+
+
+async def test_a_request_whose_connection_is_cut_off_fails_at_once():
+    with wire.serve(wire.Silent()) as url:
+        async with client_of(url) as client:
+            outcomes = []
+
+            async def ask() -> None:
+                outcomes.extend(await client.bulk_invite("m1", [7]))
+
+            made: list[_connection.Connection] = []
+            welcomed = engine_of(client)._welcomed
+            engine_of(client)._welcomed = lambda opened: made.append(welcomed(opened)) or made[-1]
+            with anyio.fail_after(5):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(ask)
+                    await doubles.until(lambda: bool(made) and made[0]._traffic.sent > 0)
+                    engine_of(client).drop(made[0])
+    assert [outcome.status for outcome in outcomes] == ["unknown"]
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_no_other_request_gets_a_connection_before_its_response_is_judged(encoding):
+    """Reading a gzip body gives others a turn, and they wait for a connection."""
+
+    def odd(request: bytes) -> bytes:
+        items = [doubles.item(int(each)) for each in re.findall(rb"\d+", request.rpartition(b"[")[2])]
+        body = json.dumps({"Invites": [*items, doubles.item(999)]}).encode()
+        if encoding == "gzip":
+            return wire.answer(gzip.compress(body), "200 OK", "Content-Encoding: gzip")
+        return wire.answer(body)
+
+    connections: list[int] = []
+
+    def script(connection: wire.Connection) -> None:
+        place = len(connections)
+        connections.append(0)
+        while (request := connection.read_request()) is not None:
+            connections[place] += 1
+            connection.send(odd(request))
+
+    with wire.serve(script) as url:
+        async with client_of(url, max_concurrency=4) as client:
+            with anyio.fail_after(10):
+                outcomes = await client.bulk_invite("m1", range(1, 61), chunk_size=1)
+    assert {outcome.status for outcome in outcomes} == {"rejected"}
+    assert set(connections) == {1}
 
 
 def engine_of(client: SamplingClient) -> Engine:
@@ -454,6 +503,9 @@ class FakeConnection:
 
     def close(self) -> None:
         self.done.append("closed")
+
+    def cut(self) -> None:
+        self.done.append("cut")
 
 
 def engine_with(*idle: FakeConnection) -> Engine:

@@ -225,7 +225,9 @@ class Body:
         self._wire_left -= len(content)
         if self._wire_left < 0:
             raise too_large(self._limits[0], "on the wire")
-        return self._within_limit(content)
+        content = self._within_limit(content)
+        self._own.release()
+        return content
 
     async def read(self) -> bytes:
         """Return the whole body."""

@@ -126,6 +126,10 @@ class Connection:
         self.used_at = time.monotonic()
         return self._answer.leaves_reusable and self.is_kept
 
+    def cut(self) -> None:
+        """End the connection for whoever uses it: its request fails now, and not at its time limit."""
+        self._wire.cut()
+
     def close(self) -> None:
         """Close the connection now. It may be called again."""
         self._traffic.closed += self._is_open
@@ -157,7 +161,9 @@ class Response(httpx.Response):
 
 
 class Body(httpx.AsyncByteStream):
-    """The body of a response as it arrives. At its end it releases the connection; left earlier, it closes it.
+    """The body of a response as it arrives. Closed at its end, it frees the connection; before, it ends it.
+
+    It is not released before the reader is through with the body: only then is known whether to trust it.
 
     Attributes:
         headers: The headers of the response, as they came.
@@ -173,7 +179,8 @@ class Body(httpx.AsyncByteStream):
         self._answer = answer
         self._seconds = seconds
         self._engine = engine
-        self.is_over = False
+        self._is_released = False
+        self.is_over = answer.is_whole
         self.most = inf
 
     def __aiter__(self) -> Self:
@@ -190,13 +197,13 @@ class Body(httpx.AsyncByteStream):
             await self._connection.read_on(self._seconds)
             if self._connection.received > self.most:
                 raise too_large(self.most, "on the wire")
-            self.release_if_whole()
+            self.is_over = self._answer.is_whole
         return part
 
-    def release_if_whole(self) -> None:
-        """Release the connection if the last byte of the body has arrived."""
-        if self._answer.is_whole and not self.is_over:
-            self.is_over = True
+    def release(self) -> None:
+        """Release the connection, on which the last byte of the body has arrived."""
+        if not self._is_released:
+            self._is_released = True
             self._engine.release(self._connection)
 
     @property
@@ -209,12 +216,18 @@ class Body(httpx.AsyncByteStream):
 
         The right one may still come, and would be taken for the response to the next request.
         """
-        self._engine.drop(self._connection)
+        if self._is_released:
+            self._engine.drop(self._connection)
+        else:
+            self._is_released = True
+            self._connection.close()
 
     async def aclose(self) -> None:
-        """Close the connection if the body was not read to its end."""
-        if not self.is_over:
-            self.is_over = True
+        """Release the connection, or close it if the body was not read to its end."""
+        if self.is_over:
+            self.release()
+        elif not self._is_released:
+            self.is_over = self._is_released = True
             self._connection.close()
 
 

@@ -17,7 +17,6 @@ import sys
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
 from contextvars import Context
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
@@ -147,9 +146,7 @@ class Engine:
             if connection.was_refused(exc):
                 sent(False)
             raise
-        body = Body(connection, answer, limits["read"], self)
-        body.release_if_whole()
-        return Response(answer.status, body)
+        return Response(answer.status, Body(connection, answer, limits["read"], self))
 
     def _message_to_proxy(self, request: httpx.Request, private: Mapping[str, str]) -> bytes:
         assert self._proxy is not None
@@ -240,10 +237,12 @@ class Engine:
             self._set_timer(loop)
 
     def drop(self, connection: Connection) -> None:
-        """Close a connection, idle or not."""
-        with suppress(ValueError):
+        """Close an idle connection, or cut off one that is in use again."""
+        if connection in self._idle:
             self._idle.remove(connection)
-        connection.close()
+            connection.close()
+        else:
+            connection.cut()
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""

@@ -202,15 +202,19 @@ class Session:
         read: BodyReader | None,
     ) -> Reply:
         response = await self._http.send(self._request(call, track, within), stream=True)
-        body = track.response = Body(response, *self._limits.of(call.endpoint))
+        body = Body(response, *self._limits.of(call.endpoint))
         try:
             if response.status_code == OK or (body.is_unchanged and call.known is not None):
-                return await (read or _read_whole)(body)
-            return await _read_refusal(response, body)
+                reply = await (read or _read_whole)(body)
+            else:
+                reply = await _read_refusal(response, body)
         except BaseException:
             body.distrust()
             await body.aclose()
             raise
+        # Not before: what a signal handler interrupts is closed when nothing holds it any more.
+        track.response = body
+        return reply
 
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
         # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
