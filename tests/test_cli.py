@@ -375,6 +375,7 @@ def test_a_refused_connection_is_reported(sim, monkeypatch):
     monkeypatch.setenv("SAMPLING_BASE_URL", "http://127.0.0.1:9")
     result = run("settings", "--attempts", 1)
     assert result.exit_code == 4
+    assert "Connection refused), on the way to 127.0.0.1:9" in result.stderr
     assert sim.api_key not in result.output
 
 

@@ -16,7 +16,7 @@ import pytest
 from matching_kit import AGE
 from typer.testing import CliRunner
 
-from sampling_async import InviteRequest, Quotas, from_json, to_json
+from sampling_async import InvalidRequestError, InviteRequest, Quotas, from_json, to_json
 from sampling_async._cli import _match_view, _rendering
 from sampling_async._cli._commands import app
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
@@ -167,6 +167,17 @@ def test_a_postal_code_in_csv_keeps_its_zeros(panel):
     (panel / "zeros.csv").write_text("member_code,1001042\nm,01234\n")
     opened = _files.opened("zeros.csv", frozenset({"1001042"}), {})
     assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_columns_that_are_not_divided_by_commas_are_refused_with_a_query_that_reads_them(panel, mark):
+    (panel / "FILE").write_text(f"member_code{mark}{AGE}\nm1{mark}30\n")
+    (panel / "other.csv").write_text((panel / "FILE").read_text())
+    with pytest.raises(InvalidRequestError, match=r"commas must divide its columns") as caught:
+        _files.opened("other.csv", frozenset({"member_code", str(AGE)}), {})
+    opened = _files.opened(str(caught.value).rpartition(": ")[2], frozenset({"member_code", str(AGE)}), {})
+    rows = [row for batch in opened.batches for row in batch.to_pylist()]
+    assert rows == [{"member_code": "m1", str(AGE): "30"}]
 
 
 def test_a_csv_text_of_two_lines_belongs_to_one_member(panel):

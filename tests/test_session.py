@@ -218,6 +218,7 @@ async def test_a_refused_connection_was_never_sent():
     port = free_port()
     error = await failure(f"http://127.0.0.1:{port}")
     assert (type(error), error.delivery, error.permanent) == (TransportError, "not_sent", False)
+    assert str(error).endswith(f"(ConnectError: Connection refused), on the way to 127.0.0.1:{port}")
 
 
 async def test_a_host_that_does_not_exist_was_never_sent():

@@ -123,6 +123,10 @@ def simulator_process(settings: ServiceSettings) -> Generator[SimulatorProcess]:
     ) as process:
         try:
             yield SimulatorProcess(process, _answer_of(process, json.dumps(attrs.asdict(settings)) + "\n"))
+        except BaseException:
+            # It may be waiting until all its notifications are sent, which nobody hears any more.
+            process.kill()
+            raise
         finally:
             _end(process)
 

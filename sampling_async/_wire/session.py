@@ -181,10 +181,11 @@ class Session:
         raise failure
 
     def _way(self) -> str:
-        """Return an addition to the message of a failed connection: which proxy was used or not used."""
+        """Return an addition to the message of a failed connection: the host, and the proxy used or not."""
         if not self._carrier.knows_what_was_sent:
             return ""
-        return way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
+        proxy = way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
+        return f", on the way to {self._base_url.netloc.decode('ascii')}{proxy}"
 
     def _interrupted(self, wall: float, track: Track) -> SamplingError:
         if self.closed:

@@ -147,6 +147,12 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
     lines = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(path, parse_options=lines) as reader:
         names = reader.schema.names
+    other = next((mark for mark in ";\t|" if mark in names[0]), None) if len(names) == 1 else None
+    if other is not None:
+        raise InvalidRequestError(
+            f"{path}: commas must divide its columns, and {other!r} seems to; a DuckDB query reads such files: "
+            f"FROM read_csv('FILE', delim={other!r}, header=true, all_varchar=true)"
+        )
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     # All columns are read as texts: read as numbers, postal codes would lose their leading zeros.
