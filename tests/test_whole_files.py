@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from sampling_async._cli._whole_files import written_whole
+from sampling_async._whole_files import written_whole
 
 
 @pytest.fixture
@@ -62,3 +62,13 @@ def test_a_file_that_cannot_be_written_is_named_and_the_earlier_one_stays(folder
     assert caught.value.filename == str(folder / "file")
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "earlier"
+
+
+def test_links_in_a_circle_are_refused_and_stay(folder):
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    with pytest.raises(OSError, match="symbolic links") as caught, written_whole(folder / "a"):
+        pytest.fail("there is nothing to write to")
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(folder / "a"))
+    assert (folder / "a").is_symlink()
+    assert (folder / "b").is_symlink()

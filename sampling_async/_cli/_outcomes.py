@@ -20,7 +20,7 @@ from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
-from sampling_async._cli._whole_files import written_whole
+from sampling_async._whole_files import written_whole
 from sampling_async.notifications import Ending, OutcomeLedger
 
 if TYPE_CHECKING:

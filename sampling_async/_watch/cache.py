@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import os
-import tempfile
 import time
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,17 +21,16 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
 from sampling_async._json.codec import packed, parse, unpacked
 from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._whole_files import UNFINISHED, target_of, written_whole
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0
 """Seconds by which a file may be from the future: clocks are set back."""
-
-_PART: Final = ".sampling_async"
-"""The end of the names of temporary files. Others beside them may begin alike, and are not ours to remove."""
 
 _LEFTOVER: Final = 3600.0
 """Seconds after which nobody writes to a temporary file any longer."""
@@ -66,7 +63,7 @@ class CacheFile:
             body = self._path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RuntimeError) as exc:  # the last for links in a circle, before Python 3.13
+        except (OSError, ValueError) as exc:
             self._warn("read", exc)
             return None
         try:
@@ -97,19 +94,8 @@ class CacheFile:
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
         try:
-            # A symbolic link is followed, as in reading.
-            target = self._path.resolve()
-            # mkstemp() makes a file that only its owner can read. It lies in the same folder, because only
-            # there it can be renamed in one step.
-            handle, name = tempfile.mkstemp(_PART, f".{target.name}.", target.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.writelines(self._lines(quotas, began))
-                Path(name).replace(target)
-            except BaseException:
-                with suppress(OSError):
-                    Path(name).unlink()
-                raise
+            with written_whole(self._path, is_private=True) as unfinished, unfinished.open("wb") as file:
+                file.writelines(self._lines(quotas, began))
         except Exception as exc:  # noqa: BLE001  nobody waits for this thread
             self._warn("written", exc)
 
@@ -119,8 +105,8 @@ class CacheFile:
 
     def _remove_leftovers(self) -> None:
         """Remove what processes that were killed while they wrote have left."""
-        target = self._path.resolve()
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*{_PART}"):
+        target = target_of(self._path)
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*{UNFINISHED}"):
             with suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _LEFTOVER:
                     leftover.unlink()

@@ -6,12 +6,27 @@ import errno
 import os
 import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+UNFINISHED: Final = ".sampling_async"
+"""The end of the names of temporary files. Others beside them may begin alike, and are not ours to remove."""
+
+
+def target_of(path: Path) -> Path:
+    """Return the file that a path leads to: a symbolic link is followed.
+
+    Raises:
+        OSError: It is a link in a circle.
+    """
+    target = Path(os.path.realpath(path))  # of a circle, `Path.resolve` raises by the version of Python
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
 
 
 @contextmanager
@@ -25,18 +40,21 @@ def written_whole(output: Path, *, is_private: bool = False) -> Generator[Path]:
     Raises:
         OSError: The file cannot be written. The error names `output`, not the temporary file.
     """
-    # Resolved, so that a link stays and its target is replaced.
-    target = output.resolve()
+    # A link stays, and its target is replaced.
+    target = target_of(output)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        # In the same folder, because only there it can be renamed in one step. Only its owner can read it.
+        handle, name = tempfile.mkstemp(UNFINISHED, f".{target.name}.", target.parent)
         os.close(handle)
         unfinished = Path(name)
         try:
             yield unfinished
             unfinished.chmod(_mode_for(target, is_private=is_private))
             unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
     except OSError as exc:
         # pyarrow raises errors that have a text only.
         raise OSError(exc.errno or errno.EIO, exc.strerror or str(exc), str(output)) from None
