@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import doubles
@@ -28,9 +28,11 @@ from sampling_async import (
     InvalidRequestError,
     RetryPolicy,
     SamplingClient,
+    SamplingError,
     Timeouts,
     TransportError,
 )
+from sampling_async._calls.attempt import Attempts
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
 from sampling_async._wire import lookups as _lookups
@@ -41,6 +43,8 @@ from sampling_async._wire.connection import Response
 from sampling_async._wire.reader import TooSlow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sampling_async._wire.engine import Engine
 
 
@@ -181,31 +185,12 @@ async def test_a_refusal_together_with_another_response_proves_nothing():
     assert script.requests == [1]
 
 
-async def test_a_connection_that_is_in_use_again_is_cut_off_with_the_response_that_is_not_trusted():
+async def test_a_connection_is_closed_with_the_response_that_is_not_trusted_idle_or_not():
     first, second = FakeConnection(), FakeConnection()
     engine = engine_with(second)
     engine.drop(first)  # not idle
     engine.drop(second)
-    assert (first.done, second.done, list(engine._idle)) == (["cut"], ["closed"], [])
-
-
-async def test_a_request_whose_connection_is_cut_off_fails_at_once():
-    with wire.serve(wire.Silent()) as url:
-        async with client_of(url) as client:
-            outcomes = []
-
-            async def ask() -> None:
-                outcomes.extend(await client.bulk_invite("m1", [7]))
-
-            made: list[_connection.Connection] = []
-            welcomed = engine_of(client)._welcomed
-            engine_of(client)._welcomed = lambda opened: made.append(welcomed(opened)) or made[-1]
-            with anyio.fail_after(5):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(ask)
-                    await doubles.until(lambda: bool(made) and made[0]._traffic.sent > 0)
-                    engine_of(client).drop(made[0])
-    assert [outcome.status for outcome in outcomes] == ["unknown"]
+    assert (first.done, second.done, list(engine._idle)) == (["closed"], ["closed"], [])
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
@@ -234,6 +219,133 @@ async def test_no_other_request_gets_a_connection_before_its_response_is_judged(
                 outcomes = await client.bulk_invite("m1", range(1, 61), chunk_size=1)
     assert {outcome.status for outcome in outcomes} == {"rejected"}
     assert set(connections) == {1}
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"), [(gzip.compress(b"{}")[:-3], "gzip"), (b"x", "br")], ids=["cut", "unknown"]
+)
+async def test_a_failed_attempt_leaves_the_connection_of_the_attempt_before_to_others(body, encoding):
+    """It was released with the refusal, and a request of somebody else is waiting on it."""
+    passing = wire.answer(b'{"Result":"TECHNICAL_ERROR","ResultCode":36}', "400 Bad Request")
+    broken = wire.answer(body, "200 OK", f"Content-Encoding: {encoding}")
+    answers, is_over = [passing, broken], threading.Event()
+
+    def script(connection: wire.Connection) -> None:
+        while (request := connection.read_request()) is not None:
+            if b"/Invite/" in request:
+                connection.send(answers.pop(0))
+            else:
+                is_over.wait(10)
+                connection.send(wire.bulk_answer(request))
+
+    with wire.serve(script) as url:
+        retry = RetryPolicy(max_attempts=2)
+        outcomes = []
+
+        async def until_the_other_uses_it(_: float) -> None:
+            tasks.start_soon(ask)
+            await doubles.until(lambda: not engine_of(client).idle)
+
+        async def ask() -> None:
+            outcomes.extend(await client.bulk_invite("m2", [7]))
+
+        async with client_of(url, retry=retry, sleep=until_the_other_uses_it) as client:
+            async with anyio.create_task_group() as tasks:
+                with pytest.raises(SamplingError):
+                    await client.generate_invite("m1", 7)
+                is_over.set()
+    assert [outcome.status for outcome in outcomes] == ["rejected"]
+
+
+def shifted(padding: int, tell: Callable[[str], object] = bool) -> Callable[[wire.Connection], None]:
+    """Return a gateway that repeats its first response on a connection, and is one behind from then on.
+
+    Args:
+        padding: Makes its late responses longer.
+        tell: Called with the member of each request.
+    """
+
+    def script(connection: wire.Connection) -> None:
+        before = None
+        while (request := connection.read_request()) is not None:
+            member = request.split(b"/Invites")[0].rpartition(b"/")[2].decode()
+            tell(member)
+            item = doubles.item(
+                7, code=1, Invite=doubles.invite(7, URL=f"https://s.example/{before or member}")
+            )
+            body = {"Invites": [item], "Padding": "x" * padding if before else ""}
+            connection.send(wire.answer(json.dumps(body).encode()))
+            before = member
+
+    return script
+
+
+async def test_no_member_gets_the_invite_of_another_while_a_response_is_decoded_in_a_thread(monkeypatch):
+    judging, others_ask = threading.Event(), threading.Event()
+    at_once = Attempts._decoded
+
+    def slow(self: Attempts, call: Any, reply: Any) -> object:
+        if len(reply.body) > 1_000_000:
+            judging.set()
+            others_ask.wait(10)
+        return at_once(self, call, reply)
+
+    monkeypatch.setattr(Attempts, "_decoded", slow)
+    with wire.serve(shifted(3_000_000, lambda member: others_ask.set() if member == "m3" else None)) as url:
+        async with client_of(url) as client:
+            await client.bulk_invite("m1", [7])
+            seen = {}
+
+            async def ask(member: str) -> None:
+                (seen[member],) = await client.bulk_invite(member, [7])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, "m2")
+                await doubles.until(judging.is_set)
+                tasks.start_soon(ask, "m3")
+            assert (seen["m2"].status, seen["m3"].status) == ("unknown", "invited")
+            assert seen["m3"].invite.url.endswith("m3")
+
+
+async def test_a_call_that_is_cancelled_while_its_response_is_decoded_gives_no_connection_back(monkeypatch):
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        entered.set()
+        goes_on.wait(10)
+
+    monkeypatch.setattr(Attempts, "_decoded", slow)
+    with wire.serve(shifted(3_000_000)) as url:
+        async with client_of(url) as client:
+            monkeypatch.setattr("sampling_async._calls.attempt._THREADED_BYTES", 1)
+            async with anyio.create_task_group() as tasks:
+
+                async def ask() -> None:
+                    await client.bulk_invite("m1", [7])
+
+                tasks.start_soon(ask)
+                await doubles.until(entered.is_set)
+                tasks.cancel_scope.cancel()
+            goes_on.set()
+            assert engine_of(client).idle == 0
+            assert engine_of(client).traffic.closed == engine_of(client).traffic.opened == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"Invites":[]}'])
+async def test_the_connection_of_a_probe_is_not_used_again(body):
+    with wire.serve(Counted(wire.answer(body))) as url:
+        async with client_of(url) as client:
+            assert await client._send_probe(1.0) is None
+            assert engine_of(client).idle == 0
+
+
+async def test_a_connection_whose_response_was_judged_late_is_closed_and_teaches_nothing():
+    engine = engine_with()
+    late, in_time = FakeConnection(1.01), FakeConnection(1.0)
+    engine.release(late)
+    engine.release(in_time)
+    assert (late.done, in_time.done, list(engine._idle)) == (["closed"], [], [in_time])
+    assert engine._idle_time.limit == 4.0
 
 
 def engine_of(client: SamplingClient) -> Engine:
@@ -498,14 +610,10 @@ class FakeConnection:
     def is_quiet(self) -> bool:
         return True
 
-    def is_reusable(self) -> bool:
-        return True
+    is_reusable = True
 
     def close(self) -> None:
         self.done.append("closed")
-
-    def cut(self) -> None:
-        self.done.append("cut")
 
 
 def engine_with(*idle: FakeConnection) -> Engine:

@@ -11,7 +11,7 @@ import threading
 import traceback
 import tracemalloc
 import weakref
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -248,6 +248,29 @@ async def test_the_first_survey_is_there_before_the_rest_is_sent():
                 assert (await anext(surveys)).survey_id == 1
             go.set()
             assert [each.survey_id async for each in surveys] == [2]
+
+
+@pytest.mark.parametrize(
+    ("end", "read", "idle"),
+    [(TAIL, 3, 1), (TAIL, 1, 0), (b"!" + TAIL, 3, 0), (b"", 3, 0)],
+    ids=["read whole", "left early", "unreadable", "cut"],
+)
+async def test_a_connection_is_used_again_only_after_an_inventory_that_was_read_to_its_end(end, read, idle):
+    """All of it has arrived by then, also where it is left early."""
+    body = HEAD + b",".join(map(survey, range(3_000))) + end
+
+    def script(connection: wire.Connection) -> None:
+        while connection.read_request() is not None:
+            connection.send(wire.answer(body))
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            with suppress(DecodeError):
+                async with aclosing(client.iter_surveys()) as surveys:
+                    async for each in surveys:
+                        if read == 1 and each.survey_id == 1:
+                            break
+            assert client._session.engine.idle == idle
 
 
 async def test_no_more_surveys_are_in_memory_than_arrived_together():

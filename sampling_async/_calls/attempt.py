@@ -67,52 +67,56 @@ class Attempts:
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> T | SamplingError:
         """Make one attempt under a permit, which is still held after a success, and decode the response."""
-        began, number = permit.timeline.enter(CONNECT), track.attempts
-        before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
-        answer: Reply | SamplingError | None = None
-        now = began
-        result: T | SamplingError
+        track.response = None  # that of the attempt before was judged, and others use its connection
         try:
-            answer = await self._answer(call, permit, track, read)
-            if track.attempts == number:  # the client is closed, so nothing was begun
+            began, number = permit.timeline.enter(CONNECT), track.attempts
+            before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
+            answer: Reply | SamplingError | None = None
+            now = began
+            result: T | SamplingError
+            try:
+                answer = await self._answer(call, permit, track, read)
+                if track.attempts == number:  # the client is closed, so nothing was begun
+                    permit.release()
+                    return cast("SamplingError", answer)
+                now = permit.timeline.enter(DECODE)
+                self._learned.attempt_ended(call, permit, answer, began, now)
+                if isinstance(answer, SamplingError):
+                    result = answer
+                elif len(answer.body) < _THREADED_BYTES:
+                    result = self._decoded(call, answer)
+                else:
+                    result = await self._decoded_in_thread(call, permit, answer)
+            except BaseException as exc:  # the call was cancelled, or a signal handler raised
+                if track.attempts > number:
+                    if answer is None:
+                        now = permit.timeline.enter(DECODE)
+                    self._end(call, track, answer, exc, seconds=now - began, before=before)
+                raise
+            failure = result if isinstance(result, SamplingError) else None
+            if failure is not None:
                 permit.release()
-                return cast("SamplingError", answer)
-            now = permit.timeline.enter(DECODE)
-            self._learned.attempt_ended(call, permit, answer, began, now)
-            if isinstance(answer, SamplingError):
-                result = answer
-            elif len(answer.body) < _THREADED_BYTES:
-                result = self._decoded(call, answer)
+            if isinstance(answer, Reply) and answer.goes_on:
+                earlier = sum(permit.timeline.seconds) - (now - began)
+                end = partial(self._end, call, track, answer, before=before)
+                track.at_end = partial(self._at_end, permit, earlier, end)
             else:
-                result = await self._decoded_in_thread(call, permit, answer)
-            if _is_doubtful(result):  # before any retry
-                track.distrust()
-        except BaseException as exc:  # the call was cancelled, or a signal handler raised
-            if track.attempts > number:
-                if answer is None:
-                    now = permit.timeline.enter(DECODE)
-                self._tell(call, track, answer, exc, seconds=now - began, before=before)
+                # Told now, because a response that cannot be read is a failed attempt.
+                self._end(call, track, answer, failure, seconds=now - began, before=before)
+        except BaseException:
+            # Of a signal handler, anywhere above: a response that was not judged gives no connection back.
+            track.distrust()
             raise
-        failure = result if isinstance(result, SamplingError) else None
-        if failure is not None:
-            permit.release()
-        if isinstance(answer, Reply) and answer.goes_on:
-            earlier = sum(permit.timeline.seconds) - (now - began)
-            tell = partial(self._tell, call, track, answer, before=before)
-            track.at_end = partial(self._at_end, permit, earlier, tell)
-        else:
-            # Told now, because a response that cannot be read is a failed attempt.
-            self._tell(call, track, answer, failure, seconds=now - began, before=before)
         return result
 
     def _at_end(
-        self, permit: Permit, earlier: float, tell: Callable[..., None], error: BaseException | None
+        self, permit: Permit, earlier: float, end: Callable[..., None], error: BaseException | None
     ) -> None:
         """End an attempt whose response goes on after its first part; the time of its reader does not count."""
         permit.timeline.enter(DECODE)
-        tell(error, seconds=sum(permit.timeline.seconds) - earlier)
+        end(error, seconds=sum(permit.timeline.seconds) - earlier)
 
-    def _tell(
+    def _end(
         self,
         call: Call[Any],
         track: Track,
@@ -122,7 +126,12 @@ class Attempts:
         seconds: float,
         before: Sequence[float],
     ) -> None:
-        """Count and log an attempt that has ended, and tell the hooks."""
+        """Judge the response of an attempt that has ended, count and log the attempt, and tell the hooks."""
+        # A result or the service's own refusal is trusted. Another response may be none to this request.
+        if error is None or (isinstance(error, ServiceError) and error.result_code is not None):
+            track.trust()
+        else:
+            track.distrust()
         self.ended += 1
         self.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
@@ -166,10 +175,13 @@ class Attempts:
             None if the service responds, otherwise its Retry-After in seconds, 0 without one.
         """
         error: SamplingError | None
+        track = Track()
         try:
-            error = refusal(await self._session.attempt(call, Track(), seconds))
+            error = refusal(await self._session.attempt(call, track, seconds))
         except SamplingError as exc:
             error = exc.with_traceback(None)
+        finally:
+            track.distrust()  # its body is not read
         if error is None or not shows_outage(error):
             return None
         return error.retry_after or 0.0
@@ -198,8 +210,3 @@ class Attempts:
                 "quota_ids": call.quota_ids,
             },
         )
-
-
-def _is_doubtful(result: object) -> bool:
-    """Return whether a response may be none to its request: neither a result nor the service's own refusal."""
-    return isinstance(result, DecodeError) or (isinstance(result, ServiceError) and result.result_code is None)

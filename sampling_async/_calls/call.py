@@ -303,6 +303,7 @@ class Caller:
             exc.elapsed = self.clock() - started
             # The request was sent, and its own response is still unknown.
             track.ambiguous = True
+            track.distrust()
             self._session.close_idle()
             raise
 

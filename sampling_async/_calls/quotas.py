@@ -216,6 +216,7 @@ class SurveyStream:
         """Close the connection, if the body was not read to its end."""
         try:
             if self._reading is not None and not self._reading.is_over:
+                self._track.distrust()  # the rest is not read
                 with anyio.CancelScope(shield=True):
                     await self._reading.aclose()
         finally:

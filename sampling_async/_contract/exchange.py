@@ -100,7 +100,7 @@ class Track:
         is_explained: Whether somebody may ask for a report of these attempts.
         at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
-        response: The body of the last response, for `distrust`.
+        response: The body of the last attempt's response, which holds its connection until it is judged.
     """
 
     sent: bool = False
@@ -123,6 +123,11 @@ class Track:
         if may_be and self.is_told:
             raise ClientClosedError("the `async with` block of the fan-out has ended", delivery=self.delivery)
         self.sent = may_be
+
+    def trust(self) -> None:
+        """Let the connection be used again that the last response came on."""
+        if self.response is not None:
+            self.response.trust()
 
     def distrust(self) -> None:
         """Have the connection closed that the last response came on.

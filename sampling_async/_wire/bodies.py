@@ -225,9 +225,7 @@ class Body:
         self._wire_left -= len(content)
         if self._wire_left < 0:
             raise too_large(self._limits[0], "on the wire")
-        content = self._within_limit(content)
-        self._own.release()
-        return content
+        return self._within_limit(content)
 
     async def read(self) -> bytes:
         """Return the whole body."""
@@ -241,13 +239,18 @@ class Body:
         """Whether bytes have come after the response on its connection, as far as our engine knows."""
         return self._own is not None and self._own.is_followed
 
+    def trust(self) -> None:
+        """Let the connection be used again, because this is the response to its request."""
+        if self._own is not None:
+            self._own.release()
+
     def distrust(self) -> None:
-        """Have the connection closed, because this is not the response to its request. Only our engine can."""
+        """Have the connection closed, because this may be no response to its request. Only our engine can."""
         if self._own is not None:
             self._own.distrust()
 
     async def aclose(self) -> None:
-        """Close the body, read completely or not."""
+        """Close the body, read completely or not. With our engine, `trust` or `distrust` must follow."""
         await self._response.aclose()
         source = self._source
         if isasyncgen(source):

@@ -37,7 +37,7 @@ class Connection:
     """A connection, and the response that it is receiving.
 
     Attributes:
-        used_at: When it was last used, 0 if never.
+        used_at: When it last received something, 0 if never. The server counts its idle time from then.
         idled_for: How long it had been idle when it was used again.
         received: Bytes of the current response, its head and framing included.
         session_is_new: Whether its TLS session was not taken yet.
@@ -119,16 +119,13 @@ class Connection:
             data = await self._wire.receive(seconds)
         self.received += len(data)
         self._traffic.received += len(data)
+        self.used_at = time.monotonic()
         self._answer.feed(data)
 
+    @property
     def is_reusable(self) -> bool:
-        """Return whether the connection is ready for another request. This also sets `used_at`."""
-        self.used_at = time.monotonic()
+        """Whether the connection is ready for another request."""
         return self._answer.leaves_reusable and self.is_kept
-
-    def cut(self) -> None:
-        """End the connection for whoever uses it: its request fails now, and not at its time limit."""
-        self._wire.cut()
 
     def close(self) -> None:
         """Close the connection now. It may be called again."""
@@ -161,9 +158,7 @@ class Response(httpx.Response):
 
 
 class Body(httpx.AsyncByteStream):
-    """The body of a response as it arrives. Closed at its end, it frees the connection; before, it ends it.
-
-    It is not released before the reader is through with the body: only then is known whether to trust it.
+    """The body of a response as it arrives. It holds the connection until the response is judged.
 
     Attributes:
         headers: The headers of the response, as they came.
@@ -201,7 +196,7 @@ class Body(httpx.AsyncByteStream):
         return part
 
     def release(self) -> None:
-        """Release the connection, on which the last byte of the body has arrived."""
+        """Release the connection for other requests: this was the whole response to its own."""
         if not self._is_released:
             self._is_released = True
             self._engine.release(self._connection)
@@ -212,23 +207,18 @@ class Body(httpx.AsyncByteStream):
         return self._answer.is_followed
 
     def distrust(self) -> None:
-        """Close the connection, also if it is idle or in use again: this was no response to its request.
+        """Close the connection, also if it was just released: this may be no response to its request.
 
         The right one may still come, and would be taken for the response to the next request.
         """
-        if self._is_released:
-            self._engine.drop(self._connection)
-        else:
-            self._is_released = True
-            self._connection.close()
+        self._is_released = True
+        self._engine.drop(self._connection)
 
     async def aclose(self) -> None:
-        """Release the connection, or close it if the body was not read to its end."""
-        if self.is_over:
-            self.release()
-        elif not self._is_released:
-            self.is_over = self._is_released = True
-            self._connection.close()
+        """Close the connection if the body was not received to its end."""
+        if not self.is_over:
+            self.is_over = True
+            self.distrust()
 
 
 class ToldAs:

@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from contextvars import Context
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 _OF_THE_SERVICE: Final = frozenset({OK, NOT_MODIFIED, 400})
 """The statuses with which the service itself responds. Others may come from what stands before it, as after a
 time limit. The service's own response may follow on the same connection, and the next request would get it."""
+
+_LATE: Final = 1.0
+"""Seconds after which a connection is not kept, because its response was judged so much later than it came."""
 
 # The errors of a request on a connection that the server was closing.
 _ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
@@ -225,7 +229,10 @@ class Engine:
         """Keep a connection for the next request, if it is ready for one."""
         if self._idle:
             self._close_old()
-        if not connection.is_reusable() or not self._most_idle:
+        # Whoever read the response may have kept it for long. The server may have closed the connection by now,
+        # and after what idle time cannot be told.
+        is_late = connection.age(time.monotonic()) > _LATE
+        if is_late or not connection.is_reusable or not self._most_idle:
             connection.close()
             return
         if connection.session_is_new and self._resumes and (session := connection.take_session()):
@@ -237,12 +244,10 @@ class Engine:
             self._set_timer(loop)
 
     def drop(self, connection: Connection) -> None:
-        """Close an idle connection, or cut off one that is in use again."""
-        if connection in self._idle:
+        """Close a connection, idle or not."""
+        with suppress(ValueError):
             self._idle.remove(connection)
-            connection.close()
-        else:
-            connection.cut()
+        connection.close()
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""

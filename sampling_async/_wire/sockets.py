@@ -264,11 +264,6 @@ class Wire:
             if not is_of_the_system(exc) or alert_in(exc):
                 raise
 
-    def cut(self) -> None:
-        """End both directions. Whoever reads or writes learns of it at once, as of a close by the peer."""
-        with suppress(OSError):  # it is closed, or broken, already
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # of TCP, under TLS too
-
     def tell_of_news(self, news: Callable[[], object]) -> None:
         """Set a function that is called when bytes, or the end, arrive and no task is reading.
 
