@@ -34,6 +34,29 @@ def _limits(kind) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_texts_that_do_not_begin_at_the_start_of_their_buffer_are_read_where_they_are(kind):
+    """Slices that went through pandas or a library in Rust: the array has no offset, but its first text has."""
+    index = QuotaIndex(
+        [survey(*(quota([sub_quota(row(POSTAL, each))], quota_id=int(each)) for each in ("100", "101", "9")))]
+    )
+    whole = pa.array(["10011"] * 40 + ["10122"] * 40 + ["9A9"] * 3, kind)
+    codes = pa.Array.from_buffers(kind, 43, [None, _from(whole, 40), whole.buffers()[2]])
+    codes.validate(full=True)
+    assert codes.offset == 0
+    assert counted(PanelMatcher(index), pa.table({str(POSTAL): codes})) == {
+        100: (0, 0),
+        101: (40, 0),
+        9: (3, 0),
+    }
+
+
+def _from(texts, first: int):
+    """Return the buffer of offsets without those of the first texts."""
+    width = 8 if pa.types.is_large_string(texts.type) else 4
+    return texts.buffers()[1].slice(first * width)
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -6,14 +6,18 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from panel_kit import generated_panel
+from panel_kit import AGES, generated_panel
 
+from sampling_async import InvalidRequestError
 from sampling_async.matching import (
+    Allocate,
     Counts,
     PanelMatcher,
+    QuotaIndex,
     Sample,
     TopK,
 )
+from sampling_async.simulator import generate_inventory
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,34 @@ def test_parts_may_come_back_without_unsigned_types(generated, output):
     back = whole.cast(schema).append_column("partition", pa.nulls(len(whole)))
     assert matcher.merged(back) == whole
     assert matcher.merged(back).schema == matcher.schema
+
+
+@pytest.mark.parametrize("output", [Counts(), Sample(6)])
+def test_parts_from_before_a_quota_closed_are_merged_without_it(output):
+    index, panel = QuotaIndex(generate_inventory(9, surveys=30), kinds=AGES), generated_panel()[1]
+    parts = list(PanelMatcher(index, output).map_batches(panel.to_batches()))
+    counts = PanelMatcher(index).run(panel).read_all().to_pylist()
+    closed = max(counts, key=lambda each: each["certain"])["quota_id"]
+    index.close(closed)
+    after = PanelMatcher(index, output)
+    assert after.merged(parts) == after.run(panel).read_all()
+
+
+def test_an_allocation_is_not_learned_from_parts_about_other_quotas():
+    index, panel = QuotaIndex(generate_inventory(9, surveys=30), kinds=AGES), generated_panel()[1]
+    parts = list(PanelMatcher(index, Allocate(3)).learning().map_batches(panel.to_batches()))
+    assert PanelMatcher(index, Allocate(3)).learned(parts).run(panel).read_all()
+    index.close(next(iter(index.quota_ids)))
+    with pytest.raises(InvalidRequestError, match="made for other quotas"):
+        PanelMatcher(index, Allocate(3)).learned(parts)
+
+
+def test_parts_of_another_output_are_refused_and_parts_without_members_may_lose_their_columns(generated):
+    index, panel = generated
+    counts, best = PanelMatcher(index), PanelMatcher(index, TopK(5))
+    with pytest.raises(InvalidRequestError, match=r"no parts of TopK: they have no column member_code"):
+        best.merged(counts.run(panel).read_all())
+    assert counts.merged(pa.table({})) == counts.merged([]) == counts.run(panel.slice(0, 0)).read_all()
 
 
 def test_a_matcher_is_small_to_send(generated):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import traceback
 
 import duckdb
 import polars as pl
@@ -39,6 +40,18 @@ def test_a_panel_needs_unique_columns_and_codes_where_members_are_named():
         PanelMatcher(index).run(pa.table([[1], [2]], names=[str(GENDER)] * 2)).read_all()
     with pytest.raises(InvalidRequestError, match="no column 'member_code'; it has the columns '1001007'"):
         PanelMatcher(index, TopK(2)).run(pa.table({str(GENDER): [MALE]})).read_all()
+
+
+def test_a_data_frame_that_arrow_does_not_take_is_refused_without_its_values():
+    pandas = pytest.importorskip("pandas")
+    index = QuotaIndex([survey(MEN)])
+    mixed = pandas.DataFrame({"member_code": [524289, "SECRET"], str(GENDER): [MALE, MALE]})
+    with pytest.raises(
+        InvalidRequestError, match="values of its column 'member_code' have several types"
+    ) as caught:
+        PanelMatcher(index).run(mixed).read_all()
+    told = "".join(traceback.format_exception(caught.value))
+    assert not any(code in told for code in ("524289", "SECRET"))
 
 
 def test_columns_may_change_from_batch_to_batch():

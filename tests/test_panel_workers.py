@@ -252,6 +252,17 @@ def test_an_unfinished_result_leaves_no_process(generated):
     made.close()
 
 
+def test_a_daemon_may_start_no_processes(generated, crew, monkeypatch):
+    """Such as a worker of Dask."""
+    index, panel = generated
+    matcher = PanelMatcher(index)
+    monkeypatch.setattr(_workers, "current_process", lambda: SimpleNamespace(daemon=True))
+    with pytest.raises(InvalidRequestError, match="use workers=1"):
+        matcher.run(panel, workers=2).read_all()
+    assert matcher.run(panel.slice(0, 100), workers=2).read_all() == matcher.run(panel.slice(0, 100)).read_all()
+    assert not crew.workers
+
+
 @pytest.mark.parametrize(("workers", "pieces"), [(2, 4), (4, 4), (8, 7)])
 def test_a_panel_of_few_pieces_starts_no_process(generated, crew, workers, pieces):
     index, panel = generated

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from sampling_async.matching.panel._arrow import arrow
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -99,6 +101,11 @@ def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
     return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
-def places_of(table: Any, source: Source) -> NDArray[np.intp]:
-    """Return the place in the source of each row's quota."""
-    return Places(source.quota_ids).of(table.column("quota_id").to_numpy())
+def known_rows(table: Any, source: Source) -> tuple[Any, NDArray[np.intp]]:
+    """Return the rows of a table about quotas of a source, and the places of these quotas.
+
+    Parts may know others: of a matcher from before a quota closed, for example.
+    """
+    places = Places(source.quota_ids).of(table.column("quota_id").to_numpy())
+    known = np.flatnonzero(places >= 0)
+    return (table, places) if len(known) == len(places) else (table.take(arrow(known)), places[known])

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, places_of
+from sampling_async.matching.panel._collectors import count_of, known_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class Counts:
     def merged(self, table: Any, source: Source) -> Any:
         """Return the counts of a whole panel: the sums of the counts of its parts."""
         certain, possible = np.zeros((2, len(source.quota_ids)), dtype=np.int64)
-        at = places_of(table, source)
+        table, at = known_rows(table, source)
         # `add.at`, because a quota occurs once in each part: `certain[at] += ...` would add only one of them.
         np.add.at(certain, at, table.column("certain").to_numpy())
         np.add.at(possible, at, table.column("possible").to_numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -288,13 +289,24 @@ class PanelMatcher:
         """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of its parts.
 
         Args:
-            parts: The outputs of all parts: an Arrow stream, or record batches.
+            parts: The outputs of all parts: an Arrow stream, or record batches. Quotas that this matcher does
+                not have, because they have closed since, are passed over.
+
+        Raises:
+            InvalidRequestError: These are parts of another output.
         """
         schema = self.part_schema
         if not hasattr(parts, "__arrow_c_stream__"):
             parts = pa.Table.from_batches(parts, schema=schema)
-        # Engines change types on the way: texts become large texts, and the items of lists get other names.
-        table = pa.table(parts).select(schema.names).cast(schema)
+        table = pa.table(parts)
+        missing = [name for name in schema.names if name not in table.column_names]
+        if missing and len(table):
+            raise InvalidRequestError(
+                f"these are no parts of {name_of(self.output)}: they have no column {', '.join(missing)}"
+            )
+        # Engines change types on the way: texts become large texts, and the items of lists get other names. Of
+        # a part without members, some lose the columns.
+        table = schema.empty_table() if missing else table.select(schema.names).cast(schema)
         made = self.output.merged(table, self._source)
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
@@ -397,7 +409,7 @@ class _Kernels:
 
 def _batches(stream: Any) -> Iterator[Any]:
     if hasattr(stream, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(stream)
+        yield from _reader_of(stream)
         return
     for batch in stream if isinstance(stream, Iterator) else (stream,):
         if not isinstance(batch, pa.RecordBatch):
@@ -407,6 +419,19 @@ def _batches(stream: Any) -> Iterator[Any]:
                 f"batches, not {type(batch).__name__}{hint}"
             )
         yield batch
+
+
+def _reader_of(stream: Any) -> Any:
+    try:
+        return pa.RecordBatchReader.from_stream(stream)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        # Their text quotes a value, which may be a member code.
+        column = re.search(r"failed for column (.+) with type", str(exc))
+        of = "" if column is None else f" of its column {column[1]!r}"
+    raise InvalidRequestError(
+        f"the panel cannot be converted to Arrow: values{of} have several types. Convert them, or leave out "
+        "columns that matching does not need"
+    )
 
 
 def _must_be_readable_twice(stream: Any) -> None:

@@ -107,7 +107,7 @@ class Beginnings:
         numbers[packed == 0] = UNANSWERED
         # Eight letters do not decide about codes and prefixes that are longer: look these up one by one.
         for long in np.flatnonzero(_lengths(codes) > _PACKED) if self._are_long else ():
-            numbers[long] = self._classes.number(codes[int(long)].as_py())
+            numbers[long] = self._classes.number(codes[int(long)].as_py().lower())
         return numbers
 
 
@@ -131,20 +131,23 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
 
 
 def _plain(words: Any) -> Any | None:
-    """Return postal codes without nulls in the form used for comparison, or None if that needs slower code."""
+    """Return postal codes without nulls as letters and digits only, or None if that needs slower code."""
     codes = words
     if not _are_alnum(words).all():
         codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
         if not (_are_alnum(codes) | (_lengths(codes) == 0)).all():
             return None
-    return pc.ascii_lower(codes)
+    return codes
 
 
 def _packed(codes: Any) -> NDArray[np.uint64]:
-    """Return the first eight letters and digits of each text, packed into a number."""
+    """Return the first eight letters and digits of each text, in lower case, packed into a number."""
     # Padded to eight bytes each, the texts of the column follow each other in its buffer, and can be read as
     # numbers without a loop.
-    same = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
+    padded = pc.ascii_rpad(pc.utf8_slice_codeunits(codes, 0, _PACKED), _PACKED, "\0")
+    # Only now: of texts that do not begin at the start of their buffer, such as slices that went through
+    # pandas, pyarrow's `ascii_lower` takes other bytes (as of version 26).
+    same = pc.ascii_lower(padded)
     return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
 
 

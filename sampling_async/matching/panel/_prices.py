@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from attrs import field, frozen
 
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._choosing import (
     INVITES_LEFT,
@@ -94,6 +96,7 @@ class Learning:
                 (INVITES_LEFT, pa.int64()),
                 ("weight", pa.float64()),
                 ("members", pa.int64()),
+                ("quotas", pa.int64()),  # a digest of their IDs, whose places are those of the bits
             ]
         )
 
@@ -114,10 +117,19 @@ class Learning:
             first += len(batch)
         return pa.Table.from_batches([drawing.end()])
 
-    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
-        """Return the sample of a whole panel, given the samples of its parts."""
+    def merged(self, table: Any, source: Source) -> Any:
+        """Return the sample of a whole panel, given the samples of its parts.
+
+        Raises:
+            InvalidRequestError: A part was made for other quotas.
+        """
         if not len(table):
             return table
+        if (table.column("quotas").to_numpy() != _digest_of(source)).any():
+            raise InvalidRequestError(
+                "these parts were made for other quotas than this matcher has; learn from parts of one "
+                "PanelMatcher, made when no quota had closed that it does not know of"
+            )
         priorities = table.column("priority").to_numpy()
         kept = np.argsort(priorities, kind="stable")[:MEMBERS]
         counts = np.zeros(len(kept), dtype=np.int64)
@@ -170,6 +182,7 @@ class _Drawing:
         columns = [arrow(priorities), pa.array(certain, pa.binary()), pa.array(possible, pa.binary())]
         columns += [each.slice(members.start, count) for each in (self._limits, self._weights)]
         columns.append(arrow(np.zeros(count, dtype=np.int64)))
+        columns.append(arrow(np.full(count, _digest_of(self._source), dtype=np.int64)))
         self._drawn.append(pa.record_batch(columns, schema=self._output.schema))
         if len(self._drawn) > 1:
             self._drawn = self._merged().to_batches()
@@ -189,6 +202,11 @@ class _Drawing:
             self._output.schema
         ).to_batches() or [pa.RecordBatch.from_pylist([], schema=self._output.schema)]
         return batch
+
+
+def _digest_of(source: Source) -> int:
+    digest = blake2b(source.quota_ids.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def prices_of(source: Source, sample: Any, possible: float, depth: float) -> Prices:

@@ -11,7 +11,7 @@ from attrs import field, frozen
 from sampling_async._contract.checks import is_whole, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, places_of, places_within, split
+from sampling_async.matching.panel._collectors import count_of, known_rows, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in
 
@@ -75,7 +75,7 @@ class Sample:
 
     def merged(self, table: Any, source: Source) -> Any:
         """Return the sample of a whole panel, given the samples of its parts."""
-        quota = places_of(table, source)
+        table, quota = known_rows(table, source)
         certain = table.column("certain").to_numpy()
         order = np.lexsort((table.column("priority").to_numpy(), ~certain, quota))
         return table.take(arrow(order[places_within(quota[order]) < self.per_quota]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from contextlib import contextmanager
 from itertools import chain, islice
+from multiprocessing import current_process
 from multiprocessing.connection import wait
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -88,6 +89,11 @@ class Workers:
         if len(begun) < worth:
             yield from ((False, batch) for batch in match(pieces))
             return
+        if current_process().daemon:
+            raise InvalidRequestError(
+                "workers: this process may start no others, because it is a daemon itself, as those of Dask "
+                "are; use workers=1 in it"
+            )
         batch = begun[0][1]
         with self._taking_part(batch.nbytes) as crew:
             work = WeakMethod(match), ref(planned(batch))
