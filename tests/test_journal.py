@@ -1236,6 +1236,7 @@ async def test_an_error_in_copying_names_the_file_that_it_is_about(tmp_path, mon
     with pytest.raises(JournalError, match="SQLite says") as caught:
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     assert caught.value.path == tmp_path / named
+    assert not list(tmp_path.glob("copy-part*"))  # with member codes
 
 
 async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
@@ -1326,7 +1327,7 @@ def test_pages_that_sqlite_finds_damaged_are_damage_even_if_all_rows_can_be_read
     content = bytearray(path.read_bytes())
     content[36:40] = (7).to_bytes(4, "big")  # the number of free pages, of which there are none
     path.write_bytes(content)
-    text = r"journal is damaged: SQLite finds damaged pages in the file\. Restore"
+    text = r"journal is damaged: SQLite finds damaged pages in the file\. Keep"
     with pytest.raises(JournalError, match=text) as caught:
         JournalFile(path, OWNER).open()
     assert caught.value.path == path

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("sampling_async.journal")
 _WAY_OUT: Final = (
-    "Restore a backup, or keep what can be read: Journal(path, accept_damage=True). Then requests that can "
-    "no longer be read are sent again"
+    "Keep what can be read: Journal(path, accept_damage=True); or restore a backup. What cannot be read, or "
+    "was sent after the backup, is sent again"
 )
 _REASONS: Final = {
     sqlite3.SQLITE_BUSY: "is in use by another run",
@@ -397,7 +397,11 @@ def _copy(rows: Rows, path: Path) -> None:
         # The copy is made under another name, so an earlier copy stays until the new one is complete.
         remove(part)
         make_private(part)
-        rows.copy(part)
+        try:
+            rows.copy(part)
+        except BaseException:
+            remove(part)  # on a full disk, for example; it holds member codes
+            raise
         # An earlier copy that was used may have left a `-wal` file, which SQLite would apply to the new copy.
         beside(path, "-wal").unlink(missing_ok=True)
         part.replace(path)
