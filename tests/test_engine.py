@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 import weakref
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from sampling_async import (
     BodyLimits,
     DecodeError,
     InvalidRequestError,
+    PagingError,
     RetryPolicy,
     SamplingClient,
     SamplingError,
@@ -341,11 +343,88 @@ async def test_the_connection_of_a_probe_is_not_used_again(body):
 
 async def test_a_connection_whose_response_was_judged_late_is_closed_and_teaches_nothing():
     engine = engine_with()
-    late, in_time = FakeConnection(1.01), FakeConnection(1.0)
+    late, in_time = FakeConnection(4.0), FakeConnection(3.99)
     engine.release(late)
     engine.release(in_time)
     assert (late.done, in_time.done, list(engine._idle)) == (["closed"], [], [in_time])
     assert engine._idle_time.limit == 4.0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_close_by_the_server_while_a_response_is_judged_is_seen_when_it_comes(monkeypatch):
+    """The engine learns the idle time from it, and does not keep the connection."""
+    at_once, seen = Attempts._decoded, threading.Event()
+
+    def slow(self: Attempts, call: Any, reply: Any) -> object:
+        seen.wait(10)
+        return at_once(self, call, reply)
+
+    def script(connection: wire.Connection) -> None:
+        connection.send(wire.answer(b"[]" + b" " * 2_000_000)) if connection.read_request() else None
+        time.sleep(0.12)
+
+    monkeypatch.setattr(Attempts, "_decoded", slow)
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.get_settings)
+                await doubles.until(lambda: engine_of(client).traffic.closed == 1)
+                seen.set()
+            assert engine_of(client).idle == 0
+            assert 0.05 < engine_of(client)._idle_time.limit < 1.0
+
+
+async def test_a_call_that_is_left_in_its_pause_closes_no_connection_of_others():
+    """The refusal before the pause was judged, and its connection is used by somebody else."""
+    passing = wire.answer(b'{"Result":"TECHNICAL_ERROR","ResultCode":36}', "400 Bad Request")
+    cut, answers = b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{", threading.Event()
+    inventories = [cut, passing]
+
+    def script(connection: wire.Connection) -> None:
+        while (request := connection.read_request()) is not None:
+            if b"/Quotas" in request:
+                connection.send(inventories.pop(0))
+                if len(inventories) == 1:
+                    return
+            else:
+                answers.wait(10)
+                connection.send(wire.bulk_answer(request))
+
+    with wire.serve(script) as url:
+        outcomes, pauses = [], []
+
+        async def pause(_: float) -> None:
+            pauses.append(None)
+            if len(pauses) == 2:
+                tasks.start_soon(ask)
+                await doubles.until(lambda: not engine_of(client).idle)
+                tasks.cancel_scope.cancel()
+                await anyio.sleep_forever()
+
+        async def ask() -> None:
+            with anyio.CancelScope(shield=True):
+                outcomes.extend(await client.bulk_invite("m2", [7]))
+
+        async def read() -> None:
+            async with aclosing(client.iter_surveys()) as surveys:
+                try:
+                    await anext(surveys)
+                finally:
+                    answers.set()
+
+        async with client_of(url, retry=RetryPolicy(max_attempts=3), sleep=pause) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+    assert [outcome.status for outcome in outcomes] == ["rejected"]
+
+
+async def test_the_connection_of_a_page_that_may_be_that_of_another_call_is_not_used_again():
+    page = json.dumps(doubles.page("a", "b", more=True)).encode()
+    with wire.serve(Counted(wire.answer(page))) as url:
+        async with client_of(url) as client:
+            with pytest.raises(PagingError, match="the same code as an earlier page"):
+                _ = [code async for code in client.recontact_members(7)]
+            assert engine_of(client).idle == 0
 
 
 def engine_of(client: SamplingClient) -> Engine:

@@ -251,11 +251,14 @@ class Inviter:
 
     async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
         call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
-        answer = await self._caller.run(call, permit, track)
-        if answer.unrequested or answer.answers.errors:
+        try:
+            answer = await self._caller.run(call, permit, track)
+            self._caller.hand(chunk.member_code, answer.links(), call, track, path="$.Invites", started=started)
+            if not (answer.unrequested or answer.answers.errors):
+                track.trust()
+        finally:
             # It may be the response to another request, and the right one may still come.
             track.distrust()
-        self._caller.hand(chunk.member_code, answer.links(), call, track, path="$.Invites", started=started)
         for error in answer.answers.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started

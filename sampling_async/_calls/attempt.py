@@ -66,47 +66,44 @@ class Attempts:
     async def make(
         self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
     ) -> T | SamplingError:
-        """Make one attempt under a permit, which is still held after a success, and decode the response."""
-        track.response = None  # that of the attempt before was judged, and others use its connection
+        """Make one attempt under a permit, and decode the response.
+
+        After a success the permit is still held, and the caller judges the result: `track.trust` or `distrust`.
+        """
+        began, number = permit.timeline.enter(CONNECT), track.attempts
+        before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
+        answer: Reply | SamplingError | None = None
+        now = began
+        result: T | SamplingError
         try:
-            began, number = permit.timeline.enter(CONNECT), track.attempts
-            before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
-            answer: Reply | SamplingError | None = None
-            now = began
-            result: T | SamplingError
-            try:
-                answer = await self._answer(call, permit, track, read)
-                if track.attempts == number:  # the client is closed, so nothing was begun
-                    permit.release()
-                    return cast("SamplingError", answer)
-                now = permit.timeline.enter(DECODE)
-                self._learned.attempt_ended(call, permit, answer, began, now)
-                if isinstance(answer, SamplingError):
-                    result = answer
-                elif len(answer.body) < _THREADED_BYTES:
-                    result = self._decoded(call, answer)
-                else:
-                    result = await self._decoded_in_thread(call, permit, answer)
-            except BaseException as exc:  # the call was cancelled, or a signal handler raised
-                if track.attempts > number:
-                    if answer is None:
-                        now = permit.timeline.enter(DECODE)
-                    self._end(call, track, answer, exc, seconds=now - began, before=before)
-                raise
-            failure = result if isinstance(result, SamplingError) else None
-            if failure is not None:
+            answer = await self._answer(call, permit, track, read)
+            if track.attempts == number:  # the client is closed, so nothing was begun
                 permit.release()
-            if isinstance(answer, Reply) and answer.goes_on:
-                earlier = sum(permit.timeline.seconds) - (now - began)
-                end = partial(self._end, call, track, answer, before=before)
-                track.at_end = partial(self._at_end, permit, earlier, end)
+                return cast("SamplingError", answer)
+            now = permit.timeline.enter(DECODE)
+            self._learned.attempt_ended(call, permit, answer, began, now)
+            if isinstance(answer, SamplingError):
+                result = answer
+            elif len(answer.body) < _THREADED_BYTES:
+                result = self._decoded(call, answer)
             else:
-                # Told now, because a response that cannot be read is a failed attempt.
-                self._end(call, track, answer, failure, seconds=now - began, before=before)
-        except BaseException:
-            # Of a signal handler, anywhere above: a response that was not judged gives no connection back.
-            track.distrust()
+                result = await self._decoded_in_thread(call, permit, answer)
+        except BaseException as exc:  # the call was cancelled, or a signal handler raised
+            if track.attempts > number:
+                if answer is None:
+                    now = permit.timeline.enter(DECODE)
+                self._end(call, track, answer, exc, seconds=now - began, before=before)
             raise
+        failure = result if isinstance(result, SamplingError) else None
+        if failure is not None:
+            permit.release()
+        if isinstance(answer, Reply) and answer.goes_on:
+            earlier = sum(permit.timeline.seconds) - (now - began)
+            end = partial(self._end, call, track, answer, before=before)
+            track.at_end = partial(self._at_end, permit, earlier, end)
+        else:
+            # Told now, because a response that cannot be read is a failed attempt.
+            self._end(call, track, answer, failure, seconds=now - began, before=before)
         return result
 
     def _at_end(
@@ -126,11 +123,10 @@ class Attempts:
         seconds: float,
         before: Sequence[float],
     ) -> None:
-        """Judge the response of an attempt that has ended, count and log the attempt, and tell the hooks."""
-        # A result or the service's own refusal is trusted. Another response may be none to this request.
-        if error is None or (isinstance(error, ServiceError) and error.result_code is not None):
-            track.trust()
-        else:
+        """Count and log an attempt that has ended, and tell the hooks. Judge the response of a failed one."""
+        if isinstance(error, ServiceError) and error.result_code is not None:
+            track.trust()  # the service's own refusal; another response may be none to this request
+        elif error is not None:
             track.distrust()
         self.ended += 1
         self.failed += isinstance(error or answer, SamplingError)

@@ -115,7 +115,9 @@ class Caller:
             answer = await self.run(call, permit, track, read)
             if check is not None:
                 check(answer)
+            track.trust()
         except BaseException as exc:
+            track.distrust()
             self.ended(call, permit, track, exc)
             raise
         finally:
@@ -164,6 +166,8 @@ class Caller:
         self, call: Call[T], permit: Permit, track: Track | None = None, read: BodyReader | None = None
     ) -> T:
         """Make a call, repeat it as the policy allows, and return its decoded response.
+
+        The caller judges the response: `track.trust`, or `track.distrust`, which this does where it fails.
 
         Args:
             call: The call.
@@ -303,7 +307,6 @@ class Caller:
             exc.elapsed = self.clock() - started
             # The request was sent, and its own response is still unknown.
             track.ambiguous = True
-            track.distrust()
             self._session.close_idle()
             raise
 

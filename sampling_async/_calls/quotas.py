@@ -203,6 +203,10 @@ class SurveyStream:
 
     def _end(self, error: BaseException | None = None) -> None:
         self._has_ended = True
+        if error is None:
+            self._track.trust()
+        else:
+            self._track.distrust()
         self._caller.ended(self._call, self._permit, self._track, error)
 
     async def _begin(self, body: Body) -> Reply:

@@ -100,7 +100,7 @@ class Track:
         is_explained: Whether somebody may ask for a report of these attempts.
         at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
-        response: The body of the last attempt's response, which holds its connection until it is judged.
+        response: The body of the last response, which holds its connection until it is judged; None then.
     """
 
     sent: bool = False
@@ -125,18 +125,20 @@ class Track:
         self.sent = may_be
 
     def trust(self) -> None:
-        """Let the connection be used again that the last response came on."""
-        if self.response is not None:
-            self.response.trust()
+        """Let the connection be used again that the last response came on. It is judged then, once for all."""
+        response, self.response = self.response, None
+        if response is not None:
+            response.trust()
 
     def distrust(self) -> None:
-        """Have the connection closed that the last response came on.
+        """Have the connection closed that the last response came on. It is judged then, once for all.
 
         That one was not, or not only, a response to the request. A second one may be on its way, and would be
         taken for that of the next request: HTTP/1.1 has nothing that tells them apart.
         """
-        if self.response is not None:
-            self.response.distrust()
+        response, self.response = self.response, None
+        if response is not None:
+            response.distrust()
 
     @property
     def delivery(self) -> Delivery:

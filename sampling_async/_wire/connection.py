@@ -123,9 +123,14 @@ class Connection:
         self._answer.feed(data)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether the whole response has arrived, and no other request was sent since."""
+        return self.received > 0 and self._answer.is_whole
+
+    @property
     def is_reusable(self) -> bool:
         """Whether the connection is ready for another request."""
-        return self._answer.leaves_reusable and self.is_kept
+        return self._is_open and self._answer.leaves_reusable and self.is_kept
 
     def close(self) -> None:
         """Close the connection now. It may be called again."""

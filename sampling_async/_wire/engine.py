@@ -51,9 +51,6 @@ _OF_THE_SERVICE: Final = frozenset({OK, NOT_MODIFIED, 400})
 """The statuses with which the service itself responds. Others may come from what stands before it, as after a
 time limit. The service's own response may follow on the same connection, and the next request would get it."""
 
-_LATE: Final = 1.0
-"""Seconds after which a connection is not kept, because its response was judged so much later than it came."""
-
 # The errors of a request on a connection that the server was closing.
 _ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
@@ -229,10 +226,9 @@ class Engine:
         """Keep a connection for the next request, if it is ready for one."""
         if self._idle:
             self._close_old()
-        # Whoever read the response may have kept it for long. The server may have closed the connection by now,
-        # and after what idle time cannot be told.
-        is_late = connection.age(time.monotonic()) > _LATE
-        if is_late or not connection.is_reusable or not self._most_idle:
+        # It is old already if whoever read the response kept it for long.
+        is_old = connection.age(time.monotonic()) >= self._idle_time.seconds
+        if is_old or not connection.is_reusable or not self._most_idle:
             connection.close()
             return
         if connection.session_is_new and self._resumes and (session := connection.take_session()):
@@ -274,9 +270,13 @@ class Engine:
                 self._note_end_of(connection, now)
 
     def look_at(self, connection: Connection) -> None:
-        """Close an idle connection if the server has closed it or has sent bytes without a request."""
-        if connection in self._idle and not connection.is_quiet():
-            self._idle.remove(connection)
+        """Close an unused connection if the server has closed it or has sent bytes without a request.
+
+        It is idle, or its response has arrived and is not judged yet.
+        """
+        if (connection in self._idle or connection.is_answered) and not connection.is_quiet():
+            with suppress(ValueError):
+                self._idle.remove(connection)
             self._note_end_of(connection, time.monotonic())
 
     def _note_end_of(self, connection: Connection, now: float) -> None:

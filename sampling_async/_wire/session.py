@@ -211,7 +211,9 @@ class Session:
                 reply = await _read_refusal(response, body)
         except BaseException:
             body.distrust()
-            await body.aclose()
+            # A transport of the user takes its time for this, also when the call is cancelled.
+            with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
+                await body.aclose()
             raise
         # Not before: what a signal handler interrupts is closed when nothing holds it any more.
         track.response = body

@@ -69,7 +69,7 @@ class Struck:
             gc.disable()  # otherwise lines of finalizers might count
             try:
                 with raising:
-                    await client._caller.run(call, permit, self.track)
+                    await client._caller.call(call, permit, self.track)
             except Exception as exc:  # noqa: BLE001  looked at below
                 self.caught = exc
             finally:
