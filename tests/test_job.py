@@ -29,6 +29,8 @@ def test_the_ids_of_an_interrupted_chunk_share_a_failure():
     assert first.error is not None
     assert str(first.error) == "bulk_invite: interrupted: the fan-out ended before the response came"
     assert {outcome.member_code for outcome in (first, second)} == {"m"}
+    (unsent,) = interrupted(Chunk("m", (1,)), "not_sent").answer.outcomes()
+    assert str(unsent.error) == "bulk_invite: interrupted: the fan-out ended before this was sent"
 
 
 @pytest.mark.parametrize("delivery", ["not_sent", "answered", "unknown"])

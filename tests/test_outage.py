@@ -619,7 +619,7 @@ async def test_the_log_says_when_a_service_goes_why_and_when_it_is_back(caplog):
     away, back = (record.getMessage() for record in caplog.records)
     assert away == (
         "the service is away: 3 failures in a row; the last failure: gone. Until it responds, only Get "
-        "Settings is sent"
+        "Settings is sent; fan-outs and bulks wait up to 600 s for it (OutagePolicy.patience, --patience)"
     )
     assert back == "the service responds again, after 0.8 s"
 

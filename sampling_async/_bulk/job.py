@@ -160,8 +160,9 @@ def failed(chunk: Chunk, error: SamplingError) -> Answered:
 
 def interrupted(chunk: Chunk, delivery: Delivery) -> Answered:
     """Return the outcomes of a chunk whose request was cancelled or never begun."""
+    what = "this was sent" if delivery == "not_sent" else "the response came"
     error = SamplingError(
-        "interrupted: the fan-out ended before the response came", endpoint="bulk_invite", delivery=delivery
+        f"interrupted: the fan-out ended before {what}", endpoint="bulk_invite", delivery=delivery
     )
     return failed(chunk, error)
 

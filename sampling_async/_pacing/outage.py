@@ -106,9 +106,10 @@ class Outage:
         self._plan_probe(retry_after)
         logger.warning(
             "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "
-            "Settings is sent",
+            "Settings is sent; fan-outs and bulks wait up to %.0f s for it (OutagePolicy.patience, --patience)",
             self._failures,
             cause,
+            self.policy.patience,
         )
         self.on_change()
 

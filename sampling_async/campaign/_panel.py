@@ -84,12 +84,13 @@ def _check(source: PanelSource, matcher: PanelMatcher) -> None:
     if MEMBER_CODE not in source.columns:
         raise InvalidRequestError(
             f"{source.name} has no column {MEMBER_CODE!r}; {has}. Name the column that holds the codes: "
-            f"columns={{'its name': {MEMBER_CODE!r}}}"
+            f"columns={{'its name': {MEMBER_CODE!r}}}, or --column {MEMBER_CODE}=NAME"
         )
     if questions and len(missing_questions(source, matcher)) == len(questions):
         raise InvalidRequestError(
             f"{source.name} has no column for any question of the inventory, such as {questions[0]}; {has}. "
-            f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}"
+            f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}, or --column "
+            f"{questions[0]}=NAME"
         )
 
 

@@ -341,18 +341,17 @@ class PanelMatcher:
 
     def _used_columns(self, schema: Any) -> tuple[list[int], bool]:
         """Return the places of the columns that matter, and whether none of them needs `settled`."""
+        if needs_codes(self.output) and MEMBER_CODE not in schema.names:
+            raise InvalidRequestError(
+                f"{name_of(self.output)} names members by their codes, but the panel has no column "
+                f"{MEMBER_CODE!r}; it has the columns {', '.join(map(repr, schema.names[:10]))}"
+            )
         names = self._names
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 
     def _columns(self, schema: Any) -> Columns:
-        columns = columns_of(schema, self._source)
-        if needs_codes(self.output) and not columns.has_codes:
-            raise InvalidRequestError(
-                f"{name_of(self.output)} names members by their codes, but the panel has no column "
-                f"{MEMBER_CODE!r}; it has the columns {', '.join(map(repr, schema.names[:10]))}"
-            )
-        return columns
+        return columns_of(schema, self._source)
 
 
 class _OfSchema(Generic[T]):
