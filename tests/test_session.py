@@ -498,7 +498,7 @@ async def test_a_body_may_be_as_large_as_its_limits():
     [(b"", True, b"xyz"), (b"identity", True, b"xyz"), (b"gzip", True, None), (b"", False, None)],
 )
 def test_a_plain_body_that_has_arrived_is_taken_as_a_whole(encoding, is_over, content):
-    own = SimpleNamespace(encoding=encoding, is_over=is_over, take=lambda: b"xyz", release=lambda: None)
+    own = SimpleNamespace(encoding=encoding, is_over=is_over, take=lambda: b"xyz")
     response = httpx.Response(200, extensions={"body": own})
     assert Body(response, 3, 3).whole() == content
     if content:

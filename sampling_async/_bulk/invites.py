@@ -254,11 +254,14 @@ class Inviter:
         try:
             answer = await self._caller.run(call, permit, track)
             self._caller.hand(chunk.member_code, answer.links(), call, track, path="$.Invites", started=started)
-            if not (answer.unrequested or answer.answers.errors):
-                track.trust()
-        finally:
+        except BaseException:
+            track.distrust()
+            raise
+        if answer.unrequested or answer.answers.errors:
             # It may be the response to another request, and the right one may still come.
             track.distrust()
+        else:
+            track.trust()
         for error in answer.answers.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started

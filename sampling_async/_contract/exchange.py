@@ -100,7 +100,8 @@ class Track:
         is_explained: Whether somebody may ask for a report of these attempts.
         at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
-        response: The body of the last response, which holds its connection until it is judged; None then.
+        response: The body of our engine for the last response: it holds its connection until it is judged. None
+            then, and with other transports.
     """
 
     sent: bool = False
@@ -128,7 +129,7 @@ class Track:
         """Let the connection be used again that the last response came on. It is judged then, once for all."""
         response, self.response = self.response, None
         if response is not None:
-            response.trust()
+            response.release()
 
     def distrust(self) -> None:
         """Have the connection closed that the last response came on. It is judged then, once for all.

@@ -132,6 +132,9 @@ class Body:
         response: The response.
         wire: The most bytes as received.
         decoded: The most bytes after decompression.
+
+    Attributes:
+        own: The body of our engine, which holds the connection until it is judged; None with other transports.
     """
 
     def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
@@ -140,12 +143,12 @@ class Body:
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        self._own: Any = response.extensions.get("body")  # of our engine
-        if self._own is not None:
+        self.own: Any = response.extensions.get("body")
+        if self.own is not None:
             # The engine also counts the bytes around the body, such as chunk framing, which the parts do not
             # contain.
-            self._own.most = wire
-            encoding = self._own.encoding
+            self.own.most = wire
+            encoding = self.own.encoding
         else:
             encoding = response.headers.get("Content-Encoding", "").encode()
         self._encoding: bytes = encoding.strip().lower()
@@ -192,7 +195,7 @@ class Body:
             # A mock made this response from memory, and httpx has decompressed it already.
             return Stepwise((self._response.content,))
         self._inflater = _Inflater() if b"gzip" in self._encoding else None
-        return self._response.aiter_raw() if self._own is None else aiter(self._own)
+        return self._response.aiter_raw() if self.own is None else aiter(self.own)
 
     async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
         while not (raw := await anext(source, None)):
@@ -219,9 +222,9 @@ class Body:
         Raises:
             DecodeError: The body is larger than a limit.
         """
-        if self._own is None or not self._own.is_over or self._encoding not in {b"", b"identity"}:
+        if self.own is None or not self.own.is_over or self._encoding not in {b"", b"identity"}:
             return None
-        content: bytes = self._own.take()
+        content: bytes = self.own.take()
         self._wire_left -= len(content)
         if self._wire_left < 0:
             raise too_large(self._limits[0], "on the wire")
@@ -237,20 +240,10 @@ class Body:
     @property
     def is_followed(self) -> bool:
         """Whether bytes have come after the response on its connection, as far as our engine knows."""
-        return self._own is not None and self._own.is_followed
-
-    def trust(self) -> None:
-        """Let the connection be used again, because this is the response to its request."""
-        if self._own is not None:
-            self._own.release()
-
-    def distrust(self) -> None:
-        """Have the connection closed, because this may be no response to its request. Only our engine can."""
-        if self._own is not None:
-            self._own.distrust()
+        return self.own is not None and self.own.is_followed
 
     async def aclose(self) -> None:
-        """Close the body, read completely or not. With our engine, `trust` or `distrust` must follow."""
+        """Close the body, read completely or not. The body of our engine must be judged besides."""
         await self._response.aclose()
         source = self._source
         if isasyncgen(source):

@@ -210,13 +210,14 @@ class Session:
             else:
                 reply = await _read_refusal(response, body)
         except BaseException:
-            body.distrust()
+            if body.own is not None:
+                body.own.distrust()
             # A transport of the user takes its time for this, also when the call is cancelled.
             with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
                 await body.aclose()
             raise
         # Not before: what a signal handler interrupts is closed when nothing holds it any more.
-        track.response = body
+        track.response = body.own
         return reply
 
     def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
