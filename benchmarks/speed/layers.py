@@ -70,16 +70,23 @@ class Layers(OurClient):
             async for _ in response.extensions["body"]:
                 pass
             await response.aclose()
+            response.extensions["body"].release()
 
+        # From here on, what reads a response also gives its connection back.
         async def attempt(call: Call[Any]) -> None:
-            await self._session.attempt(call, Track())
+            track = Track()
+            await self._session.attempt(call, track)
+            track.trust()
 
         async def items(call: Call[Any]) -> None:
-            call.read((await self._session.attempt(call, Track())).body)
+            track = Track()
+            call.read((await self._session.attempt(call, track)).body)
+            track.trust()
 
         async def calls(call: Call[Any]) -> None:
-            permit = Permit(client._gate, self._lane)  # noqa: SLF001
-            await client._caller.run(call, permit)  # noqa: SLF001
+            permit, track = Permit(client._gate, self._lane), Track()  # noqa: SLF001
+            await client._caller.run(call, permit, track)  # noqa: SLF001
+            track.trust()
             permit.release()
 
         layers = {
