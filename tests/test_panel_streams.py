@@ -54,6 +54,16 @@ def test_a_data_frame_that_arrow_does_not_take_is_refused_without_its_values():
     assert not any(code in told for code in ("524289", "SECRET"))
 
 
+def test_a_part_is_a_stream_or_an_iterable_of_batches():
+    matcher = PanelMatcher(QuotaIndex([survey(MEN)]))
+    part = pa.table({str(GENDER): [MALE, MALE]})
+    for given in (part, part.to_batches(), part.to_reader(), part.to_batches()[0], iter(part.to_batches())):
+        (made,) = matcher.map_batches(given)
+        assert made.column("certain").to_pylist() == [2]
+    with pytest.raises(InvalidRequestError, match=r"an Arrow stream.*not dict"):
+        list(matcher.map_batches([{GENDER: MALE}]))
+
+
 def test_columns_may_change_from_batch_to_batch():
     index = QuotaIndex([survey(MEN)])
     batches = [

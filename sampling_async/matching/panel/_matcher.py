@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -11,6 +9,7 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._batches import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
 from sampling_async.matching.panel._counts import Counts
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
@@ -22,7 +21,7 @@ from sampling_async.matching.panel._types import is_settled, settled
 from sampling_async.matching.panel._workers import Workers, matched_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching._index import QuotaIndex
     from sampling_async.matching.panel._allocate import Candidates
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_PLANS: Final = 4
-_ROWS: Final = 2**15
-"""Members read at a time: few, to need little memory; many, because each column of a batch has a fixed cost."""
 
 
 class PanelMatcher:
@@ -145,7 +142,7 @@ class PanelMatcher:
         if isinstance(self.output, Allocate):
             batches = self._allocated_by(workers, stream)
         else:
-            batches = self._matched_by(workers, _batches(stream))
+            batches = self._matched_by(workers, batches_of(stream))
         reader: BatchReader = pa.RecordBatchReader.from_batches(self.schema, batches)
         return reader
 
@@ -185,10 +182,10 @@ class PanelMatcher:
         output, matcher = self._allocation(), self
         form = output.candidates
         if output.prices is None:
-            _must_be_readable_twice(candidates)
-            batches = form.of_others(_batches(candidates))
+            must_be_readable_twice(candidates)
+            batches = form.of_others(batches_of(candidates))
             matcher = self.learned(output.learning.of_candidates(batches, self._source))
-        batches = form.of_others(_batches(candidates))
+        batches = form.of_others(batches_of(candidates))
         yield from matcher.output.allocated(batches, matcher._source)  # noqa: SLF001  the same class
 
     def learning(self) -> PanelMatcher:
@@ -218,7 +215,7 @@ class PanelMatcher:
 
     def _allocated_by(self, workers: Workers, stream: Any) -> Iterator[Any]:
         if self._allocation().prices is None:
-            _must_be_readable_twice(stream)
+            must_be_readable_twice(stream)
             self = self.learn(stream, workers=workers)  # noqa: PLW0642  the same, with prices
         candidates = self._for(self._of_parts, self._source).run(stream, workers=workers)
         yield from self.output.allocated(candidates, self._source)
@@ -231,7 +228,7 @@ class PanelMatcher:
         with `learned`, which returns the matcher for the second step.
 
         Args:
-            batches: The record batches of the part.
+            batches: The record batches of the part, or an Arrow stream.
 
         Raises:
             InvalidRequestError: The prices of an allocation are not learned; or, while it is read, as `run`.
@@ -240,12 +237,14 @@ class PanelMatcher:
             if self.output.prices is None:
                 raise InvalidRequestError("learn the prices of an allocation first, see PanelMatcher.learned")
             return self._for(self._of_parts, self._source).map_batches(batches)
-        return self._matched(self._pieces(batches))
+        # A table can be iterated too, but by its columns.
+        stream = batches if hasattr(batches, "__arrow_c_stream__") else iter(batches)
+        return self._matched(self._pieces(batches_of(stream)))
 
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
         first = 0
-        for batch in _sized(map(self._fitted, batches)):
+        for batch in sized(map(self._fitted, batches)):
             yield first, batch
             first += len(batch)
 
@@ -404,64 +403,6 @@ class _Kernels:
         """Keep a kernel for the next run: to allocate its rows anew takes as long as to fill them."""
         if not self._idle:
             self._idle.append(kernel)
-
-
-def _batches(stream: Any) -> Iterator[Any]:
-    if hasattr(stream, "__arrow_c_stream__"):
-        yield from _reader_of(stream)
-        return
-    for batch in stream if isinstance(stream, Iterator) else (stream,):
-        if not isinstance(batch, pa.RecordBatch):
-            hint = ": collect() it first" if hasattr(stream, "collect") else ""
-            raise InvalidRequestError(
-                "a panel must be an Arrow stream (a table, a reader, a data frame) or an iterator of record "
-                f"batches, not {type(batch).__name__}{hint}"
-            )
-        yield batch
-
-
-def _reader_of(stream: Any) -> Any:
-    try:
-        return pa.RecordBatchReader.from_stream(stream)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        # Their text quotes a value, which may be a member code.
-        column = re.search(r"failed for column (.+) with type", str(exc))
-        of = "" if column is None else f" of its column {column[1]!r}"
-    raise InvalidRequestError(
-        f"the panel cannot be converted to Arrow: values{of} have several types. Convert them, or leave out "
-        "columns that matching does not need"
-    )
-
-
-def _must_be_readable_twice(stream: Any) -> None:
-    if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
-        raise InvalidRequestError(
-            "Allocate reads the panel twice, and this one can be read only once: give a table, data "
-            "frame or relation; or learn first: matcher.learn(panel).run(the same, opened again)"
-        )
-
-
-def _sized(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches of at most `_ROWS` members: large batches are cut, small ones are joined."""
-    waiting: list[Any] = []
-    count = 0
-    for batch in batches:
-        for start in range(0, len(batch), _ROWS):
-            piece = batch.slice(start, _ROWS)
-            if waiting and (count + len(piece) > _ROWS or piece.schema != waiting[0].schema):
-                yield _joined(waiting)
-                waiting, count = [], 0
-            waiting.append(piece)
-            count += len(piece)
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
 
 
 def _chunks(count: int) -> Iterator[slice]:
