@@ -338,11 +338,11 @@ async def test_a_finished_campaign_asks_for_nothing_more(sim, tmp_path):
 
 async def test_a_run_without_a_plan_says_so(sim, tmp_path):
     async with sim.client() as client:
-        with pytest.raises(LedgerError, match="does not exist"):
+        with pytest.raises(LedgerError, match=r"does not exist: call plan\(\) first"):
             await all_of(Campaign(client, ledger=tmp_path / "none").run())
         with pytest.raises(InvalidRequestError, match="a plan needs a panel"):
             await Campaign(client, ledger=tmp_path / "none").plan()
-        with pytest.raises(LedgerError, match="does not exist"):
+        with pytest.raises(LedgerError, match=r"does not exist: call plan\(\) first"):
             await Campaign(client, ledger=tmp_path / "none").summary()
 
 

@@ -407,9 +407,11 @@ def test_options_count_over_the_environment(sim, monkeypatch):
 def test_the_key_is_read_without_echo(sim, monkeypatch):
     monkeypatch.delenv("SAMPLING_API_KEY")
     monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
-    monkeypatch.setattr("getpass.getpass", lambda *_, **__: sim.api_key)
+    asked = []
+    monkeypatch.setattr("getpass.getpass", lambda text, **_: asked.append(text) or sim.api_key)
     result = run("settings")
     assert result.exit_code == 0
+    assert asked == ["API key (not shown; SAMPLING_API_KEY is not set): "]
     assert sim.api_key not in result.output
 
 
@@ -793,7 +795,8 @@ def test_a_latency_that_is_no_number_is_reported(monkeypatch):
 def test_simulate_on_a_port_that_is_taken(sim):
     result = run("simulate", "--port", os.environ["SAMPLING_BASE_URL"].rpartition(":")[2])
     assert result.exit_code == 4
-    assert "in use" in result.stderr
+    assert result.stderr.startswith("sampling-async: 127.0.0.1, port ")
+    assert "in use; --port takes another" in result.stderr
     assert result.stdout == ""
 
 

@@ -36,6 +36,7 @@ def lost_by(reason: str) -> Exception:
 
 LATE = "a time limit passed (%s)"
 NOT_TRUSTED = "the TLS certificate was refused: self-signed certificate"
+NO_TLS = "what answers there does not speak TLS: another port, or an http:// address?"
 CUT = "the connection was lost after the request was sent"
 
 
@@ -61,6 +62,12 @@ CUT = "the connection was lost after the request was sent"
             False,
             TransportError,
             ("no connection (ConnectError: Connection refused)", False),
+        ),
+        (
+            caused(httpx.ConnectError("x"), Alert("WRONG_VERSION_NUMBER")),
+            False,
+            TransportError,
+            (f"no connection (ConnectError: {NO_TLS})", False),
         ),
         (
             caused(httpx.ReadError("secret"), OSError(errno.ECONNRESET, "reset")),

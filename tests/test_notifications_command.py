@@ -155,7 +155,9 @@ def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
     assert "The last 50 of 71 facts" in table
     assert "neither JSON nor XML nor a form" in table
     assert "UniqueCode=m-1" in table
+    assert "worth=1.50" in table  # Revenue counts hundredths
     assert "EncryptedValue" not in table
+    assert "No facts." in run("notifications", "dead", "--store", store).stdout
 
 
 def test_dead_facts_are_shown_and_replayed(store):
@@ -169,7 +171,7 @@ def test_dead_facts_are_shown_and_replayed(store):
     done = run("notifications", "dead", "--store", store)
     assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["LookupError: no account"]
     done = run("notifications", "replay", "--store", store)
-    assert (done.exit_code, done.stderr) == (0, "1 facts are due to their handlers\n")
+    assert (done.exit_code, done.stderr) == (0, "Due to their handlers again: 1\n")
     assert run("notifications", "dead", "--store", store).stdout == ""
     assert run("notifications", "replay", "2", "--store", store).exit_code == 0
     assert run("notifications", "replay", "99", "--store", store).exit_code == 1
@@ -186,9 +188,9 @@ def test_a_store_that_is_not_there_is_not_made(store, command):
 def test_old_receipts_are_pruned(store):
     put(store, ("completion", COMPLETION), ("completion", COMPLETION), ("invite", MEMBER))
     done = run("notifications", "prune", "--store", store, "--older-than", "36500")
-    assert (done.exit_code, done.stderr) == (0, "0 receipts were deleted\n")
+    assert (done.exit_code, done.stderr) == (0, "Receipts deleted: 0\n")
     done = run("notifications", "prune", "--store", store, "--older-than", "0")
-    assert (done.exit_code, done.stderr) == (0, "3 receipts were deleted\n")
+    assert (done.exit_code, done.stderr) == (0, "Receipts deleted: 3\n")
     shown = run("notifications", "show", "--store", store).stdout.splitlines()
     assert [json.loads(line)["receipts"] for line in shown] == [2, 1]
 

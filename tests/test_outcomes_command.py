@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 
@@ -14,7 +15,7 @@ from notifications_kit import SECRET
 
 from sampling_async import InviteRequest
 from sampling_async._cli._rendering import outcome_json
-from sampling_async.notifications import Inbox
+from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.simulator import Notifying, Simulator
 
 
@@ -62,7 +63,7 @@ def test_the_funnel_agrees_with_the_simulator(day, store, file):
     assert all(sum(row["Reasons"].values()) == row["Terminated"] for row in rows)
     assert sum(row["Revenue"] for row in rows) > 0
     again = run("outcomes", "--store", store, "--invites", folder / file)
-    assert again.stderr.startswith("0 new invites")
+    assert re.match(r"New invites from .*: 0\n", again.stderr)
 
 
 def test_completes_without_an_invite_are_an_exit_code(store):
@@ -110,6 +111,18 @@ def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
     assert "terminated: " in shown
     assert " invited, " in shown
     assert "SCREENED_OUT" in run("outcomes", "--store", store, "--rows").stdout
+    assert run("outcomes", "--store", store, "--overdue", 99).stdout == "None.\n"
+
+
+def test_who_entered_is_a_column_only_if_somebody_told_it(day, tmp_path, monkeypatch):
+    _, folder = day
+    store = tmp_path / "own.db"
+    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "Entered" not in run("outcomes", "--store", store, "--invites", folder / "outcomes.jsonl").stdout
+    row = lines_of("--store", store, "--rows", "--json")[0]
+    anyio.run(OutcomeLedger(store).entered, row["MemberCode"], row["QuotaID"])
+    assert "Entered" in run("outcomes", "--store", store).stdout
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def test_each_moment_is_in_one_stage():
     timing = timeline.timing(2)
     assert timing == Timing(permit=1.0, connect=10.0, backoff=4.0, decode=16.0, attempts=2)
     assert timing.total == time.now == 31.0
+    assert "connect=10.000000, send=0.000000," in repr(timing)
 
 
 def test_a_timeline_can_be_read_while_it_goes_on():

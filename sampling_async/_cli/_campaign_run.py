@@ -186,13 +186,17 @@ class CampaignJob:
         )
         if self.options.inventory is None or not self.options.dry_run:
             self._key()  # a person is asked for it before the work, and not after
-        with show.asides().status("Matching the panel"):
-            if self.options.inventory is None:
-                self.service.call(lambda client: make(campaign(client)), key=self._key())
-            else:
-                inventory = read_inventory(self.options.inventory)
-                # With an inventory a plan asks for nothing, so it needs no client.
-                anyio.run(make, campaign(None, inventory=inventory))
+
+        async def made(client: SamplingClient | None, **inventory: Any) -> None:
+            # Around this only: what fails is told after the spinner has gone.
+            with show.asides().status("Matching the panel"):
+                await make(campaign(client, **inventory))
+
+        if self.options.inventory is None:
+            self.service.call(made, key=self._key())
+        else:
+            # With an inventory a plan asks for nothing, so it needs no client.
+            anyio.run(partial(made, None, inventory=read_inventory(self.options.inventory)))
 
     def _key(self) -> str:
         """Return the key; a person is asked for it only once."""

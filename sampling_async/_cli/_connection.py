@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import logging
 import os
@@ -244,7 +245,7 @@ class ServiceOptions:
     def _key(self) -> str:
         """Return the key from its place or a hidden prompt; an argument would be visible in `ps`."""
         profile = ended_by_failure(self.panel_of_profile)
-        key = ended_by_failure(lambda: self.known_key(profile)) or asked_key()
+        key = ended_by_failure(lambda: self.known_key(profile)) or asked_key(profile)
         if not key and profile is not None:
             fail(str(profile.no_key()), USAGE)
         if not key:
@@ -264,13 +265,14 @@ class ServiceOptions:
         return "" if found is None else found.reveal()
 
 
-def asked_key() -> str:
+def asked_key(profile: Profile | None) -> str:
     """Ask a person for the key, without an echo; return "" if there is nobody, or no answer."""
     if not somebody_is_there():
         return ""
     release_signals()  # so that Ctrl-C works
     with suppress(EOFError):
-        return getpass.getpass("API key (not shown): ", stream=sys.stderr).strip()
+        where = f"{KEY_VARIABLE} is not set" if profile is None else f"profile {profile.name!r}"
+        return getpass.getpass(f"API key (not shown; {where}): ", stream=sys.stderr).strip()
     return ""
 
 
@@ -293,7 +295,8 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     except OSError as exc:
         drop_unwritten()
         about = f"{exc.filename}: " if isinstance(exc.filename, str | os.PathLike) else ""
-        fail(f"{about}{exc.strerror or type(exc).__name__}", FAILED)
+        hint = "; --port takes another port" if exc.errno == errno.EADDRINUSE else ""
+        fail(f"{about}{exc.strerror or type(exc).__name__}{hint}", FAILED)
 
 
 def fail(message: str, code: int) -> NoReturn:

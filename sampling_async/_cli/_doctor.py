@@ -120,7 +120,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     failed, and 0 if there are only warnings.
     """
     profile = ended_by_failure(service.panel_of_profile)
-    key = ended_by_failure(lambda: service.known_key(profile)) or asked_key()
+    key = ended_by_failure(lambda: service.known_key(profile)) or asked_key(profile)
     wishes = ended_by_failure(lambda: options.wishes(service, profile))
     is_silent, screen = show.as_lines(options.as_json), show.screen()
     # Not the console's width, which is 80 on every dumb terminal, also on one of 40 columns.

@@ -22,6 +22,7 @@ from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import quietable, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
+    Completion,
     Inbox,
     Kind,
     SqliteStore,
@@ -240,7 +241,7 @@ def replay(
         return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
 
     count = ended_by_failure(again)
-    show.note(f"{count:,} facts are due to their handlers")
+    show.note(f"Due to their handlers again: {count:,}")
     raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
 
 
@@ -263,7 +264,7 @@ def prune(
     """
     before = datetime.now(UTC) - timedelta(days=days)
     count = ended_by_failure(lambda: existing_store(store).prune(before))
-    show.note(f"{count:,} receipts were deleted")
+    show.note(f"Receipts deleted: {count:,}")
 
 
 @app.command(cls=Command)
@@ -368,16 +369,20 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
             fact.state if fact.standing is Standing.STANDS else fact.standing,
             show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
         )
-    screen.print(table)
+    screen.print(table if count else Text("No facts.", "dim"))
     if count > _MOST_ROWS:
         text = f"The last {_MOST_ROWS} of {count:,} facts; `--json` shows all."
         screen.print(Text(text, style="dim"))
 
 
 def _told(fact: Fact[Any]) -> dict[str, Any]:
-    """Return the fields of a fact, without its signature; the reason, if it was not understood."""
-    reason = {"reason": fact.notification.reason} if isinstance(fact.notification, UnknownNotification) else {}
-    return {**reason, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
+    """Return the fields of a fact, without its signature; first what they mean, if they do not say it."""
+    told, means = fact.notification, {}
+    if isinstance(told, UnknownNotification):
+        means["reason"] = told.reason
+    if isinstance(told, Completion):
+        means["worth"] = f"{told.revenue:.2f}"  # the field Revenue counts hundredths
+    return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
 
 
 def _kind_name(fact: Fact[Any]) -> str:

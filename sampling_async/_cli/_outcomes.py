@@ -24,17 +24,18 @@ from sampling_async._whole_files import written_whole
 from sampling_async.notifications import Ending, OutcomeLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
 _AT_ONCE: Final = 5_000
+_ENTERED: Final = ("Entered", 4)
 _COLUMNS: Final = (
     ("Survey", 5),
     ("Wave", 6),
     ("Quota", 0),
     ("Invited", 0),
-    ("Entered", 4),
+    _ENTERED,
     ("Completed", 0),
     ("Terminated", 1),
     ("Open", 2),
@@ -109,7 +110,7 @@ def _record_all(ledger: OutcomeLedger, file: Path) -> None:
         at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
         return anyio.run(_record, ledger, file, at)
 
-    show.note(f"{ended_by_failure(record):,} new invites from {file}")
+    show.note(f"New invites from {file}: {ended_by_failure(record):,}")
 
 
 async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
@@ -167,7 +168,7 @@ def _write(ledger: OutcomeLedger, output: Path) -> None:
     with written_whole(output, is_private=True) as unfinished:
         # The table has needed the extra already.
         import_module("pyarrow.parquet").write_table(table, unfinished)
-    show.note(f"{table.num_rows:,} rows written to {output}")
+    show.note(f"Rows written to {output}: {table.num_rows:,}")
 
 
 def _row_json(row: OutcomeRow) -> dict[str, Any]:
@@ -208,12 +209,15 @@ def _funnel_json(row: QuotaFunnel) -> dict[str, Any]:
     }
 
 
-def _show_rows(rows: Iterable[OutcomeRow], *, as_json: bool) -> None:
+def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in rows:
             show.emit_json(_row_json(row))
         return
     table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
+    if not rows:
+        show.screen().print(Text("None.", "dim"))
+        return
     for row in rows:
         quota = "" if row.quota_id is None else str(row.quota_id)
         ending = row.ending if row.invited_at else f"{row.ending}, no invite"
@@ -239,7 +243,13 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
         )
         for row in funnel
     ]
-    screen.print(show.fitting_table(cells, _COLUMNS, screen.width))
+    columns = list(_COLUMNS)
+    if not any(row.entered for row in funnel):
+        # Only a service that tells the ledger knows who entered; a column of zeros would say that nobody did.
+        at = columns.index(_ENTERED)
+        del columns[at]
+        cells = [(*row[:at], *row[at + 1 :]) for row in cells]
+    screen.print(show.fitting_table(cells, columns, screen.width))
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons: dict[str, int] = {}
     for row in funnel:

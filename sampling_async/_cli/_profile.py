@@ -82,7 +82,7 @@ def set_key(name: Name) -> None:
 
     def store() -> Profile:
         profile = _with_keyring(name)
-        profile.set_key(Secret.of(asked_key() if somebody_is_there() else sys.stdin.readline().strip()))
+        profile.set_key(Secret.of(asked_key(profile) if somebody_is_there() else sys.stdin.readline().strip()))
         return profile
 
     profile = ended_by_failure(store)

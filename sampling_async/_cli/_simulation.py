@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
 from sampling_async._cli._notify import Notify, sending
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
+from sampling_async.simulator._listening import listening
 
 _PANEL = "Latency of the simulated service"
 _MOST_MEMBERS = 10_000_000
@@ -181,8 +181,7 @@ def _free_port(host: str, port: int) -> int:
     Raises:
         OSError: The port is taken, or the address does not belong to this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    with listening(host, port) as listener:
         bound: int = listener.getsockname()[1]
         return bound
 

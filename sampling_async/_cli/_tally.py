@@ -115,4 +115,5 @@ class Tally:
     def in_words(self) -> str:
         """Return the counts as two lines of text."""
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
-        return f"{self.total:,} quota IDs in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"
+        ids = "quota ID" if self.total == 1 else "quota IDs"
+        return f"{self.total:,} {ids} in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"

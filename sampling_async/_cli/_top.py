@@ -139,11 +139,13 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
         screen.print(view(first, None, 0.0))
         return
     before, at = first, time.monotonic()
-    with Live(view(first, None, 0.0), console=screen, auto_refresh=False) as live:
+    way_out = Text("Ctrl-C ends it", "dim")
+    with Live(Group(view(first, None, 0.0), way_out), console=screen, auto_refresh=False) as live:
         for state in looks:
             now = time.monotonic()
-            live.update(view(state, before, now - at), refresh=True)
+            live.update(Group(view(state, before, now - at), way_out), refresh=True)
             before, at = state, now
+        live.update(view(before, None, 0.0), refresh=True)
 
 
 def view(state: State, before: State | None, seconds: float) -> RenderableType:

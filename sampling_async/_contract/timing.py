@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def _second() -> float:
+    """Return a field for seconds, which shows microseconds: what is finer, the clock does not know."""
+    seconds: float = field(default=0.0, repr=lambda value: f"{value:.6f}")
+    return seconds
 
 
 @frozen(kw_only=True)
@@ -31,15 +37,15 @@ class Timing:
         attempts: The number of attempts that were begun.
     """
 
-    permit: float = 0.0
-    hold: float = 0.0
-    journal: float = 0.0
-    backoff: float = 0.0
-    connect: float = 0.0
-    send: float = 0.0
-    first_byte: float = 0.0
-    body: float = 0.0
-    decode: float = 0.0
+    permit: float = _second()
+    hold: float = _second()
+    journal: float = _second()
+    backoff: float = _second()
+    connect: float = _second()
+    send: float = _second()
+    first_byte: float = _second()
+    body: float = _second()
+    decode: float = _second()
     attempts: int = 0
 
     @property

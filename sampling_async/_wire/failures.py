@@ -59,6 +59,8 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
         )
     # The system's text for an errno quotes no data. The text of a foreign transport may quote URLs or headers.
     reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
+    if getattr(exc.__cause__, "reason", None) == "WRONG_VERSION_NUMBER":
+        reason = "what answers there does not speak TLS: another port, or an http:// address?"
     detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
     what = "the connection was lost after the request was sent" if sent else "no connection"
     return TransportError(f"{what} ({name}{detail}){way}", delivery=delivery)

@@ -111,7 +111,7 @@ class LedgerFile:
                 with suppress(FileExistsError):
                     make_private(self.path)
             elif not self.path.is_file():
-                raise LedgerError("does not exist", path=self.path)
+                raise LedgerError("does not exist: call plan() first", path=self.path)
             database = connected(self.path, _BUSY_SECONDS)
             try:
                 self._check(database)

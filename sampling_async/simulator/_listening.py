@@ -18,7 +18,9 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except BaseException:
+    except BaseException as exc:
         listener.close()
+        if isinstance(exc, OSError):
+            exc.filename = f"{host}, port {port}"  # the system's text does not say where
         raise
     return listener
