@@ -321,9 +321,10 @@ class SamplingClient:
         self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
-    async def _send_probe(self, seconds: float) -> float | None:
+    async def _send_probe(self, seconds: float, *, lenient: bool = False) -> float | None:
         """Send Get Settings once, to find out whether an outage has ended; see `Outage`."""
-        return await self._caller.attempts.probe(requests.get_settings(self._panel_guid), seconds)
+        call = requests.get_settings(self._panel_guid)
+        return await self._caller.attempts.probe(call, seconds, lenient=lenient)
 
     def snapshot(self) -> Snapshot:
         """Return the client's state now: limits, waiting attempts, retries left, latency, connections."""

@@ -245,7 +245,14 @@ async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
 
 @pytest.mark.parametrize(
     ("answer", "told"),
-    [([], None), (status(400), None), (status(502), 0.0), (httpx.ConnectError("refused"), 0.0)],
+    [
+        ([], None),
+        (status(400), None),
+        (status(502), 0.0),
+        (status(500), 0.0),
+        (httpx.Response(200, html="<p>"), 0.0),
+        (httpx.ConnectError("refused"), 0.0),
+    ],
 )
 async def test_a_probe_tells_whether_the_service_responds(answer, told):
     async with doubles.client(doubles.Service(answer)) as client:

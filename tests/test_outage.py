@@ -16,6 +16,7 @@ from anyio import wait_all_tasks_blocked
 
 from sampling_async import (
     ClientClosedError,
+    DecodeError,
     ForbiddenError,
     InvalidRequestError,
     InviteRequest,
@@ -25,6 +26,7 @@ from sampling_async import (
     ServiceError,
     TransportError,
 )
+from sampling_async._contract.exchange import Reply
 from sampling_async._pacing.outage import Outage
 
 GONE = [
@@ -34,6 +36,10 @@ GONE = [
     httpx.Response(502),
     httpx.Response(503),
     httpx.Response(504),
+    httpx.Response(200, html="\ufeff\n <!doctype html><title>We are back soon</title>"),
+    httpx.Response(302, headers={"Location": "https://proxy.example/maintenance"}),
+    httpx.Response(404, text="default backend - 404"),
+    httpx.Response(500, json={"Result": "TECHNICAL_ERROR", "ResultCode": 36}),
 ]
 
 
@@ -86,10 +92,25 @@ async def test_one_window_is_lost_at_most_and_the_rest_is_sent_after_the_outage(
         seen = await statuses(client.fan_out(members(400)))
         assert not client.snapshot().away_for
     assert len(seen) == 800
-    assert seen.count("unknown") <= 2 * (4 + 1)
+    assert seen.count("unknown") <= 2 * (4 + 4 - 1)  # what was in flight, and all but one of those before
     assert "not_sent" not in seen
     back = next(at for at, _ in service.asked if at >= 3.5)
     assert back < 3.5 + 2
+
+
+@pytest.mark.parametrize("gone", [httpx.Response(200, html="<p>"), httpx.Response(307)], ids=str)
+async def test_a_page_for_get_settings_alone_begins_no_outage(gone):
+    service = Service(until=math.inf, gone=gone)
+    async with service.client() as client:
+        for _ in range(20):
+            with pytest.raises((DecodeError, ServiceError)):
+                await client.get_settings()
+        assert not client.snapshot().away_for
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"Result":"<a>"}', b"null", b"<a>", b" " * 64 + b"<"])
+def test_a_page_begins_with_a_tag(body):
+    assert Reply(200, body).is_page == (body == b"<a>")
 
 
 async def test_during_an_outage_only_get_settings_is_sent_less_and_less_often():
@@ -208,7 +229,7 @@ async def test_an_outage_is_logged_once(caplog):
     assert re.search(r"responds again, after (5|6)\d\.\d s", ended)
 
 
-@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
+@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(501), httpx.Response(429), "garbage"])
 async def test_any_response_of_the_service_itself_ends_an_outage(answer):
     """A refused key is a response too. The next request finds out what it means."""
     state = {"gone": True}
@@ -223,6 +244,38 @@ async def test_any_response_of_the_service_itself_ends_an_outage(answer):
 
     async with doubles.client(handle) as client:
         assert not (await client.bulk_invite("m", range(1, 1001))).not_sent
+
+
+@pytest.mark.parametrize(
+    "answer", [httpx.Response(500), httpx.Response(404), httpx.Response(308), httpx.Response(200, html="<p>")]
+)
+async def test_an_outage_ends_even_if_get_settings_alone_stays_broken(answer):
+    """Each sixteenth probe takes it for a response."""
+    time, probes = doubles.FakeTime(), 0
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal probes
+        if request.method == "GET":
+            probes += 1
+            return answer
+        if probes < 10:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=doubles.bulk(request))
+
+    async with doubles.client(handle, time) as client:
+        assert not (await client.bulk_invite("m", range(1, 1001))).not_sent
+    assert probes in {16, 17}  # one may have been sent before the outage was noticed
+    assert 10 < time.now < 30
+
+
+async def test_a_502_of_get_settings_is_never_a_response():
+    probes, service = Probes(), doubles.Service(httpx.Response(502))
+    async with doubles.client(service) as client:
+        assert await client._send_probe(1.0, lenient=True) == 0.0
+    probes._answers = [0.0] * 40
+    probes.fail(3)
+    assert await probes.outage.over(600.0, 0.0)
+    assert [at for at, lenient in enumerate(probes.lenient, 1) if lenient] == [16, 32]
 
 
 async def test_a_refused_key_ends_the_fan_out_after_an_outage():
@@ -345,7 +398,7 @@ async def test_another_caller_probes_if_the_first_is_cancelled():
     """There is no separate task for probes: if the probing caller is cancelled, the next waiter must probe."""
     time, asked = doubles.FakeTime(), 0
 
-    async def asks(_seconds: float) -> float | None:
+    async def asks(_seconds: float, *, lenient: bool) -> float | None:
         nonlocal asked
         asked += 1
         if asked == 1:
@@ -377,7 +430,7 @@ def test_an_outage_policy_checks_its_numbers(field):
 async def test_an_outage_that_is_closed_during_a_probe_plans_no_other():
     time, asked = doubles.FakeTime(), 0
 
-    async def asks(_seconds: float) -> float | None:
+    async def asks(_seconds: float, *, lenient: bool) -> float | None:
         nonlocal asked
         asked += 1
         outage.close(wakes=True)
@@ -426,6 +479,7 @@ class Probes:
     def __init__(self, *answers: float | None, random: float = 1.0, **policy: float) -> None:
         self.time = doubles.FakeTime()
         self.limits: list[float] = []
+        self.lenient: list[bool] = []
         self.changes = 0
         self._answers = list(answers)
         given = OutagePolicy(**{"failures": 3} | policy)
@@ -437,8 +491,9 @@ class Probes:
     def _changed(self) -> None:
         self.changes += 1
 
-    async def _ask(self, seconds: float) -> float | None:
+    async def _ask(self, seconds: float, *, lenient: bool) -> float | None:
         self.limits.append(seconds)
+        self.lenient.append(lenient)
         return self._answers.pop(0) if self._answers else None
 
     def fail(self, times: int = 1, **facts: float) -> None:

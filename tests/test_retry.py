@@ -124,8 +124,12 @@ def test_failures_that_show_overload(error, shows):
         (REFUSED, True),
         (status(503), True),
         (status(429), None),  # an outage of a proxy's backend may be told so
-        (status(500), False),
+        (status(500), True),
+        (status(302), True),
+        (status(404), True),
+        (status(404, 2), False),
         (status(400, 2), False),
+        (status(401), False),
         (CERTIFICATE, None),
         (GARBLED, None),
     ],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDTH: Final = 8
+ENOUGH: Final = 5
 AWAY: Final = 3.0
 NOTICED: Final = 2.0
 RATE: Final = 20
@@ -44,10 +45,20 @@ class Trial:
 
 def rows(run: Run) -> list[Row]:
     """Measure without nginx, and with it if it is installed."""
-    found = _outage_rows("connection refused and cut", _outage(run.of(0, 4_000), nginx=False))
+    found = _outage_rows("connection refused and cut", _outage(run.of(0, 4_000), None))
     if tool("real_proxies").installed("nginx") is None:
         return [*found, published("behind nginx", "not measured: nginx (a Debian package) is not installed")]
-    found += _outage_rows("502 of nginx", _outage(run.of(0, 4_000), nginx=True))
+    found += _outage_rows("502 of nginx", _outage(run.of(0, 4_000), {}))
+    for instead, title in (
+        ("200 '<p>Back soon'", "page of nginx, 200"),
+        ("302 /maintenance", "302 of nginx"),
+        ("404", "404 of nginx"),
+        ("500", "500"),
+    ):
+        away = f"location @away {{ default_type text/html; return {instead}; }}"
+        options = {"location": "error_page 502 504 = @away;", "server": away}
+        # They do not lower the limit as a 502 does, so others are sent until five have failed.
+        found += _outage_rows(title, _outage(run.of(0, 4_000), options), more=ENOUGH - 1)
     requests = run.of(200, 600)
     for status, policy, title in (
         (429, None, "429"),
@@ -68,20 +79,26 @@ def rows(run: Run) -> list[Row]:
     return found
 
 
-def _outage_rows(how: str, trial: Trial) -> list[Row]:
-    name, window = f"service away for {AWAY:.0f} s ({how})", (WIDTH + 1) * IDS
+def _outage_rows(how: str, trial: Trial, more: int = 1) -> list[Row]:
+    name, window = f"service away for {AWAY:.0f} s ({how})", (WIDTH + more) * IDS
     asked = f"{trial.statuses.total():,} IDs in {trial.seconds:.0f} s, {WIDTH} requests at once"
+    note = f"one window of requests and {more} more; {asked}"
     return [
-        at_most(f"{name}: IDs `unknown`", window, trial.statuses["unknown"], note=f"one window; {asked}"),
+        at_most(f"{name}: IDs `unknown`", window, trial.statuses["unknown"], note=note),
         exactly(f"{name}: IDs `not_sent`", 0, trial.statuses["not_sent"]),
         exactly(f"{name}: lies", 0, trial.lies),
         at_most(f"{name}: return noticed after", NOTICED, trial.noticed or 999.0, unit="s"),
     ]
 
 
-def _outage(members: int, *, nginx: bool) -> Trial:
-    """Fan out members until the service has responded again for a while, and at least this many."""
-    with tool("backend").Backend(0.002) as backend, _in_front(backend.url, nginx=nginx) as url:
+def _outage(members: int, behind: dict[str, str] | None) -> Trial:
+    """Fan out members until the service has responded again for a while, and at least this many.
+
+    Args:
+        members: The least number.
+        behind: The options of nginx in front of the service; None without it.
+    """
+    with tool("backend").Backend(0.002) as backend, _in_front(backend.url, behind) as url:
         trial = Trial()
 
         def requests() -> Iterator[InviteRequest]:
@@ -104,7 +121,7 @@ def _limited(requests: int, status: int, policy: RetryPolicy | None) -> Trial:
     location = f"limit_req zone=all burst=5; limit_req_status {status};"
     with (
         tool("backend").Backend() as backend,
-        _in_front(backend.url, nginx=True, http=LIMITS, location=location) as url,
+        _in_front(backend.url, {"http": LIMITS, "location": location}) as url,
     ):
         trial = Trial()
         asked = (InviteRequest(f"m{number}", [2, 3]) for number in range(requests))
@@ -113,8 +130,8 @@ def _limited(requests: int, status: int, policy: RetryPolicy | None) -> Trial:
 
 
 @contextmanager
-def _in_front(url: str, *, nginx: bool, **options: str) -> Iterator[str]:
-    with tool("real_proxies").nginx(url, **options) if nginx else nullcontext(url) as address:
+def _in_front(url: str, nginx: dict[str, str] | None) -> Iterator[str]:
+    with nullcontext(url) if nginx is None else tool("real_proxies").nginx(url, **nginx) as address:
         yield address
 
 

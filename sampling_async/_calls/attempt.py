@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
-from sampling_async._calls.retry import shows_outage
+from sampling_async._calls.retry import may_concern_one_endpoint, shows_outage
 from sampling_async._contract.errors import (
     DecodeError,
     SamplingError,
@@ -164,23 +164,32 @@ class Attempts:
             # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
             return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
 
-    async def probe(self, call: Call[Any], seconds: float) -> float | None:
+    async def probe(self, call: Call[Any], seconds: float, *, lenient: bool) -> float | None:
         """Make one attempt of a call that has no effect, without a permit.
+
+        Args:
+            call: The call.
+            seconds: Its time limit.
+            lenient: Whether a failure that may concern its endpoint alone counts as a response.
 
         Returns:
             None if the service responds, otherwise its Retry-After in seconds, 0 without one.
         """
         error: SamplingError | None
         track = Track()
+        is_page = False
         try:
-            error = refusal(await self._session.attempt(call, track, seconds))
+            reply = await self._session.attempt(call, track, seconds)
+            error, is_page = refusal(reply), reply.is_page
         except SamplingError as exc:
             error = exc.with_traceback(None)
         finally:
             track.distrust()  # its body is not read
-        if error is None or not shows_outage(error):
+        if lenient and (is_page or (error is not None and may_concern_one_endpoint(error))):
             return None
-        return error.retry_after or 0.0
+        if error is None:
+            return 0.0 if is_page else None
+        return error.retry_after or 0.0 if shows_outage(error) else None
 
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()

@@ -45,6 +45,11 @@ class Learned:
             if permit.remaining > _NO_TIME:
                 self._learn_failure(call, permit, answer, began, now)
             return
+        if answer.is_page:
+            # With a page a proxy tells people of its maintenance, and the status may be any.
+            permit.kind.pace.answered(now)
+            self._went_away(call, "a page came in place of the service's JSON", began)
+            return
         sketch = self.latency.get(call.endpoint)
         if sketch is None:
             sketch = self.latency[call.endpoint] = Sketch()
@@ -74,9 +79,13 @@ class Learned:
         else:
             permit.kind.pace.answered(now)
         is_away = shows_outage(error)
-        # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
-        # this endpoint failed, the outage would never end.
-        if is_away and call.endpoint != "get_settings":
-            self._outage.failed(str(error.args[0]), began, retry_after=error.retry_after or 0.0)
+        if is_away:
+            self._went_away(call, str(error.args[0]), began, error.retry_after or 0.0)
         elif is_away is False:
             self._outage.answered(now)
+
+    def _went_away(self, call: Call[Any], cause: str, began: float, retry_after: float = 0.0) -> None:
+        # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
+        # this endpoint failed, the outage would never end.
+        if call.endpoint != "get_settings":
+            self._outage.failed(cause, began, retry_after=retry_after)

@@ -15,7 +15,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportError,
 )
-from sampling_async._contract.exchange import PASSING, REFUSED_UNPROCESSED, TOO_MANY, UNAVAILABLE
+from sampling_async._contract.exchange import NOT_FOUND, PASSING, REFUSED_UNPROCESSED, TOO_MANY, UNAVAILABLE
 from sampling_async._contract.records import ResultCode
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 _THROTTLED: Final = frozenset({TOO_MANY, UNAVAILABLE})
 _AWAY: Final = frozenset({502, UNAVAILABLE, 504})
+_BROKEN: Final = frozenset({301, 302, 303, 307, 308, NOT_FOUND, 500})
+"""Statuses of a service that is away or broken, or of one endpoint that is.
+
+The service has no redirects, and answers no request with 404: proxies do, to tell of its maintenance.
+"""
+
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
 
@@ -144,10 +150,20 @@ def is_refused_for_load(error: SamplingError) -> bool:
 def shows_outage(error: SamplingError) -> bool | None:
     """Return True for a failure as in an outage, False for a service that works, None if both are possible."""
     if isinstance(error, ServiceError):
-        return error.status in _AWAY or (None if error.status == TOO_MANY else False)
+        if error.status == TOO_MANY:
+            return None
+        return error.status in _AWAY or may_concern_one_endpoint(error)
     if isinstance(error, TransportError) and not error.permanent:
         return True
     return None
+
+
+def may_concern_one_endpoint(error: SamplingError) -> bool:
+    """Return whether a failure as in an outage may be that of one endpoint, while the others work."""
+    if not isinstance(error, ServiceError):
+        return False
+    is_own_404 = error.status == NOT_FOUND and error.result_code is not None
+    return error.status in _BROKEN and not is_own_404
 
 
 def _passing(error: SamplingError) -> bool:

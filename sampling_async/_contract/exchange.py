@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 OK: Final = 200
 NOT_MODIFIED: Final = 304
+NOT_FOUND: Final = 404
 TOO_MANY: Final = 429
 UNAVAILABLE: Final = 503
 
@@ -29,6 +30,9 @@ REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 
 It came too late (408), too early (425) or too often (429).
 """
+
+_LEADING: Final = 64
+"""Bytes in which the beginning of a page is looked for, after a byte order mark and white space."""
 
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of passing failures: the next attempt may succeed."""
@@ -83,6 +87,11 @@ class Reply:
     is_followed: bool = False
     result: Any = field(default=None, repr=False)
     goes_on: bool = False
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the body is a page of HTML or XML: then something else answered in place of the service."""
+        return self.body[:_LEADING].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<"
 
 
 @define

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
@@ -30,7 +30,17 @@ _MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
 _UNLIMITED_EACH: Final = 4
 
+# A 404, a 500 or a page may concern the endpoint of the probe alone, and the outage would never end. So each
+# sixteenth probe, about every 20 seconds, takes it for a response.
+_LENIENT_EACH: Final = 16
+
 logger: Final = logging.getLogger("sampling_async.pacing")
+
+
+class SendProbe(Protocol):
+    """Sends a probe, see `Outage`."""
+
+    def __call__(self, seconds: float, *, lenient: bool) -> Awaitable[float | None]: ...
 
 
 class Outage:
@@ -39,7 +49,8 @@ class Outage:
     Args:
         policy: How many failures make an outage, how often to send a probe, how long a fan-out waits.
         send_probe: Sends a probe with a time limit in seconds. Returns None if the service responds, else the
-            seconds to wait before the next probe, as the service asked, or 0.
+            seconds to wait before the next probe, as the service asked, or 0. If `lenient`, a failure that may
+            concern the endpoint of the probe alone is a response.
         under_way: The number of attempts that may run at once.
         clock: Returns seconds, from any start.
         sleep: Waits a number of seconds.
@@ -56,7 +67,7 @@ class Outage:
     def __init__(
         self,
         policy: OutagePolicy,
-        send_probe: Callable[[float], Awaitable[float | None]],
+        send_probe: SendProbe,
         *,
         under_way: int,
         clock: Callable[[], float],
@@ -106,7 +117,7 @@ class Outage:
         self._plan_probe(retry_after)
         logger.warning(
             "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "
-            "Settings is sent; fan-outs and bulks wait up to %.0f s for it (OutagePolicy.patience, --patience)",
+            "Settings is sent; fan-outs and bulks wait up to %g s for it (OutagePolicy.patience, --patience)",
             self._failures,
             cause,
             self.policy.patience,
@@ -127,7 +138,7 @@ class Outage:
                 await self._sleep(self.policy.first_pause)
                 if not (self._is_suspected() and is_stuck()):
                     return
-                retry_after = await self._send_probe(_PROBE_SECONDS)
+                retry_after = await self._send_probe(_PROBE_SECONDS, lenient=False)
             if retry_after is None:
                 self._failures = 0
                 return
@@ -180,9 +191,9 @@ class Outage:
                     await self._sleep(seconds)
             if self.is_on and self._clock() >= self._probe_at:
                 self._probes += 1
-                retry_after = await self._send_probe(
-                    inf if self._probes % _UNLIMITED_EACH == 0 else _PROBE_SECONDS
-                )
+                seconds = inf if self._probes % _UNLIMITED_EACH == 0 else _PROBE_SECONDS
+                lenient = self._probes % _LENIENT_EACH == 0
+                retry_after = await self._send_probe(seconds, lenient=lenient)
                 if self._is_closed:  # while the probe was under way
                     return
                 if retry_after is None:

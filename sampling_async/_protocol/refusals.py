@@ -19,7 +19,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     UnexpectedStatusError,
 )
-from sampling_async._contract.exchange import OK, REFUSED_UNPROCESSED, UNAVAILABLE, Reply
+from sampling_async._contract.exchange import NOT_FOUND, OK, REFUSED_UNPROCESSED, UNAVAILABLE, Reply
 from sampling_async._contract.records import ResultCode
 from sampling_async._json.codec import parse, structure
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _BAD_REQUEST: Final = 400
 _FORBIDDEN: Final = 403
-_NOT_FOUND: Final = 404
 _INTERNAL_ERROR: Final = 500
 _PROVING_NOTHING: Final = frozenset({None, ResultCode.SUCCESS, ResultCode.TECHNICAL_ERROR})
 """Result codes of a refusal that do not say whether the request was processed.
@@ -100,7 +99,7 @@ _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
     OK: (UnexpectedStatusError, " in the body of a 200"),
     _BAD_REQUEST: (BadRequestError, ""),
     _FORBIDDEN: (ForbiddenError, _FORBIDDEN_HINT),
-    _NOT_FOUND: (UnexpectedStatusError, ": nothing is there; see that base_url is the address of the service"),
+    NOT_FOUND: (UnexpectedStatusError, ": nothing is there; see that base_url is the address of the service"),
 }
 
 
