@@ -18,6 +18,7 @@ import sys
 import tomllib
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -199,7 +200,11 @@ def read_profiles(path: Path | None = None) -> dict[str, Profile]:
     except (ValueError, RecursionError):  # the parser lets these of Python through
         problem = "a number in it has too many digits, or its brackets are too deep"
     else:
-        return {name: _profile(path, name, table) for name, table in tables.items()}
+        # A pasted line may have the key on the left.
+        names = [*tables, *chain.from_iterable(each for each in tables.values() if isinstance(each, dict))]
+        if not any(re.fullmatch(_GUID_DIGITS, re.sub(r"[\W_]", "", name)) for name in names):
+            return {name: _profile(path, name, table) for name, table in tables.items()}
+        raise InvalidRequestError(f"{path}: a name in it looks like a key: {_NO_KEY}")
     raise InvalidRequestError(f"{path}: {problem}; it takes tables such as [us] with base_url and panel_guid")
 
 

@@ -11,6 +11,7 @@ import pytest
 from sampling_async import TransportError, TransportTimeoutError
 from sampling_async._wire.alerts import text_of
 from sampling_async._wire.failures import Refusal, translated, was_never_sent, way_of
+from sampling_async._wire.http1 import NotHttp
 
 
 def caused(exc: Exception, cause: BaseException | None) -> Exception:
@@ -36,6 +37,7 @@ def lost_by(reason: str) -> Exception:
 
 LATE = "a time limit passed (%s)"
 NOT_TRUSTED = "the TLS certificate was refused: self-signed certificate"
+NOT_HTTP = "the response is not valid HTTP/1.1: is the port right, and http or https?"
 NO_TLS = "what answers there does not speak TLS: another port, or an http:// address?"
 CUT = "the connection was lost after the request was sent"
 
@@ -76,6 +78,7 @@ CUT = "the connection was lost after the request was sent"
             (f"{CUT} (ReadError)", False),
         ),
         (ValueError("secret"), True, TransportError, (f"{CUT} (ValueError)", False)),
+        (NotHttp(), True, TransportError, (NOT_HTTP, False)),
     ],
 )
 def test_an_exception_of_a_transport_becomes_an_error_that_quotes_nothing(exc, sent, kind, says, delivery):

@@ -156,6 +156,15 @@ def test_a_key_above_all_profiles_is_refused_too(file):
     assert KEY not in text
 
 
+@pytest.mark.parametrize("text", ['"{}" = 1\n', '[us]\n"{}" = 1\n', '["{}"]\n', '"{{{}}}" = 1\n'])
+def test_a_key_in_place_of_a_name_is_refused_and_not_repeated(file, text):
+    for key in (KEY, KEY.replace("-", "")):
+        file.write_text(text.format(key))
+        told = refusal_of(_profiles.read_profiles)
+        assert "a name in it looks like a key: a profile file holds no key" in told
+        assert key not in told
+
+
 def test_a_password_of_a_proxy_is_refused_and_not_repeated(file):
     file.write_text(US + 'proxy = "http://agent:hunter2@proxy.example:3128"\n')
     text = refusal_of(_profiles.read_profile, "us")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 import threading
@@ -564,12 +565,15 @@ async def test_waiting_for_an_outage_to_be_noticed_is_a_hold():
 async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
     async def later(_: object) -> None: ...
 
+    class Later:
+        async def __call__(self, _: object) -> None: ...
+
     def cancels(_: object) -> None:
         raise asyncio.CancelledError
 
-    for name in ("on_attempt", "on_outcome"):
+    for name, hook in itertools.product(("on_attempt", "on_outcome"), (later, Later())):
         with pytest.raises(InvalidRequestError, match=f"^{name} must be a plain function"):
-            doubles.client(doubles.Service([]), **{name: later})
+            doubles.client(doubles.Service([]), **{name: hook})
     async with doubles.client(doubles.Service([]), on_attempt=cancels) as client:
         if asyncio_loop() is not None:
             await client.get_settings()

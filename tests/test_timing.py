@@ -106,6 +106,26 @@ async def test_a_refusal_of_load_is_a_hold():
     assert timing.total == pytest.approx(time.now)
 
 
+@pytest.mark.parametrize("gone", [httpx.Response(429, headers={"Retry-After": "20"}), httpx.ConnectError("no")])
+async def test_a_hold_is_told_by_a_bulk_whose_last_request_was_formed_after_it(gone):
+    time = doubles.FakeTime()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if time.now < 15:
+            if isinstance(gone, Exception):
+                raise gone
+            return gone
+        time.now += 1.0
+        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
+
+    async with doubles.client(answer, time, max_concurrency=2) as client:
+        timing = (await client.bulk_invite("m", range(1, 1001))).timing
+    assert timing is not None
+    assert timing.hold > 13
+    assert timing.total == pytest.approx(time.now)
+    assert timing.permit + timing.first_byte == pytest.approx(time.now - timing.hold, abs=2)
+
+
 async def test_waiting_for_a_permit_is_told():
     time = doubles.FakeTime()
     async with doubles.client(slow(time, []), time, max_concurrency=1) as client:

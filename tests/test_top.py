@@ -23,7 +23,7 @@ from sampling_async._telemetry import board
 
 def shown(state, before=None, seconds=1.0, width=80) -> str:
     out = StringIO()
-    Console(file=out, width=width, no_color=True).print(top.view(state, before, seconds))
+    Console(file=out, width=width, no_color=True).print(top.view(state, before, seconds, width))
     return out.getvalue()
 
 
@@ -114,6 +114,21 @@ def test_the_view_of_a_client_in_trouble(state):
 
 def test_it_fits_eighty_columns(state):
     assert max(map(len, shown(state).splitlines())) <= 80
+
+
+def test_on_a_narrow_terminal_columns_are_left_out_and_no_unit_is_cut(state):
+    text = shown(state, width=44)
+    assert "get_settings" in text
+    assert "p99" in text
+    assert "narrow: answered, p90, longest" in text
+
+
+def test_a_process_that_stands_still_at_the_first_look_is_told_apart(monkeypatch, path, state):
+    def looked(_: object) -> object:
+        raise TimeoutError
+
+    monkeypatch.setattr(top, "looked", looked)
+    assert "its event loop stands still" in run("top", str(path)).stderr
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,10 @@ class Inviter:
         """Whether sending is paused, because of an outage of the service."""
         return self._caller.outage.is_on
 
+    def shut_within(self, first: float, last: float) -> float:
+        """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""
+        return self._caller.shut_within("bulk_invite", first, last)
+
     @property
     def has_given_up(self) -> bool:
         """Whether an outage lasted longer than the fan-out's patience."""

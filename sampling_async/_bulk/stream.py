@@ -227,7 +227,10 @@ class OutcomeStream:
     def _timing(self, last: Job, timeline: Timeline) -> Timing:
         """Return where the time since the beginning went, as seen from the request that ended last."""
         timing = timeline.timing(last.attempts)
-        return evolve(timing, permit=timing.permit + timeline.began - self._began)
+        # Before it was formed, others may have waited for what would have held it up too.
+        shut = self._inviter.shut_within(self._began, timeline.began)
+        permit = timing.permit + timeline.began - self._began - shut
+        return evolve(timing, permit=permit, hold=timing.hold + shut)
 
     async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[Answers]:
         """Return the results of all quota IDs in their order, from the replies to their chunks."""

@@ -172,7 +172,7 @@ class Hooks:
         spans: Spans | None,
     ) -> None:
         for name, hook in (("on_attempt", on_attempt), ("on_outcome", on_outcome)):
-            if iscoroutinefunction(hook):
+            if iscoroutinefunction(hook) or iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004
                 raise InvalidRequestError(
                     f"{name} must be a plain function: a coroutine would never be awaited"
                 )

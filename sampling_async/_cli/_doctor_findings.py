@@ -68,10 +68,11 @@ def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
     """Return a function that takes secrets out of a finding or a text.
 
     A service may echo them, in its Server header for one. They are found in capital and small letters, with
-    dashes, other signs or none between their digits.
+    dashes, other signs, escaped ones (%2D) or none between their digits.
     """
     digits = [re.sub(r"[\W_]", "", each.reveal()) for each in secrets if each is not None]
-    patterns = [r"[\W_]?".join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
+    between = r"(?:%[0-9a-f]{2}|[\W_]){0,3}"
+    patterns = [between.join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
     pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)  # (?!) is found nowhere
 
     def hidden(value: Any) -> Any:
@@ -153,15 +154,15 @@ def names(host: str, addresses: Sequence[str], problem: str = "") -> Finding:
     return Finding("DNS", "ok", shown, figures={"Addresses": list(addresses)})
 
 
-def proxy(where: str, problem: str, *, seconds: float = 0.0, is_tunnel: bool = True) -> Finding:
-    """Judge a proxy: `problem` says why there is no tunnel through it."""
+def proxy(where: str, problem: str, *, host: str = "", seconds: float = 0.0, is_tunnel: bool = True) -> Finding:
+    """Judge a proxy: `problem` says why there is no tunnel through it to the host."""
     if problem:
-        return Finding(
-            "Proxy",
-            "fail",
-            f"{where}: {problem}",
-            "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it.",
-        )
+        remedy = "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."
+        if re.search(r"answered 50[234]", problem):
+            remedy = f"The proxy does not reach {host}. Is that right? If so, tell whoever runs the proxy."
+        elif "answered 403" in problem:
+            remedy = f"Ask whoever runs the proxy to let you through to {host}."
+        return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
     what = "opens a tunnel (CONNECT)" if is_tunnel else "takes connections"
     return Finding("Proxy", "ok", f"{where} {what}, in {_ms(seconds)}", figures={"Seconds": round(seconds, 4)})
 

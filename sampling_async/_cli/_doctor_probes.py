@@ -13,12 +13,12 @@ import httpx
 from attrs import frozen
 
 from sampling_async import DecodeError
-from sampling_async._cli._doctor_findings import Wave
+from sampling_async._cli._doctor_findings import Wave, hiding
 from sampling_async._cli._doctor_service import Seen
 from sampling_async._contract.exchange import OK
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
-from sampling_async._wire.address import Proxy
+from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.alerts import alert_in, text_of
 from sampling_async._wire.bodies import Body, RequestBody
 from sampling_async._wire.engine import Engine
@@ -32,8 +32,6 @@ from sampling_async._wire.tunnels import Tunnel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-
-    from sampling_async._wire.address import Secret
 
 T = TypeVar("T")
 
@@ -231,9 +229,10 @@ class Asker:
         with anyio.move_on_after(most):
             try:
                 response, body = await self._exchange(key, more or {}, sent)
+                hidden = hiding(key, Secret(self._target.panel_guid))  # before anything is cut
                 return Seen(
                     response.status_code,
-                    {name.lower(): value for name, value in response.headers.items()},
+                    {name.lower(): hidden(value) for name, value in response.headers.items()},
                     body,
                     time.monotonic() - start,
                     began=began,

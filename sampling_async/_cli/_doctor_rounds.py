@@ -130,7 +130,7 @@ class Rounds:
         try:
             seconds = await probes.reach_proxy(self._target)
         except Unreachable as exc:
-            return way.proxy(where, str(exc))
+            return way.proxy(where, str(exc), host=self._target.host)
         return way.proxy(where, "", seconds=seconds, is_tunnel=self._target.is_https)
 
     async def _names(self) -> Finding:
@@ -182,7 +182,7 @@ class Rounds:
             date, age = own.headers.get("date"), own.headers.get("age")
             self._add(way.clock(date, age, own.began, own.ended))
             settings = _settings_in(own)
-            self._add(*await self._of_the_key(asker, own, has_settings=settings is not None))
+            self._add(*await self._of_the_key(asker, own, has_settings=bool(settings)))
             if self._blocked or self._key is None:
                 return
             if settings is None:
@@ -204,7 +204,8 @@ class Rounds:
         # Wrong keys are sent only after ours was refused, so that no operator sees them as an attack.
         none = [await asker.ask(None), await asker.ask(None)]
         others = [await asker.ask(Secret(str(uuid4()))), await asker.ask(Secret(_NO_KEY))]
-        found = answers.refused(own, none, others)
+        is_proxied = self._target.proxy is not None and not self._target.is_https
+        found = answers.refused(own, none, others, is_proxied=is_proxied)
         if found[0].verdict == "ok":
             return found
         crowds = [await asker.ask(None, probes.crowd(separator)) for separator in "-_"]

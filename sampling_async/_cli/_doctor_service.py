@@ -21,8 +21,24 @@ if TYPE_CHECKING:
 
 REFUSING: Final = frozenset({401, 403})
 _OK, _BAD_REQUEST, _NOT_FOUND, _SERVER_ERROR = 200, 400, 404, 500
+_SQUID: Final = "x-squid-error"
 _REDIRECTS: Final = range(300, 400)
 _DROPPERS: Final = ("nginx", "openresty", "tengine", "gunicorn")
+_BY_STATUS: Final = {
+    _NOT_FOUND: "Check the path of the address: the client adds /IntegratedPanelService and the like to it.",
+    407: "A proxy on the way wants a user and a password: give them in SAMPLING_PROXY.",
+    429: "These are too many requests. Wait a while and run this again; the client slows down by itself.",
+}
+_OF_A_PROXY: Final = (
+    (b"SSL certificate", "It wants a client certificate: give it in SAMPLING_CLIENT_CERT or --client-cert."),
+    (b"HTTPS port", "This port speaks https: write https:// in the address."),
+    (
+        b"",
+        "The service gives a result code with each 400; something on the way refuses this. Ask the operator.",
+    ),
+)
+"""What to do after a 400 that is not the service's own, by words in its body, as of nginx."""
+
 _OWN_PAGE: Final = re.compile(rb"<center>(?:nginx|openresty|tengine)", re.IGNORECASE)
 _VARYING: Final = re.compile(rb"[0-9a-f-]{8,}|\d+", re.IGNORECASE)
 _NOTIFICATION: Final = "Notification URL"
@@ -65,23 +81,46 @@ def service(seen: Seen) -> Finding:
     who = f" ({seen.server})" if seen.server else ""
     figures = {"Status": seen.status or None, "Server": seen.server or None}
     if seen.problem:
-        remedy = "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT."
-        if os.strerror(errno.ECONNREFUSED) in seen.problem:
-            remedy = "Nothing listens at this host and port. Is the service started, and is the port right?"
-        if seen.is_late:
-            remedy = "The connection works. Allow more time with --timeout, or ask the operator why it is slow."
-        return Finding("Service", "fail", seen.problem, remedy, figures)
-    found = f"it answers {seen.status}{who}"
+        return Finding("Service", "fail", seen.problem, _remedy_without_response(seen), figures)
+    found, remedy = f"it answers {seen.status}{who}", _remedy_of_another(seen)
+    if error := seen.headers.get(_SQUID):
+        found = f"the proxy answers {seen.status} in its place{who}: {error.split()[0]:.40}"
+    return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
+
+
+def _remedy_without_response(seen: Seen) -> str:
+    if seen.is_late:
+        return "The connection works. Allow more time with --timeout, or ask the operator why it is slow."
+    if os.strerror(errno.ECONNREFUSED) in seen.problem:
+        return "Nothing listens at this host and port. Is the service started, and is the port right?"
+    if "not valid HTTP" in seen.problem:
+        return "Check the port of the address, and whether it begins with http or https."
+    if "proxy" in seen.problem:
+        return "Check SAMPLING_PROXY, --proxy or the profile's proxy."
+    return "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT."
+
+
+def _remedy_of_another(seen: Seen) -> str:
+    """Return what to do if another answered in place of the service; "" if it may be the service itself."""
+    if error := seen.headers.get(_SQUID):
+        if error.startswith("ERR_ACCESS_DENIED"):
+            return "Ask whoever runs the proxy to let you through to this host."
+        return "The proxy does not reach the host. Is the address right? If so, tell whoever runs the proxy."
     if seen.status in _REDIRECTS:
-        remedy = "The client follows no redirects. Give the address that the redirect leads to."
-        return Finding("Service", "fail", found, remedy, figures)
-    if seen.status == _NOT_FOUND:
-        remedy = "Check the path of the address: the client adds /IntegratedPanelService and the like to it."
-        return Finding("Service", "fail", found, remedy, figures)
+        host = _host_of(seen.headers.get("location", ""))
+        to = f", at {host}" if host else ""
+        return f"The client follows no redirects. Give the address that the redirect leads to{to}."
     if seen.status >= _SERVER_ERROR:
-        remedy = "The service or a proxy in front of it has a failure. Try again later, or tell the operator."
-        return Finding("Service", "fail", found, remedy, figures)
-    return Finding("Service", "ok", found, "", figures)
+        return "The service or a proxy in front of it has a failure. Try again later, or tell the operator."
+    if seen.status == _BAD_REQUEST and _result_code(seen.body) is None:
+        return next(remedy for words, remedy in _OF_A_PROXY if words in seen.body)
+    return _BY_STATUS.get(seen.status, "")
+
+
+def _host_of(location: str) -> str:
+    """Return scheme and host of an address; what comes after may hold a member code or a Guid."""
+    found = re.match(r"https?://[A-Za-z0-9.:\[\]-]{1,80}(?=/|$)", location)
+    return found[0] if found else ""
 
 
 def accepted(seen: Seen, *, has_settings: bool) -> list[Finding]:
@@ -103,7 +142,9 @@ def accepted(seen: Seen, *, has_settings: bool) -> list[Finding]:
     return [Finding("Key header", "skipped", why), Finding("Key", "skipped", why)]
 
 
-def refused(own: Seen, none: Sequence[Seen], others: Sequence[Seen]) -> list[Finding]:
+def refused(
+    own: Seen, none: Sequence[Seen], others: Sequence[Seen], *, is_proxied: bool = False
+) -> list[Finding]:
     """Judge a refusal: is the key wrong, or was its header dropped on the way?
 
     If any other key gets another response than no key does, the header arrives. If all responses are the same,
@@ -113,6 +154,7 @@ def refused(own: Seen, none: Sequence[Seen], others: Sequence[Seen]) -> list[Fin
         own: The response to the key.
         none: Two responses to requests without a key. If they differ, bodies prove nothing.
         others: The responses to keys that are wrong for certain.
+        is_proxied: Whether a proxy reads the requests, and may answer in place of the service.
     """
     key = Finding(
         "Key",
@@ -130,6 +172,18 @@ def refused(own: Seen, none: Sequence[Seen], others: Sequence[Seen]) -> list[Fin
     if keyed != {keyless}:
         found = "API_AUTH_KEY arrives: with a key the response is another than without one"
         return [Finding("Key header", "ok", found), key]
+    if is_proxied:
+        return [
+            Finding(
+                "Key header",
+                "warn",
+                "cannot be told: the response is the same with your key, with a wrong one and with none. It "
+                "may be that of your proxy",
+                "Ask whoever runs the proxy whether it lets you through to this host, and keeps API_AUTH_KEY.",
+                {"ProbablyDropped": False},
+            ),
+            key,
+        ]
     return [_untold(own), key]
 
 

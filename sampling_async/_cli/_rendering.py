@@ -67,7 +67,7 @@ _SURVEY_COLUMNS: Final = (
 )
 """Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
 
-_WORDS: Final = frozenset({"Devices", "Recontact"})
+_WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
 _LINES_AT_ONCE: Final = 100
 _MOMENT: Final = 0.1
 
@@ -168,7 +168,7 @@ def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, in
     names = [columns[at][0] for at in kept]
     table = new_table(*names, right=[name for name in names if name not in _WORDS])
     for row in rows:
-        table.add_row(*(row[at] for at in kept))
+        table.add_row(*(Text(row[at]) for at in kept))  # not markup
     left_out = [name for name, _ in columns if name not in names]
     if left_out:
         table.caption = f"Not shown, because the terminal is narrow: {', '.join(left_out)}"

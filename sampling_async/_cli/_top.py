@@ -31,6 +31,15 @@ _PATIENCE: Final = 2.0  # seconds for one answer of the process
 _LONGEST_LINE: Final = 2**20
 _LONGEST_PAUSE: Final = 86_400.0
 _NONE: Final = "-"
+_LATENCY_COLUMNS: Final = (
+    ("last 5 to 10 minutes", 0),
+    ("answered", 3),
+    ("p50", 1),
+    ("p90", 4),
+    ("p99", 0),
+    ("longest", 2),
+)
+"""On a narrow terminal the column with the highest number is left out first, and 0 never."""
 
 
 def top(
@@ -50,7 +59,7 @@ def top(
 
     The program must show itself: `async with client.serve_snapshots(SOCKET)`.
     Looking costs it nothing else. The command ends with exit code 1 when the
-    process goes away, and with Ctrl-C.
+    process goes away. Ctrl-C ends it too.
     """
     if not every <= _LONGEST_PAUSE:  # so that nan is refused too
         fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)
@@ -81,6 +90,11 @@ def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
         raise InvalidRequestError(
             f"{path}: what the process shows is not a snapshot of this version, {__version__}; use the command "
             "of the version that runs there"
+        ) from None
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"{path}: the process there did not answer within {_PATIENCE:g} s: its event loop stands still. "
+            "Try again"
         ) from None
     except (OSError, ValueError) as exc:
         raise InvalidRequestError(
@@ -136,25 +150,26 @@ def _print_lines(first: State, looks: Iterator[State]) -> None:
 def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
     screen = show.screen()
     if is_once:
-        screen.print(view(first, None, 0.0))
+        screen.print(view(first, None, 0.0, screen.width))
         return
     before, at = first, time.monotonic()
     way_out = Text("Ctrl-C ends it", "dim")
-    with Live(Group(view(first, None, 0.0), way_out), console=screen, auto_refresh=False) as live:
+    with Live(Group(view(first, None, 0.0, screen.width), way_out), console=screen, auto_refresh=False) as live:
         for state in looks:
             now = time.monotonic()
-            live.update(Group(view(state, before, now - at), way_out), refresh=True)
+            live.update(Group(view(state, before, now - at, screen.width), way_out), refresh=True)
             before, at = state, now
-        live.update(view(before, None, 0.0), refresh=True)
+        live.update(view(before, None, 0.0, screen.width), refresh=True)
 
 
-def view(state: State, before: State | None, seconds: float) -> RenderableType:
+def view(state: State, before: State | None, seconds: float, width: int = 80) -> RenderableType:
     """Return the picture of a state.
 
     Args:
         state: The state.
         before: The one before, for rates; None for the first.
         seconds: The time between the two.
+        width: The columns of the terminal.
     """
 
     def rate(read: Callable[[State], float], unit: str = "") -> str:
@@ -164,9 +179,8 @@ def view(state: State, before: State | None, seconds: float) -> RenderableType:
         more = read(state) - read(before)
         return _NONE if before["pid"] != state["pid"] or more < 0 else f"{number(more / seconds)}{unit}/s"
 
-    title = Text.assemble(
-        show.plain(str(state["host"]), "bold"), f"  process {state['pid']}  sampling-async {state['version']}"
-    )
+    about = f"  process {state['pid']}  sampling-async {state['version']}"
+    title = Text.assemble(show.plain(str(state["host"]), "bold"), show.plain(about))
     rows = [
         ("running", f"{state['running']} of {state['max_concurrency']}, limit {state['limit']}"),
         ("waiting", f"{state['waiting']}"),
@@ -190,19 +204,22 @@ def view(state: State, before: State | None, seconds: float) -> RenderableType:
     beside = show.new_table("", "")
     beside.show_header = False
     for name, value in rows:
-        beside.add_row(Text(name, "dim"), Text(value))
-    return Group(title, beside, _latency(state))
+        beside.add_row(Text(name, "dim"), show.plain(value))
+    return Group(title, beside, _latency(state, width))
 
 
-def _latency(state: State) -> RenderableType:
+def _latency(state: State, width: int) -> RenderableType:
     if not state["latency"]:
         return Text("no request was answered in the last minutes", "dim")
-    columns = ("p50", "p90", "p99", "longest")
-    table = show.new_table("last 5 to 10 minutes", "answered", *columns, right=("answered", *columns))
-    for endpoint, found in sorted(state["latency"].items()):
-        times = [duration(found[column]) for column in columns]
-        table.add_row(show.plain(endpoint), f"{found['count']:,}", *times)
-    return table
+    rows = [
+        (
+            show.plain(endpoint).plain,
+            f"{found['count']:,}",
+            *(duration(found[column]) for column in ("p50", "p90", "p99", "longest")),
+        )
+        for endpoint, found in sorted(state["latency"].items())
+    ]
+    return show.fitting_table(rows, _LATENCY_COLUMNS, width)
 
 
 def _breaker(state: State) -> str:

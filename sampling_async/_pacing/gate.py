@@ -175,14 +175,15 @@ class Gate:
             while not permit.is_withdrawn:
                 if self._is_shut(kind):
                     permit.release()
-                    permit.timeline.enter(HOLD)
+                    now = permit.timeline.enter(HOLD)
                     self._delayed.add(permit)
                     try:
+                        kind.shut.begin(permit, now)
                         if not await self._open_again(permit):
                             return
                     finally:
                         self._delayed.discard(permit)
-                        permit.timeline.enter(PERMIT)
+                        kind.shut.end(permit, permit.timeline.enter(PERMIT))
                 elif not permit.is_held:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sampling_async._pacing.limit import AdaptiveLimit
 from sampling_async._pacing.pace import Pace
+from sampling_async._pacing.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,6 +95,7 @@ class Kind:
         lanes: A heap of the other lanes with waiters, ordered by turn.
         held_until: When the latest hold ends.
         spread: Seconds after a hold within which its waiters resume.
+        shut: When its waiters waited for the end of a hold or an outage.
         reported_at: When an attempt of this kind last reported overload.
         lowered_at: When the limit was last lowered because other kinds reported overload.
     """
@@ -107,6 +109,7 @@ class Kind:
         "lowered_at",
         "pace",
         "reported_at",
+        "shut",
         "spread",
         "stale",
     )
@@ -119,6 +122,7 @@ class Kind:
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
         self.held_until = -inf
+        self.shut = Waits()
         self.reported_at = -inf
         self.lowered_at = -inf
         self.spread = 0.0

@@ -9,6 +9,7 @@ import httpx
 
 from sampling_async._contract.errors import TransportError, TransportTimeoutError
 from sampling_async._wire.alerts import PERMANENT, alert_in, text_of
+from sampling_async._wire.http1 import NotHttp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +51,10 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
         return TransportTimeoutError(f"a time limit passed ({name}){way}", delivery=delivery)
     if alert := alert_in(exc):
         return TransportError(text_of(alert), delivery=delivery, permanent=alert in PERMANENT)
+    if isinstance(exc, NotHttp):
+        return TransportError(
+            "the response is not valid HTTP/1.1: is the port right, and http or https?", delivery=delivery
+        )
     refused = _certificate_refusal(exc)
     if refused is not None:
         return TransportError(

@@ -25,7 +25,14 @@ _SWITCHING: Final = 101
 _FINAL: Final = 200
 
 
-class _NotHttp(Exception):  # noqa: N818  only the parser catches it, and raises its own error
+class NotHttp(httpx.RemoteProtocolError):
+    """What came is no response in HTTP/1.1."""
+
+    def __init__(self) -> None:
+        super().__init__("expected HTTP/1.1")
+
+
+class _Refused(Exception):  # noqa: N818  only the parser catches it, and raises its own error
     """A callback refuses a head that the parser accepted."""
 
 
@@ -96,14 +103,14 @@ class Answer:
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__
             # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
-            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _NotHttp | None):
+            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _Refused | None):
                 raise struck from None
             self._collects_head = self._can_be_rewritten(data)
             if self._collects_head:
                 return
             # After a complete response, the wrong bytes are surplus and the response itself is valid.
             if not self.is_whole:
-                raise _not_http() from None
+                raise NotHttp from None
             self._is_surplus = True
         if self.is_whole:
             self.let_go()
@@ -113,7 +120,7 @@ class Answer:
     def _keep(self, data: bytes) -> None:
         self._head += data
         if len(self._head) > _HEAD_BYTES:
-            raise _not_http()
+            raise NotHttp
 
     def _can_be_rewritten(self, data: bytes) -> bool:
         if self.status or self._is_rewritten:
@@ -180,7 +187,7 @@ class Answer:
         if self.is_whole:
             return
         if status == _SWITCHING:
-            raise _NotHttp
+            raise _Refused
         if status < _FINAL:
             self.headers.clear()
             return
@@ -192,7 +199,7 @@ class Answer:
         coding = fields.get(b"transfer-encoding")
         is_known = coding is None or coding.lower() == b"chunked"
         if not is_known or not self._parser.get_http_version().startswith("1."):
-            raise _NotHttp
+            raise _Refused
         self._is_framed = coding is not None or b"content-length" in fields or status in {204, 304}
         self.fields, self.status = fields, status
 
@@ -223,7 +230,3 @@ def _rewritten(data: bytes) -> bytes | None:
         # Interim heads (1xx) come before the final one, and are rewritten with it.
         if not _INTERIM.match(start):
             return b"".join(heads) + data
-
-
-def _not_http() -> httpx.RemoteProtocolError:
-    return httpx.RemoteProtocolError("expected HTTP/1.1")
