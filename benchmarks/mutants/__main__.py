@@ -1,6 +1,7 @@
 """Mutation tests of the core: change the code in small ways, one at a time, and see whether a test fails.
 
     python benchmarks/mutants _json _pacing --sample 150 --seed 1
+    python benchmarks/mutants _calls --file retry --file learned
 
 mutmut makes the mutants, and runs for each the tests that call its function, the quickest first, until one
 fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
@@ -112,6 +113,7 @@ def main() -> None:
     rooms: dict[str, Any] = tomllib.loads((HERE / "rooms.toml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(rooms)}; default: all")
+    parser.add_argument("--file", action="append", help="only these modules of the room; the table stays")
     parser.add_argument("--sample", type=int, help="how many mutants of each room are tried; default: all")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
     parser.add_argument("--at-once", type=int, default=1, help="how many mutants are tried at once")
@@ -124,7 +126,8 @@ def main() -> None:
             for mutant in verdict.survivors:
                 print(f"\n{mutant.where} ({mutant.name})\n-{mutant.old}\n+{mutant.new}")
             print(verdict.row, flush=True)
-            _note(verdict)
+            if not given.file:
+                _note(verdict)
 
 
 def _copy(place: Path) -> Path:
@@ -140,10 +143,15 @@ def _copy(place: Path) -> Path:
 
 def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.Namespace) -> Verdict:
     source = place / "sampling_async" / room
-    files = f"sampling_async/{room}/*" if source.is_dir() else f"sampling_async/{room}.py"
+    names = [f"{each}.py" for each in given.file or ()] or ["*"]
+    files = (
+        [f"sampling_async/{room}/{name}" for name in names]
+        if source.is_dir()
+        else [f"sampling_async/{room}.py"]
+    )
     paths = [f"tests/{test}.py" for test in tests["tests"]]
     options = [*OPTIONS, *(f"--deselect=tests/{test}" for test in tests.get("without", []))]
-    settings = SETTINGS.format(files=_quoted([files]), tests=_quoted(paths), options=_quoted(options))
+    settings = SETTINGS.format(files=_quoted(files), tests=_quoted(paths), options=_quoted(options))
     with (place / "pyproject.toml").open("a", encoding="utf-8") as project:
         project.write(settings)
     _mutmut(place, "run", "--max-children", "1", "none", check=False)  # makes them, and finds what tests call
