@@ -31,6 +31,13 @@ def test_a_new_file_has_the_usual_permissions_or_is_for_its_owner_only(folder, i
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+def test_where_everybody_may_do_everything_a_new_file_is_no_program(folder):
+    os.umask(0)  # `folder` sets back what was before
+    with written_whole(folder / "file") as unfinished:
+        unfinished.write_text("whole")
+    assert mode_of(folder / "file") == 0o666
+
+
 @pytest.mark.parametrize("is_private", [False, True])
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
 def test_a_file_that_is_there_keeps_its_permissions(folder, mode, is_private):

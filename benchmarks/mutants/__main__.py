@@ -144,11 +144,8 @@ def _copy(place: Path) -> Path:
 def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.Namespace) -> Verdict:
     source = place / "sampling_async" / room
     names = [f"{each}.py" for each in given.file or ()] or ["*"]
-    files = (
-        [f"sampling_async/{room}/{name}" for name in names]
-        if source.is_dir()
-        else [f"sampling_async/{room}.py"]
-    )
+    of_room = [f"{room}/{name}" for name in names] if source.is_dir() else [f"{room}.py"]
+    files = [f"sampling_async/{name}" for name in of_room]
     paths = [f"tests/{test}.py" for test in tests["tests"]]
     options = [*OPTIONS, *(f"--deselect=tests/{test}" for test in tests.get("without", []))]
     settings = SETTINGS.format(files=_quoted(files), tests=_quoted(paths), options=_quoted(options))
