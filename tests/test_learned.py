@@ -63,6 +63,21 @@ def test_an_answer_is_told_to_outage_pace_and_limit():
     }
 
 
+def test_a_page_is_told_to_the_outage_and_is_no_answer():
+    parts = Parts()
+    parts.learn(QUOTAS, Reply(OK, b"<p>"))
+    # No wait was asked for, and the rate is not the reason.
+    cause = "a page came in place of the service's JSON"
+    assert parts.told == {"outage": [("failed", cause, BEGAN, 0.0)], "pace": [("answered", NOW)]}
+    assert not parts.learned.latency
+
+
+def test_a_page_for_get_settings_begins_no_outage():
+    parts = Parts()
+    parts.learn(SETTINGS, Reply(OK, b"<p>"))
+    assert parts.told == {"pace": [("answered", NOW)]}
+
+
 def test_an_answer_to_a_bulk_is_told_with_its_time_and_the_patience_for_its_ids():
     parts = Parts(Timeouts(bulk_base=10.0, bulk_per_id=0.5))
     parts.learn(BULK, Reply(OK))
