@@ -33,7 +33,7 @@ from sampling_async._journal.record import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import LoopClock
-from sampling_async._pacing.outage import Outage
+from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
@@ -321,10 +321,9 @@ class SamplingClient:
         self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
-    async def _send_probe(self, seconds: float, *, lenient: bool = False) -> float | None:
+    async def _send_probe(self, seconds: float) -> Away | None:
         """Send Get Settings once, to find out whether an outage has ended; see `Outage`."""
-        call = requests.get_settings(self._panel_guid)
-        return await self._caller.attempts.probe(call, seconds, lenient=lenient)
+        return await self._caller.attempts.probe(requests.get_settings(self._panel_guid), seconds)
 
     def snapshot(self) -> Snapshot:
         """Return the client's state now: limits, waiting attempts, retries left, latency, connections."""

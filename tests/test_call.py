@@ -20,6 +20,7 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 from sampling_async._calls import attempt
+from sampling_async._pacing.outage import Away
 
 
 def status(code: int, **headers: str) -> httpx.Response:
@@ -248,10 +249,12 @@ async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
     [
         ([], None),
         (status(400), None),
-        (status(502), 0.0),
-        (status(500), 0.0),
-        (httpx.Response(200, html="<p>"), 0.0),
-        (httpx.ConnectError("refused"), 0.0),
+        (status(502), Away()),
+        (httpx.Response(502, html="<p>"), Away()),
+        (status(500), None),
+        (httpx.Response(302), Away(is_certain=False)),
+        (httpx.Response(200, html="<p>"), Away(is_certain=False)),
+        (httpx.ConnectError("refused"), Away()),
     ],
 )
 async def test_a_probe_tells_whether_the_service_responds(answer, told):
@@ -265,10 +268,10 @@ async def test_a_probe_tells_a_retry_after_and_ends_in_its_time():
         raise AssertionError
 
     async with doubles.client(doubles.Service(httpx.Response(503, headers={"Retry-After": "7"}))) as client:
-        assert await client._send_probe(1.0) == 7.0
+        assert await client._send_probe(1.0) == Away(7.0)
     async with doubles.client(silent) as client:
         with anyio.fail_after(5):
-            assert await client._send_probe(0.01) == 0.0
+            assert await client._send_probe(0.01) == Away()
 
 
 async def test_the_log_names_endpoints(caplog):

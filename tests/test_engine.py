@@ -35,6 +35,7 @@ from sampling_async import (
     TransportError,
 )
 from sampling_async._calls.attempt import Attempts
+from sampling_async._pacing.outage import Away
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
 from sampling_async._wire import lookups as _lookups
@@ -337,7 +338,7 @@ async def test_a_call_that_is_cancelled_while_its_response_is_decoded_gives_no_c
 async def test_the_connection_of_a_probe_is_not_used_again(body):
     with wire.serve(Counted(wire.answer(body))) as url:
         async with client_of(url) as client:
-            assert await client._send_probe(1.0) == (0.0 if body == b"<html>" else None)
+            assert await client._send_probe(1.0) == (Away(is_certain=False) if body == b"<html>" else None)
             assert engine_of(client).idle == 0
 
 

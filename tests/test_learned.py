@@ -68,7 +68,7 @@ def test_a_page_is_told_to_the_outage_and_is_no_answer():
     parts.learn(QUOTAS, Reply(OK, b"<p>"))
     # No wait was asked for, and the rate is not the reason.
     cause = "a page came in place of the service's JSON"
-    assert parts.told == {"outage": [("failed", cause, BEGAN, 0.0)], "pace": [("answered", NOW)]}
+    assert parts.told == {"outage": [("failed", cause, BEGAN, 0.0, False)], "pace": [("answered", NOW)]}
     assert not parts.learned.latency
 
 
@@ -121,7 +121,7 @@ def test_a_failure_of_the_service_itself_is_an_answer_for_pace_and_outage():
 def test_a_failure_as_in_an_outage_is_told_with_its_reason_beginning_and_retry_after(retry_after, told):
     parts = Parts()
     parts.learn(BULK, failed(503, retry_after))
-    assert parts.outage.told == [("failed", "it failed", BEGAN, told)]
+    assert parts.outage.told == [("failed", "it failed", BEGAN, told, True)]
 
 
 def test_what_may_be_an_outage_or_not_is_not_told_to_it_and_failures_of_get_settings_neither():

@@ -27,8 +27,9 @@ from sampling_async import (
     TransportError,
 )
 from sampling_async._contract.exchange import Reply
-from sampling_async._pacing.outage import Outage
+from sampling_async._pacing.outage import Away, Outage
 
+DEFAULT_BACKEND = httpx.Response(404, text="default backend - 404")
 GONE = [
     httpx.ConnectError("refused"),
     httpx.ReadError("cut"),
@@ -38,8 +39,7 @@ GONE = [
     httpx.Response(504),
     httpx.Response(200, html="\ufeff\n <!doctype html><title>We are back soon</title>"),
     httpx.Response(302, headers={"Location": "https://proxy.example/maintenance"}),
-    httpx.Response(404, text="default backend - 404"),
-    httpx.Response(500, json={"Result": "TECHNICAL_ERROR", "ResultCode": 36}),
+    DEFAULT_BACKEND,
 ]
 
 
@@ -108,7 +108,7 @@ async def test_a_page_for_get_settings_alone_begins_no_outage(gone):
         assert not client.snapshot().away_for
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"Result":"<a>"}', b"null", b"<a>", b" " * 64 + b"<"])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"Result":"<a>"}', b"null", b"<a>", b" " * 1024 + b"<"])
 def test_a_page_begins_with_a_tag(body):
     assert Reply(200, body).is_page == (body == b"<a>")
 
@@ -229,7 +229,7 @@ async def test_an_outage_is_logged_once(caplog):
     assert re.search(r"responds again, after (5|6)\d\.\d s", ended)
 
 
-@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(501), httpx.Response(429), "garbage"])
+@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(500), httpx.Response(429), "garbage"])
 async def test_any_response_of_the_service_itself_ends_an_outage(answer):
     """A refused key is a response too. The next request finds out what it means."""
     state = {"gone": True}
@@ -246,11 +246,9 @@ async def test_any_response_of_the_service_itself_ends_an_outage(answer):
         assert not (await client.bulk_invite("m", range(1, 1001))).not_sent
 
 
-@pytest.mark.parametrize(
-    "answer", [httpx.Response(500), httpx.Response(404), httpx.Response(308), httpx.Response(200, html="<p>")]
-)
+@pytest.mark.parametrize("answer", [DEFAULT_BACKEND, httpx.Response(308), httpx.Response(200, html="<p>")])
 async def test_an_outage_ends_even_if_get_settings_alone_stays_broken(answer):
-    """Each sixteenth probe takes it for a response."""
+    """It fails in another way than the requests did, so a request is tried at once."""
     time, probes = doubles.FakeTime(), 0
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -258,24 +256,111 @@ async def test_an_outage_ends_even_if_get_settings_alone_stays_broken(answer):
         if request.method == "GET":
             probes += 1
             return answer
-        if probes < 10:
+        if not probes:
             raise httpx.ConnectError("refused")
         return httpx.Response(200, json=doubles.bulk(request))
 
     async with doubles.client(handle, time) as client:
-        assert not (await client.bulk_invite("m", range(1, 1001))).not_sent
-    assert probes in {16, 17}  # one may have been sent before the outage was noticed
-    assert 10 < time.now < 30
+        assert not (await client.bulk_invite("m", range(1, 3001))).not_sent
+        assert client.snapshot().breaker == "closed"
+    assert probes <= 2
+    assert time.now < 2
 
 
-async def test_a_502_of_get_settings_is_never_a_response():
-    probes, service = Probes(), doubles.Service(httpx.Response(502))
-    async with doubles.client(service) as client:
-        assert await client._send_probe(1.0, lenient=True) == 0.0
-    probes._answers = [0.0] * 40
+@pytest.mark.parametrize("gone", [httpx.Response(200, html="<p>"), httpx.Response(302), DEFAULT_BACKEND])
+async def test_an_outage_without_certainty_lasts_for_the_patience_and_costs_a_request_each_20_seconds(gone):
+    service = Service(until=math.inf, gone=gone)
+    async with service.client(outage=OutagePolicy(patience=100)) as client:
+        seen = await statuses(client.fan_out(members(2000)))
+    assert set(seen) == {"unknown", "not_sent"}
+    assert seen.count("unknown") == 2 * service.invites <= 2 * (10 + 4 + 4)
+    assert 100 <= service.time.now < 105
+    tried = [0.0, *(at for at, method in service.asked if method == "POST" and at > 1)]
+    assert len(tried) == 5
+    assert all(20 <= after - before < 23 for before, after in pairwise(tried))
+
+
+async def test_who_cancels_each_probe_gets_through_after_20_seconds():
+    """A deadline may be shorter than Get Settings takes."""
+    time = doubles.FakeTime()
+
+    async def asks(_seconds: float) -> Away | None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anyio.sleep(1)
+        raise ValueError("the caller ended")
+
+    outage = Outage(
+        OutagePolicy(failures=1), asks, under_way=2, clock=time.clock, sleep=time.sleep, random=lambda: 1.0
+    )
+    outage.failed("gone", 0.0)
+    for at in (5.0, 10.0, 18.0):
+        time.now = at
+        with pytest.raises(ValueError, match="the caller ended"):
+            await outage.over(0.0, 0.0)
+        assert not await outage.over(0.0, 0.0)  # no other probe at once
+    time.now = 20.0
+    assert await outage.over(0.0, 0.0)
+    outage.answered(time.now)
+    outage.failed("gone", time.now)
+    assert outage.began_at == 20.0  # another outage
+
+
+async def test_after_a_quiet_hour_a_probe_is_sent_before_anything_is_tried():
+    probes = Probes(0.0)
     probes.fail(3)
+    probes.time.now += 3600
+    assert not await probes.outage.over(0.0, 0.0)
+    assert len(probes.limits) == 1
+    assert probes.outage.is_on
+
+
+async def test_a_502_is_certain_so_nothing_is_tried():
+    """Whatever its body is: that of nginx is a page."""
+    service = Service(until=math.inf, gone=httpx.Response(502, html="<center>nginx</center>"))
+    async with service.client(outage=OutagePolicy(patience=200)) as client:
+        seen = await statuses(client.fan_out(members(2000)))
+    assert seen.count("unknown") <= 2 * (10 + 1)
+    assert service.time.now == pytest.approx(200, abs=3)
+
+
+async def test_a_trial_that_fails_goes_on_with_the_same_outage(caplog):
+    caplog.set_level(logging.INFO, "sampling_async.pacing")
+    probes = Probes(*[Away(is_certain=False)] * 99)
+    probes.fail(3, is_certain=False)
+    began = probes.outage.began_at
     assert await probes.outage.over(600.0, 0.0)
-    assert [at for at, lenient in enumerate(probes.lenient, 1) if lenient] == [16, 32]
+    assert probes.time.now - began == pytest.approx(20, abs=2)
+    assert not probes.outage.is_on
+    probes.fail(1, is_certain=False)
+    assert (probes.outage.is_on, probes.outage.began_at) == (True, began)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.now - began == pytest.approx(40, abs=4)
+    probes.outage.answered(probes.time.now)
+    probes.outage.answered(probes.time.now)
+    assert probes.changes == 4
+    assert [record.message.split(",")[0][:27] for record in caplog.records] == [
+        "the service is away: 3 fail",
+        "the service responds again",
+    ]
+    probes.fail(2)
+    assert not probes.outage.is_on
+
+
+async def test_a_probe_waits_a_minute_at_most_for_a_retry_after():
+    probes = Probes()
+    probes.fail(3, retry_after=3600.0)
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.now == 60.0
+
+
+async def test_a_broken_probe_of_a_stuck_client_is_a_response_if_the_requests_failed_otherwise():
+    probes = Probes(Away(is_certain=False))
+    probes.fail(2)
+    await probes.outage.probe_if_stuck(lambda: True)
+    assert not probes.outage.is_on
+    probes.fail(2)
+    assert not probes.outage.is_on
 
 
 async def test_a_refused_key_ends_the_fan_out_after_an_outage():
@@ -398,7 +483,7 @@ async def test_another_caller_probes_if_the_first_is_cancelled():
     """There is no separate task for probes: if the probing caller is cancelled, the next waiter must probe."""
     time, asked = doubles.FakeTime(), 0
 
-    async def asks(_seconds: float, *, lenient: bool) -> float | None:
+    async def asks(_seconds: float) -> Away | None:
         nonlocal asked
         asked += 1
         if asked == 1:
@@ -430,7 +515,7 @@ def test_an_outage_policy_checks_its_numbers(field):
 async def test_an_outage_that_is_closed_during_a_probe_plans_no_other():
     time, asked = doubles.FakeTime(), 0
 
-    async def asks(_seconds: float, *, lenient: bool) -> float | None:
+    async def asks(_seconds: float) -> Away | None:
         nonlocal asked
         asked += 1
         outage.close(wakes=True)
@@ -474,12 +559,11 @@ async def test_chunks_of_a_service_that_never_answered_say_that_it_processed_not
 
 
 class Probes:
-    """An outage whose probes are answered as told: None is a response, a number a `Retry-After`."""
+    """An outage whose probes are answered as told: None is a response, a number that of `Away`."""
 
-    def __init__(self, *answers: float | None, random: float = 1.0, **policy: float) -> None:
+    def __init__(self, *answers: Away | float | None, random: float = 1.0, **policy: float) -> None:
         self.time = doubles.FakeTime()
         self.limits: list[float] = []
-        self.lenient: list[bool] = []
         self.changes = 0
         self._answers = list(answers)
         given = OutagePolicy(**{"failures": 3} | policy)
@@ -491,10 +575,10 @@ class Probes:
     def _changed(self) -> None:
         self.changes += 1
 
-    async def _ask(self, seconds: float, *, lenient: bool) -> float | None:
+    async def _ask(self, seconds: float) -> Away | None:
         self.limits.append(seconds)
-        self.lenient.append(lenient)
-        return self._answers.pop(0) if self._answers else None
+        answer = self._answers.pop(0) if self._answers else None
+        return Away(answer) if isinstance(answer, float) else answer
 
     def fail(self, times: int = 1, **facts: float) -> None:
         for _ in range(times):

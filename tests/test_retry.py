@@ -31,11 +31,15 @@ CERTIFICATE = TransportError("certificate", permanent=True)
 
 
 def status(
-    code: int, result_code: int | None = None, retry_after: float | None = None, delivery: str | None = None
+    code: int,
+    result_code: int | None = None,
+    retry_after: float | None = None,
+    delivery: str | None = None,
+    body: str = "",
 ):
     delivery = delivery or ("answered" if 400 <= code < 500 else "unknown")
     error_class = ServerError if code >= 500 else BadRequestError if code == 400 else UnexpectedStatusError
-    error = error_class("x", status=code, result_code=result_code, delivery=delivery)
+    error = error_class("x", status=code, result_code=result_code, delivery=delivery, body_excerpt=body)
     error.retry_after = retry_after
     return error
 
@@ -124,9 +128,12 @@ def test_failures_that_show_overload(error, shows):
         (REFUSED, True),
         (status(503), True),
         (status(429), None),  # an outage of a proxy's backend may be told so
-        (status(500), True),
+        (status(500), False),
         (status(302), True),
-        (status(404), True),
+        (status(404, body="default backend - 404"), True),
+        (status(404, body="<h1>404</h1>"), True),
+        (status(404), False),
+        (status(404, body=' {"Message":"No HTTP resource was found"}'), False),
         (status(404, 2), False),
         (status(400, 2), False),
         (status(401), False),

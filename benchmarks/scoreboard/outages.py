@@ -53,7 +53,6 @@ def rows(run: Run) -> list[Row]:
         ("200 '<p>Back soon'", "page of nginx, 200"),
         ("302 /maintenance", "302 of nginx"),
         ("404", "404 of nginx"),
-        ("500", "500"),
     ):
         away = f"location @away {{ default_type text/html; return {instead}; }}"
         options = {"location": "error_page 502 504 = @away;", "server": away}

@@ -17,6 +17,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import OK, Reply, Track
 from sampling_async._contract.timing import CONNECT, DECODE
+from sampling_async._pacing.outage import Away
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 
@@ -164,32 +165,22 @@ class Attempts:
             # The traceback's frames hold the body in their local variables, and the body may repeat secrets.
             return disguised_refusal(reply, private=self._secrets_of(call)) or exc.with_traceback(None)
 
-    async def probe(self, call: Call[Any], seconds: float, *, lenient: bool) -> float | None:
-        """Make one attempt of a call that has no effect, without a permit.
-
-        Args:
-            call: The call.
-            seconds: Its time limit.
-            lenient: Whether a failure that may concern its endpoint alone counts as a response.
-
-        Returns:
-            None if the service responds, otherwise its Retry-After in seconds, 0 without one.
-        """
+    async def probe(self, call: Call[Any], seconds: float) -> Away | None:
+        """Make one attempt without a permit, of a call without effect; return None if the service responds."""
         error: SamplingError | None
         track = Track()
-        is_page = False
         try:
             reply = await self._session.attempt(call, track, seconds)
-            error, is_page = refusal(reply), reply.is_page
+            error = refusal(reply)
+            if error is None and reply.is_page:
+                return Away(is_certain=False)
         except SamplingError as exc:
             error = exc.with_traceback(None)
         finally:
             track.distrust()  # its body is not read
-        if lenient and (is_page or (error is not None and may_concern_one_endpoint(error))):
+        if error is None or not shows_outage(error):
             return None
-        if error is None:
-            return 0.0 if is_page else None
-        return error.retry_after or 0.0 if shows_outage(error) else None
+        return Away(error.retry_after or 0.0, not may_concern_one_endpoint(error))
 
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()

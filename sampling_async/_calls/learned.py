@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._calls.retry import is_refused_for_load, shows_outage, shows_overload
+from sampling_async._calls.retry import (
+    is_refused_for_load,
+    may_concern_one_endpoint,
+    shows_outage,
+    shows_overload,
+)
 from sampling_async._contract.errors import Endpoint, SamplingError
 from sampling_async._pacing.sketch import Sketch
 
@@ -48,7 +53,7 @@ class Learned:
         if answer.is_page:
             # With a page a proxy tells people of its maintenance, and the status may be any.
             permit.kind.pace.answered(now)
-            self._went_away(call, "a page came in place of the service's JSON", began)
+            self._went_away(call, "a page came in place of the service's JSON", began, is_certain=False)
             return
         sketch = self.latency.get(call.endpoint)
         if sketch is None:
@@ -80,12 +85,15 @@ class Learned:
             permit.kind.pace.answered(now)
         is_away = shows_outage(error)
         if is_away:
-            self._went_away(call, str(error.args[0]), began, error.retry_after or 0.0)
+            is_certain = not may_concern_one_endpoint(error)
+            self._went_away(call, str(error.args[0]), began, error.retry_after or 0.0, is_certain=is_certain)
         elif is_away is False:
             self._outage.answered(now)
 
-    def _went_away(self, call: Call[Any], cause: str, began: float, retry_after: float = 0.0) -> None:
+    def _went_away(
+        self, call: Call[Any], cause: str, began: float, retry_after: float = 0.0, *, is_certain: bool
+    ) -> None:
         # Get Settings does not begin an outage. It is also the test whether the outage has ended, so if only
         # this endpoint failed, the outage would never end.
         if call.endpoint != "get_settings":
-            self._outage.failed(cause, began, retry_after=retry_after)
+            self._outage.failed(cause, began, retry_after=retry_after, is_certain=is_certain)

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 _THROTTLED: Final = frozenset({TOO_MANY, UNAVAILABLE})
 _AWAY: Final = frozenset({502, UNAVAILABLE, 504})
-_BROKEN: Final = frozenset({301, 302, 303, 307, 308, NOT_FOUND, 500})
-"""Statuses of a service that is away or broken, or of one endpoint that is.
-
-The service has no redirects, and answers no request with 404: proxies do, to tell of its maintenance.
-"""
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
@@ -159,11 +155,15 @@ def shows_outage(error: SamplingError) -> bool | None:
 
 
 def may_concern_one_endpoint(error: SamplingError) -> bool:
-    """Return whether a failure as in an outage may be that of one endpoint, while the others work."""
+    """Return whether a failure as in an outage may be that of one endpoint, while the others work.
+
+    The service redirects nothing. A proxy does, or says 404 in words of its own, while it has no service to
+    send a request to. A 404 in JSON, or without a body, is that of a program, about one address.
+    """
     if not isinstance(error, ServiceError):
         return False
-    is_own_404 = error.status == NOT_FOUND and error.result_code is not None
-    return error.status in _BROKEN and not is_own_404
+    is_foreign_404 = error.status == NOT_FOUND and error.body_excerpt.lstrip()[:1] not in {"", "{", "["}
+    return is_foreign_404 or error.status in _REDIRECTS
 
 
 def _passing(error: SamplingError) -> bool:

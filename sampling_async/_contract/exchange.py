@@ -31,7 +31,7 @@ REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 It came too late (408), too early (425) or too often (429).
 """
 
-_LEADING: Final = 64
+_LEADING: Final = 1024
 """Bytes in which the beginning of a page is looked for, after a byte order mark and white space."""
 
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})

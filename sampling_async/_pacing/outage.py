@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
@@ -30,17 +30,25 @@ _MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
 _UNLIMITED_EACH: Final = 4
 
-# A 404, a 500 or a page may concern the endpoint of the probe alone, and the outage would never end. So each
-# sixteenth probe, about every 20 seconds, takes it for a response.
-_LENIENT_EACH: Final = 16
+# The longest Retry-After that a probe waits for, in seconds, as calls do.
+_LONGEST_RETRY_AFTER: Final = 60.0
+
+# If no probe has said for certain, for so many seconds, that the service is away, a request is tried.
+_TRIAL_SECONDS: Final = 20.0
 
 logger: Final = logging.getLogger("sampling_async.pacing")
 
 
-class SendProbe(Protocol):
-    """Sends a probe, see `Outage`."""
+class Away(NamedTuple):
+    """What a probe says of a service that does not respond.
 
-    def __call__(self, seconds: float, *, lenient: bool) -> Awaitable[float | None]: ...
+    Attributes:
+        retry_after: Seconds to wait before the next probe, as the service asked, or 0.
+        is_certain: False if the failure may concern the endpoint of the probe alone.
+    """
+
+    retry_after: float = 0.0
+    is_certain: bool = True
 
 
 class Outage:
@@ -48,9 +56,7 @@ class Outage:
 
     Args:
         policy: How many failures make an outage, how often to send a probe, how long a fan-out waits.
-        send_probe: Sends a probe with a time limit in seconds. Returns None if the service responds, else the
-            seconds to wait before the next probe, as the service asked, or 0. If `lenient`, a failure that may
-            concern the endpoint of the probe alone is a response.
+        send_probe: Sends a probe with a time limit in seconds. Returns None if the service responds.
         under_way: The number of attempts that may run at once.
         clock: Returns seconds, from any start.
         sleep: Waits a number of seconds.
@@ -67,7 +73,7 @@ class Outage:
     def __init__(
         self,
         policy: OutagePolicy,
-        send_probe: SendProbe,
+        send_probe: Callable[[float], Awaitable[Away | None]],
         *,
         under_way: int,
         clock: Callable[[], float],
@@ -86,7 +92,12 @@ class Outage:
         self._random = random
         self._needed_failures = policy.enough(under_way)
         self._failures = 0  # in a row
+        self._is_certain = True  # whether the latest failure concerns the whole service for certain
         self._ended_at = -inf
+        self._known_at = -inf  # when it was last known for certain that the service is away
+        self._is_doubtful = False  # whether the latest probe did not say so for certain
+        self._is_trial = False  # whether requests are tried, although no probe was answered
+        self._tried_at = -inf
         self._probes = 0  # the number of probes in this outage
         self._probe_at = -inf  # when the next probe is due
         self._is_probing = False  # whether a task is waiting to send the next probe, or sends it
@@ -95,25 +106,36 @@ class Outage:
         self._is_closed = False
 
     def answered(self, now: float) -> None:
-        """Learn that the service responds. This does not end an outage: only the response to a probe does."""
+        """Learn that the service responds. This does not end an outage, but a trial."""
         self._failures, self.answered_at = 0, now
+        if self._is_trial:
+            self._is_trial = False
+            self._log_end(now)
 
-    def failed(self, cause: str, began_at: float, *, retry_after: float = 0.0) -> None:
+    def failed(self, cause: str, began_at: float, *, retry_after: float = 0.0, is_certain: bool = True) -> None:
         """Learn that an attempt failed like attempts fail in an outage.
 
         Args:
             cause: The failure, in words.
             began_at: When the attempt began.
             retry_after: Seconds that the service asked to wait.
+            is_certain: False if the failure may concern one endpoint alone.
         """
         # An attempt that began before the latest outage ended says nothing about the service since then.
         if self.is_on or self._is_closed or began_at < self._ended_at:
             return
         self._failures += 1
-        self.cause = cause
+        self.cause, self._is_certain = cause, is_certain
+        if self._is_trial:
+            # The outage goes on as before: it began when it began, which bounds the patience of those who wait.
+            self.is_on, self._is_trial = True, False
+            self._plan_probe(retry_after)
+            self.on_change()
+            return
         if self._failures < self._needed_failures:
             return
         self.is_on, self.began_at, self._probes = True, self._clock(), 0
+        self._known_at, self._tried_at, self._is_doubtful = self.began_at, -inf, False
         self._plan_probe(retry_after)
         logger.warning(
             "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "
@@ -138,11 +160,11 @@ class Outage:
                 await self._sleep(self.policy.first_pause)
                 if not (self._is_suspected() and is_stuck()):
                     return
-                retry_after = await self._send_probe(_PROBE_SECONDS, lenient=False)
-            if retry_after is None:
+                away = await self._send_probe(_PROBE_SECONDS)
+            if away is None or self._is_another_failure(away):
                 self._failures = 0
                 return
-            self.failed(self.cause, self._clock(), retry_after=retry_after)
+            self.failed(self.cause, self._clock(), retry_after=away.retry_after, is_certain=away.is_certain)
 
     def _is_suspected(self) -> bool:
         return self._failures > 0 and not self.is_on
@@ -175,9 +197,11 @@ class Outage:
         until = max(self.began_at, since) + patience
         while self.is_on:
             now = self._clock()
-            if now >= until and (self._is_probing or now < self._probe_at):
+            if self._is_doubtful and now - max(self._known_at, self._tried_at) >= _TRIAL_SECONDS:
+                self._try()
+            elif now >= until and (self._is_probing or now < self._probe_at):
                 return False
-            if self._is_probing:
+            elif self._is_probing:
                 await self._change.wait()
             else:
                 await self._wait_and_probe(min(until, self._probe_at) - now)
@@ -192,14 +216,36 @@ class Outage:
             if self.is_on and self._clock() >= self._probe_at:
                 self._probes += 1
                 seconds = inf if self._probes % _UNLIMITED_EACH == 0 else _PROBE_SECONDS
-                lenient = self._probes % _LENIENT_EACH == 0
-                retry_after = await self._send_probe(seconds, lenient=lenient)
+                try:
+                    away = await self._send_probe(seconds)
+                except BaseException:
+                    # Its caller ended. The next one shall not begin another at once.
+                    self._is_doubtful = True
+                    self._plan_probe(0.0)
+                    raise
                 if self._is_closed:  # while the probe was under way
                     return
-                if retry_after is None:
+                if away is None:
                     self._end()
-                else:
-                    self._plan_probe(retry_after)
+                    return
+                self._plan_probe(away.retry_after)
+                self._is_doubtful = not away.is_certain
+                if away.is_certain:
+                    self._known_at = self._clock()
+                elif self._is_another_failure(away) and self._clock() - self._tried_at >= _TRIAL_SECONDS:
+                    self._try()
+
+    def _is_another_failure(self, away: Away) -> bool:
+        """Return whether a probe failed as its endpoint alone may, unlike the requests before."""
+        return self._is_certain and not away.is_certain
+
+    def _try(self) -> None:
+        """Let requests go, one at a time, until one is answered, which ends the outage, or fails."""
+        now = self._clock()
+        self.is_on, self._is_trial, self._failures = False, True, 0
+        self._ended_at = self._tried_at = now
+        self.on_change()
+        self._change.notify()
 
     def _plan_probe(self, retry_after: float) -> None:
         """Set the time of the next probe. The pause doubles each time up to a maximum, with a random part."""
@@ -208,13 +254,16 @@ class Outage:
         doubled = self.policy.first_pause * 2.0 ** min(self._probes, _MOST_DOUBLINGS)
         longest = min(self.policy.longest_pause, doubled)
         pause = longest * (0.5 + 0.5 * self._random())
-        self._probe_at = self._clock() + max(pause, retry_after)
+        self._probe_at = self._clock() + max(pause, min(retry_after, _LONGEST_RETRY_AFTER))
 
     def _end(self) -> None:
         now = self._clock()
-        logger.info("the service responds again, after %.1f s", now - self.began_at)
+        self._log_end(now)
         self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
         self.on_change()
+
+    def _log_end(self, now: float) -> None:
+        logger.info("the service responds again, after %.1f s", now - self.began_at)
 
     def close(self, *, wakes: bool) -> None:
         """End the outage for good, so that the waiting tasks go on and notice that the client is closed.

@@ -15,10 +15,10 @@ _FAILURES: Final = 5  # in a row
 class OutagePolicy:
     """The policy for outages: when one begins, how often to probe for its end, and how long to wait.
 
-    An outage begins after several failures in a row (no connection, a cut connection, a time limit, 500, 502,
-    503, 504, a redirect, a 404 that is not the service's own, a page of HTML with status 200) without a
-    response in between. During the outage, only a probe is sent: Get Settings, which has no effect. When the
-    service responds to a probe, the outage ends and work goes on, one request at a time at first.
+    An outage begins after several failures in a row (no connection, a cut connection, a time limit, 502, 503,
+    504, a redirect, a page of HTML with status 200, a 404 that is neither JSON nor empty) without a response in
+    between. During the outage, only a probe is sent: Get Settings, which has no effect. When the service
+    responds to a probe, the outage ends and work goes on, one request at a time at first.
 
     Attributes:
         patience: Seconds that a fan-out waits for the end of an outage, or for a service that refuses all

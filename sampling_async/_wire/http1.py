@@ -28,8 +28,8 @@ _FINAL: Final = 200
 class NotHttp(httpx.RemoteProtocolError):
     """What came is no response in HTTP/1.1."""
 
-    def __init__(self) -> None:
-        super().__init__("expected HTTP/1.1")
+    def __init__(self, text: str = "expected HTTP/1.1") -> None:
+        super().__init__(text)
 
 
 class _Refused(Exception):  # noqa: N818  only the parser catches it, and raises its own error

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio
 
 WIDTH = 8
 LIMITS = "limit_req_zone $server_port zone=all:1m rate=20r/s;"
-AWAY = ("200 '<p>Back soon'", "302 /maintenance", "404", "500")
+AWAY = ("200 '<p>Back soon'", "302 /maintenance", "404")
 INSTEAD = "location @away { default_type text/html; return %s; }"
 DIRECT = RetryPolicy(unprocessed={408, 425, 429, 503})
 
