@@ -306,6 +306,30 @@ async def test_who_cancels_each_probe_gets_through_after_20_seconds():
     assert outage.began_at == 20.0  # another outage
 
 
+async def test_a_probe_that_is_answered_during_a_trial_ends_the_outage(caplog):
+    caplog.set_level(logging.INFO, "sampling_async.pacing")
+    probes = Probes(Away(is_certain=False))
+    probes.fail(3, is_certain=False)
+    assert not await probes.outage.over(0.0, 0.0)
+    probes.time.now = 0.25
+    assert not await probes.outage.over(0.0, 0.0)
+    answered = probes.outage._send_probe
+
+    async def slow(seconds: float) -> Away | None:
+        probes.time.now = 20.0
+        assert await probes.outage.over(0.0, 0.0)  # another call, which begins the trial
+        return await answered(seconds)
+
+    probes.outage._send_probe = slow
+    probes.time.now = 1.0
+    assert await probes.outage.over(0.0, 0.0)
+    probes.outage.answered(21.0)
+    probes.time.now = 22.0
+    probes.fail(2)
+    assert not probes.outage.is_on
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
 async def test_after_a_quiet_hour_a_probe_is_sent_before_anything_is_tried():
     probes = Probes(0.0)
     probes.fail(3)

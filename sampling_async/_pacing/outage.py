@@ -259,7 +259,8 @@ class Outage:
     def _end(self) -> None:
         now = self._clock()
         self._log_end(now)
-        self.is_on, self._failures, self._ended_at, self.answered_at = False, 0, now, now
+        self.is_on = self._is_trial = False  # a trial may have begun while the probe was under way
+        self._failures, self._ended_at, self.answered_at = 0, now, now
         self.on_change()
 
     def _log_end(self, now: float) -> None:
