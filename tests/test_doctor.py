@@ -62,7 +62,11 @@ def test_an_address_is_shown_without_guids_and_what_comes_after_them(path, shown
 
 
 @pytest.mark.parametrize(
-    "spelling", [KEY, KEY.upper(), KEY.replace("-", ""), KEY.replace("-", "_"), " ".join(KEY.replace("-", ""))]
+    "spelling",
+    [
+        *(KEY, KEY.upper(), KEY.replace("-", ""), KEY.replace("-", "_"), " ".join(KEY.replace("-", ""))),
+        *(KEY.replace("-", "%2D"), KEY.replace("-", " - ")),
+    ],
 )
 def test_the_key_and_the_panel_are_hidden_in_all_texts_of_a_finding(spelling):
     hidden = way.hiding(Secret(KEY), Secret(GUID), None, Secret("panel"))
@@ -314,6 +318,10 @@ def test_a_crowd_is_more_than_servers_take_and_less_than_nginx_takes():
     [
         (seen(200, server="nginx"), "ok", "it answers 200 (nginx)"),
         (seen(301), "fail", "it answers 301"),
+        (seen(400), "fail", "it answers 400"),
+        (seen(400, b'{"ResultCode": 3}'), "ok", "it answers 400"),
+        (seen(407), "fail", "it answers 407"),
+        (seen(429), "fail", "it answers 429"),
         (seen(404), "fail", "it answers 404"),
         (seen(503), "fail", "it answers 503"),
         (Seen(problem="the connection was lost"), "fail", "the connection was lost"),
@@ -324,6 +332,49 @@ def test_a_service_answers_or_it_does_not(answer, verdict, words):
     found = service.service(answer)
     assert (found.verdict, words in found.found) == (verdict, True)
     assert bool(found.remedy) == (verdict == "fail")
+
+
+@pytest.mark.parametrize(
+    ("answer", "remedy"),
+    [
+        (seen(400, b"<center>No required SSL certificate was sent</center>"), "SAMPLING_CLIENT_CERT"),
+        (seen(400, b"The plain HTTP request was sent to HTTPS port"), "https://"),
+        (seen(400, b"<html>"), "something on the way"),
+        (seen(407), "SAMPLING_PROXY"),
+        (seen(429), "too many requests"),
+        (
+            Seen(302, {"location": f"https://login.example:8443/{GUID}?m=m000001"}),
+            "https://login.example:8443.",
+        ),
+        (Seen(302, {"location": f"/{GUID}/m000001"}), "leads to."),
+        (Seen(403, {"x-squid-error": "ERR_ACCESS_DENIED 0"}), "whoever runs the proxy to let you through"),
+        (Seen(503, {"x-squid-error": "ERR_DNS_FAIL -2"}), "does not reach the host"),
+        (Seen(503, {"x-squid-error": "\x0b"}), "does not reach the host"),
+        (Seen(problem="the response is not valid HTTP/1.1: x"), "http or https"),
+        (Seen(problem="the proxy answered 407"), "SAMPLING_PROXY"),
+        (Seen(problem="the connection was lost"), "Run this again"),
+    ],
+)
+def test_who_answers_in_place_of_the_service_is_told_apart(answer, remedy):
+    found = service.service(answer)
+    assert (found.verdict, remedy in found.remedy) == ("fail", True)
+    assert not any(each in str(found) for each in (GUID, "m000001", "\x0b"))
+
+
+def test_what_a_proxy_says_of_the_host_is_not_the_fault_of_the_proxy():
+    for problem, words in (
+        ("the proxy answered 503", "does not reach h."),
+        ("the proxy answered 403: no", "to h."),
+    ):
+        assert words in way.proxy("p:3128", problem, host="h").remedy
+    assert "SAMPLING_PROXY" in way.proxy("p:3128", "the proxy answered 407", host="h").remedy
+
+
+def test_the_same_response_to_all_keys_may_be_that_of_a_proxy():
+    header, _ = service.refused(seen(server="squid"), [seen()] * 2, [seen()] * 2, is_proxied=True)
+    assert "may be that of your proxy" in header.found
+    header, _ = service.refused(seen(), [seen(401)] * 2, [seen()] * 2, is_proxied=True)
+    assert header.verdict == "ok"
 
 
 def test_a_panel_is_known_if_its_own_settings_come():

@@ -72,8 +72,12 @@ class Seen:
     @property
     def server(self) -> str:
         """What the Server header says, in printable characters."""
-        text = "".join(each for each in self.headers.get("server", "") if each.isprintable())
-        return without_guids(text)[:_LETTERS]  # in this order: half a key is not known for one
+        return _printable(self.headers.get("server", ""))
+
+
+def _printable(header: str) -> str:
+    text = "".join(each for each in header if each.isprintable())
+    return without_guids(text)[:_LETTERS]  # in this order: half a key is not known for one
 
 
 def service(seen: Seen) -> Finding:
@@ -84,7 +88,7 @@ def service(seen: Seen) -> Finding:
         return Finding("Service", "fail", seen.problem, _remedy_without_response(seen), figures)
     found, remedy = f"it answers {seen.status}{who}", _remedy_of_another(seen)
     if error := seen.headers.get(_SQUID):
-        found = f"the proxy answers {seen.status} in its place{who}: {error.split()[0]:.40}"
+        found = f"the proxy answers {seen.status} in its place{who}: {_printable(error)}"
     return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
 
 
