@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import anyio
 import doubles
@@ -118,6 +119,44 @@ async def test_links_of_concurrent_requests_are_checked_too():
     assert len({url.rpartition("=")[2] for url in told}) == 1
 
 
+def reply(request: bytes) -> bytes:
+    """Return the response to a bulk invite, as bytes of the wire."""
+    target = request.split(b" ")[1].decode()
+    ids = json.loads(request.partition(b"\r\n\r\n")[2])["QuotaIDs"]
+    made = doubles.bulk(httpx.Request("POST", f"http://x{target}", json={"QuotaIDs": ids}))
+    return wire.answer(json.dumps(made).encode())
+
+
+async def test_idle_connections_are_not_used_again_after_a_response_of_another_member():
+    """What is one response behind may be so on all of them, as behind one gateway."""
+    both = threading.Barrier(2, timeout=5)
+
+    def script(connection: wire.Connection) -> None:
+        first = connection.read_request()
+        if first is None:
+            return
+        both.wait()  # so that there are two connections
+        connection.send(reply(first))
+        if connection.read_request() is not None:
+            connection.send(reply(first))
+            connection.read_request()
+
+    with wire.serve(script) as url:
+        async with SamplingClient(
+            url, panel_guid=doubles.PANEL, api_key=doubles.KEY, max_concurrency=2
+        ) as client:
+            async with anyio.create_task_group() as tasks:
+                for member in ("m1", "m2"):
+                    tasks.start_soon(client.bulk_invite, member, [2, 4])
+            before = client.snapshot().connections
+            result = await client.bulk_invite("m3", [2, 4])
+            after = client.snapshot().connections
+    assert len(result.unknown) == 2
+    assert before is not None
+    assert after is not None
+    assert (before.idle, after.idle, after.open) == (2, 0, 0)
+
+
 async def test_a_connection_that_gave_the_response_of_another_member_is_not_used_again():
     """The correct response is still on its way there and would go to the next member."""
 
@@ -131,15 +170,6 @@ async def test_a_connection_that_gave_the_response_of_another_member_is_not_used
             connection.sock.settimeout(5)
             if connection.read_request() is not None:
                 connection.send(reply(second))
-
-    def reply(request: bytes) -> bytes:
-        target = request.split(b" ")[1].decode()
-        ids = json.loads(request.partition(b"\r\n\r\n")[2])["QuotaIDs"]
-        return wire.answer(
-            json.dumps(
-                doubles.bulk(httpx.Request("POST", f"http://x{target}", json={"QuotaIDs": ids}))
-            ).encode()
-        )
 
     with wire.serve(script) as url:
         async with SamplingClient(
