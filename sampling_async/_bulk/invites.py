@@ -8,7 +8,6 @@ from anyio.lowlevel import checkpoint
 from attrs import evolve
 
 from sampling_async._bulk.job import Answered, failed
-from sampling_async._calls.retry import MAX_RETRY_AFTER
 from sampling_async._contract.errors import (
     BadRequestError,
     ClientClosedError,
@@ -19,7 +18,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     delivered,
 )
-from sampling_async._contract.exchange import UNAVAILABLE
+from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.records import ResultCode
 from sampling_async._contract.structs import replace
 from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT

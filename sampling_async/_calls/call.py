@@ -10,7 +10,6 @@ from sampling_async._calls.attempt import Attempts
 from sampling_async._calls.learned import Learned
 from sampling_async._calls.links import Links
 from sampling_async._calls.retry import (
-    MAX_RETRY_AFTER,
     RetryBudget,
     RetryPolicy,
     is_refused_for_load,
@@ -26,7 +25,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import TOO_MANY, Track
+from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY, Track
 from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
 
 if TYPE_CHECKING:

@@ -15,7 +15,14 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportError,
 )
-from sampling_async._contract.exchange import NOT_FOUND, PASSING, REFUSED_UNPROCESSED, TOO_MANY, UNAVAILABLE
+from sampling_async._contract.exchange import (
+    MAX_RETRY_AFTER,
+    NOT_FOUND,
+    PASSING,
+    REFUSED_UNPROCESSED,
+    TOO_MANY,
+    UNAVAILABLE,
+)
 from sampling_async._contract.records import ResultCode
 
 if TYPE_CHECKING:
@@ -25,9 +32,6 @@ if TYPE_CHECKING:
 _THROTTLED: Final = frozenset({TOO_MANY, UNAVAILABLE})
 _AWAY: Final = frozenset({502, UNAVAILABLE, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-
-MAX_RETRY_AFTER: Final = 60.0
-"""The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
 
 
 def _status_set(value: Iterable[int]) -> frozenset[int]:

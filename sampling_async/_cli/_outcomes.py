@@ -214,10 +214,10 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
         for row in rows:
             show.emit_json(_row_json(row))
         return
-    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
     if not rows:
         show.screen().print(Text("None.", "dim"))
         return
+    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
     for row in rows:
         quota = "" if row.quota_id is None else str(row.quota_id)
         ending = row.ending if row.invited_at else f"{row.ending}, no invite"
@@ -232,23 +232,21 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
             show.emit_json(_funnel_json(row))
         return
     screen = show.screen()
+    # Only a service that tells the ledger knows who entered; a column of zeros would say that nobody did.
+    is_told = any(row.entered for row in funnel)
     cells = [
         (
             str(row.survey_id),
             str(row.wave_id),
             "" if row.quota_id is None else str(row.quota_id),
-            *(f"{count:,}" for count in (row.invited, row.entered, row.completed, row.terminated)),
-            *(f"{count:,}" for count in (row.open, row.uninvited)),
+            f"{row.invited:,}",
+            *([f"{row.entered:,}"] if is_told else []),
+            *(f"{count:,}" for count in (row.completed, row.terminated, row.open, row.uninvited)),
             _money(row.revenue),
         )
         for row in funnel
     ]
-    columns = list(_COLUMNS)
-    if not any(row.entered for row in funnel):
-        # Only a service that tells the ledger knows who entered; a column of zeros would say that nobody did.
-        at = columns.index(_ENTERED)
-        del columns[at]
-        cells = [(*row[:at], *row[at + 1 :]) for row in cells]
+    columns = [column for column in _COLUMNS if is_told or column != _ENTERED]
     screen.print(show.fitting_table(cells, columns, screen.width))
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons: dict[str, int] = {}

@@ -153,13 +153,14 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
         screen.print(view(first, None, 0.0, screen.width))
         return
     before, at = first, time.monotonic()
-    way_out = Text("Ctrl-C ends it", "dim")
-    with Live(Group(view(first, None, 0.0, screen.width), way_out), console=screen, auto_refresh=False) as live:
+    shown, way_out = view(first, None, 0.0, screen.width), Text("Ctrl-C ends it", "dim")
+    with Live(Group(shown, way_out), console=screen, auto_refresh=False) as live:
         for state in looks:
             now = time.monotonic()
-            live.update(Group(view(state, before, now - at, screen.width), way_out), refresh=True)
+            shown = view(state, before, now - at, screen.width)
+            live.update(Group(shown, way_out), refresh=True)
             before, at = state, now
-        live.update(view(before, None, 0.0, screen.width), refresh=True)
+        live.update(shown, refresh=True)
 
 
 def view(state: State, before: State | None, seconds: float, width: int = 80) -> RenderableType:

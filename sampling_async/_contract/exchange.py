@@ -31,6 +31,9 @@ REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
 It came too late (408), too early (425) or too often (429).
 """
 
+MAX_RETRY_AFTER: Final = 60.0
+"""The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
+
 _LEADING: Final = 1024
 """Bytes in which the beginning of a page is looked for, after a byte order mark and white space."""
 

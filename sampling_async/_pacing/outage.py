@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
+from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._pacing.change import Change
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ _MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its 
 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
 _UNLIMITED_EACH: Final = 4
-
-# The longest Retry-After that a probe waits for, in seconds, as calls do.
-_LONGEST_RETRY_AFTER: Final = 60.0
 
 # If no probe has said for certain, for so many seconds, that the service is away, a request is tried.
 _TRIAL_SECONDS: Final = 20.0
@@ -254,7 +252,7 @@ class Outage:
         doubled = self.policy.first_pause * 2.0 ** min(self._probes, _MOST_DOUBLINGS)
         longest = min(self.policy.longest_pause, doubled)
         pause = longest * (0.5 + 0.5 * self._random())
-        self._probe_at = self._clock() + max(pause, min(retry_after, _LONGEST_RETRY_AFTER))
+        self._probe_at = self._clock() + max(pause, min(retry_after, MAX_RETRY_AFTER))
 
     def _end(self) -> None:
         now = self._clock()

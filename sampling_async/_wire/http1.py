@@ -26,14 +26,10 @@ _FINAL: Final = 200
 
 
 class NotHttp(httpx.RemoteProtocolError):
-    """What came is no response in HTTP/1.1."""
+    """What came is no response in HTTP/1.1. Callbacks of the parser raise it for heads that llhttp accepts."""
 
     def __init__(self, text: str = "expected HTTP/1.1") -> None:
         super().__init__(text)
-
-
-class _Refused(Exception):  # noqa: N818  only the parser catches it, and raises its own error
-    """A callback refuses a head that the parser accepted."""
 
 
 class Answer:
@@ -103,7 +99,7 @@ class Answer:
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__
             # A signal handler raised while the parser called one of our methods. Raise its error unchanged.
-            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, _Refused | None):
+            if isinstance(exc, HttpParserCallbackError) and not isinstance(struck, NotHttp | None):
                 raise struck from None
             self._collects_head = self._can_be_rewritten(data)
             if self._collects_head:
@@ -187,7 +183,7 @@ class Answer:
         if self.is_whole:
             return
         if status == _SWITCHING:
-            raise _Refused
+            raise NotHttp
         if status < _FINAL:
             self.headers.clear()
             return
@@ -199,7 +195,7 @@ class Answer:
         coding = fields.get(b"transfer-encoding")
         is_known = coding is None or coding.lower() == b"chunked"
         if not is_known or not self._parser.get_http_version().startswith("1."):
-            raise _Refused
+            raise NotHttp
         self._is_framed = coding is not None or b"content-length" in fields or status in {204, 304}
         self.fields, self.status = fields, status
 
