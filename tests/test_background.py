@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
@@ -284,6 +285,24 @@ async def test_nothing_is_left_for_the_event_loop_to_log():
     gc.collect()
     await asyncio.sleep(0)
     assert logged == []
+
+
+@pytest.mark.asyncio
+async def test_the_tasks_of_one_that_failed_go_with_it():
+    """The frames of its traceback hold them, and they may hold connections and input."""
+    started = []
+
+    async def starts() -> None:
+        async with Tasks(asyncio.get_running_loop()) as tasks:
+            tasks.start_soon(nothing)
+            (held,) = tasks._running
+        started.append(weakref.ref(held))
+        raise ValueError("broken")
+
+    await asyncio.gather(asyncio.create_task(starts()), return_exceptions=True)
+    await asyncio.sleep(0)  # the event loop holds the task that it has just told us of
+    gc.collect()
+    assert started[0]() is None
 
 
 @pytest.mark.asyncio

@@ -121,6 +121,21 @@ async def test_a_block_that_does_not_end_is_not_waited_for_for_long():
 
 
 @pytest.mark.asyncio
+async def test_a_block_whose_task_is_over_is_not_waited_for():
+    blocks = Blocks()
+
+    async def interrupted() -> None:
+        blocks.within(60, is_ours=True).__enter__()  # a signal handler raises before the block is left
+
+    await asyncio.create_task(interrupted())
+    assert len(blocks) == 1
+    with anyio.move_on_after(0) as waited:
+        await blocks.end(5)
+        assert len(blocks) == 0
+    assert not waited.cancelled_caught
+
+
+@pytest.mark.asyncio
 async def test_one_timer_serves_all_blocks(monkeypatch):
     loop, blocks = Loop(monkeypatch), Blocks()
     with blocks.within(60) as first:

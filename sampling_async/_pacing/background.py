@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import anyio
 
@@ -195,7 +195,8 @@ class _Task:
         current = asyncio.current_task()
         if self._task is None or current is None:
             return False
-        if self._task is current or _STARTED_BY.get(current) is self._task:
+        starter = _STARTED_BY.get(current)
+        if self._task is current or (starter is not None and starter() is self._task):
             return True
         return in_groups and anyio.get_current_task().parent_id == id(self._task)
 
@@ -209,8 +210,9 @@ class _Task:
             await outlast({self._task})
 
 
-_STARTED_BY: Final[WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]]] = WeakKeyDictionary()
-"""The tasks of `Tasks`, with the task that has started each."""
+_STARTED_BY: Final[WeakKeyDictionary[asyncio.Task[Any], ref[asyncio.Task[Any]]]] = WeakKeyDictionary()
+"""The tasks of `Tasks`, with the task that has started each. That one is held weakly too: if it ended by an
+exception, the frames of the traceback hold the tasks that it has started, and none of them would ever go."""
 
 
 class Tasks:
@@ -223,12 +225,13 @@ class Tasks:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: set[asyncio.Task[object]] = set()
-        self._owner: asyncio.Task[Any] | None = None
+        self._owner: ref[asyncio.Task[Any]] | None = None
 
     async def __aenter__(self) -> Self:
         import asyncio  # noqa: PLC0415  loaded by now
 
-        self._owner = asyncio.current_task()
+        current = asyncio.current_task()
+        self._owner = None if current is None else ref(current)
         return self
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:

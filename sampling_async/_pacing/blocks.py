@@ -120,10 +120,13 @@ class Blocks:
 
     async def end(self, seconds: float) -> None:
         """Cancel the open blocks, and wait some seconds at most until all of them have been left."""
+        for scope in tuple(self._deadlines):
+            if isinstance(scope, _NativeBlock) and scope.is_abandoned:
+                self.leave(scope)
+            else:
+                scope.cancel()
         if self._deadlines:
             self._none_left = self._none_left or anyio.Event()
-            for scope in tuple(self._deadlines):
-                scope.cancel()
             with anyio.move_on_after(seconds):
                 await self._none_left.wait()
 
@@ -175,6 +178,11 @@ class _NativeBlock:
         self._task: asyncio.Task[object] | None = None
         self._before = 0  # the cancellations of the task that others have requested
         self.cancel_called = self.cancelled_caught = False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its task is over: a signal handler raised just before the block was left."""
+        return self._task is not None and self._task.done()
 
     def cancel(self) -> None:
         """Cancel the block."""
