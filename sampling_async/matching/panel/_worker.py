@@ -13,6 +13,7 @@ import pickle
 import signal
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from shutil import rmtree
@@ -59,8 +60,11 @@ class _File:
             return
         if self._mapped is not None:
             self.close()
-            # A worker may still have it mapped: unlink it, do not change its size.
-            self.path.unlink()
+            # The worker has it mapped: do not change its size, but write another one. Windows removes no file
+            # that is mapped; there it goes with its folder.
+            with suppress(PermissionError):
+                self.path.unlink()
+            self.path = self.path.with_name(f"{self.path.name}+")
         # If there is no space left, this write raises an error. A write to mapped memory would kill the
         # process.
         with pa.OSFile(str(self.path), "wb") as file:
@@ -290,6 +294,12 @@ def _sendable(exc: Exception) -> Exception:
     return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
+@lru_cache(maxsize=_PIECES)
+def _mapped(path: str) -> Any:
+    """Return a file as mapped into memory. To map it anew for each piece costs 2 % of matching it."""
+    return pa.memory_map(path).read_buffer()
+
+
 def _take_part(connection: Connection, held: list[Matches]) -> None:
     """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
     made: list[Any] = []
@@ -305,7 +315,7 @@ def _take_part(connection: Connection, held: list[Matches]) -> None:
             if given is None:
                 return
             path, first = given
-            yield first, pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+            yield first, pa.ipc.open_stream(_mapped(str(path))).read_next_batch()
             # `match` has yielded all the output of this piece, so the parent may overwrite the file.
             say("done")
 

@@ -7,6 +7,7 @@ end with the run, unless `Workers` keeps them for the next run.
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing import current_process
@@ -20,13 +21,16 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._worker import Matches, Piece, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 _WORTH: Final = 5
 """The fewest pieces for which workers are started: this process matches fewer before a worker is ready."""
 
 _AHEAD: Final = 4
 """Pieces for each process that may be ahead of the first unfinished piece; their output is kept in memory."""
+
+_HALVED: Final = 2
+"""Pieces for each process that are cut in halves at the end. Smaller ones cost more for a member."""
 
 
 class Workers:
@@ -105,7 +109,8 @@ class Workers:
             for worker in crew:
                 worker.begin(work, new[0].work_file if worker in new else None)
             try:
-                yield from _Lead(crew, pieces).matched(match, self._has_room)
+                lead = _Lead(crew, halved_at_the_end(pieces, _HALVED * self.count))
+                yield from lead.matched(match, self._has_room)
             finally:
                 if new:
                     new[0].work_file.unlink(missing_ok=True)
@@ -164,6 +169,25 @@ def matched_by(
         For each record batch, whether it came after all pieces and must be merged with others; and the batch.
     """
     return workers._matched(match, pieces, planned)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
+    """Yield pieces, the last ones in halves, so that all processes end at about the same time.
+
+    Args:
+        pieces: The pieces.
+        last: How many are cut.
+    """
+    held: deque[Piece] = deque()
+    for piece in pieces:
+        held.append(piece)
+        if len(held) > last:
+            yield held.popleft()
+    for first, batch in held:
+        half = -(-len(batch) // 2)
+        yield first, batch.slice(0, half)
+        if len(batch) > half:
+            yield first + half, batch.slice(half)
 
 
 class _Lead:
@@ -225,21 +249,23 @@ class _Lead:
         return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
 
     def _receive_messages(self, seconds: float | None) -> None:
-        """Receive the workers' messages, and give them as many pieces as they can take.
+        """Receive all messages of the workers, and give them as many pieces as they can take.
 
         Args:
             seconds: How long to wait for a message; None waits until there is one.
         """
-        for connection in wait(list(self._busy), seconds):
-            worker = self._busy[connection]
-            kind, made = worker.receive()
-            if kind == "ready":
-                worker.is_ready = True
-            elif kind == "done":
-                self._note(worker.pieces.popleft(), made)
-            else:
-                self._after_all += made
-                self._busy.pop(connection).leave()
+        while connections := wait(list(self._busy), seconds):
+            for connection in connections:
+                worker = self._busy[connection]
+                kind, made = worker.receive()
+                if kind == "ready":
+                    worker.is_ready = True
+                elif kind == "done":
+                    self._note(worker.pieces.popleft(), made)
+                else:
+                    self._after_all += made
+                    self._busy.pop(connection).leave()
+            seconds = 0
         for worker in self._busy.values():
             while worker.has_room and self._next is not None and not self._is_far_ahead:
                 worker.give(*self._next)
