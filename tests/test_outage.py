@@ -294,7 +294,7 @@ async def test_who_cancels_each_probe_gets_through_after_20_seconds():
         OutagePolicy(failures=1), asks, under_way=2, clock=time.clock, sleep=time.sleep, random=lambda: 1.0
     )
     outage.failed("gone", 0.0)
-    for at in (5.0, 10.0, 18.0):
+    for at in (5.0, 5.5, 10.0, 18.0):
         time.now = at
         with pytest.raises(ValueError, match="the caller ended"):
             await outage.over(0.0, 0.0)
@@ -356,8 +356,12 @@ async def test_a_trial_that_fails_goes_on_with_the_same_outage(caplog):
     assert await probes.outage.over(600.0, 0.0)
     assert probes.time.now - began == pytest.approx(20, abs=2)
     assert not probes.outage.is_on
+    asked = len(probes.limits)
+    await probes.outage.probe_if_stuck(lambda: True)
+    assert len(probes.limits) == asked
     probes.fail(1, is_certain=False)
     assert (probes.outage.is_on, probes.outage.began_at) == (True, began)
+    probes.outage.answered(probes.time.now)  # a late response to another request
     assert await probes.outage.over(600.0, 0.0)
     assert probes.time.now - began == pytest.approx(40, abs=4)
     probes.outage.answered(probes.time.now)
@@ -369,6 +373,35 @@ async def test_a_trial_that_fails_goes_on_with_the_same_outage(caplog):
     ]
     probes.fail(2)
     assert not probes.outage.is_on
+
+
+async def test_a_trial_begins_20_seconds_after_the_last_certainty():
+    probes = Probes(Away(), *[Away(is_certain=False)] * 9)
+    probes.fail(3, is_certain=False)
+    for at, is_over in ((0.25, False), (1.0, False), (20.2, False), (20.25, True)):
+        probes.time.now = at
+        assert await probes.outage.over(0.0, 0.0) is is_over
+
+
+async def test_another_failure_of_a_probe_lets_a_request_be_tried_each_20_seconds():
+    probes = Probes(Away(is_certain=False), Away(), Away(is_certain=False))
+    probes.fail(3)
+    probes.time.now = 0.25
+    assert await probes.outage.over(0.0, 0.0)
+    probes.fail(1)
+    for at, is_over in ((0.75, False), (20.25, True)):
+        probes.time.now = at
+        assert await probes.outage.over(0.0, 0.0) is is_over
+
+
+@pytest.mark.parametrize(("is_certain", "tried_at"), [(True, 0.5), (False, 20.25)])
+async def test_a_probe_of_a_stuck_client_tells_how_certain_the_outage_is(is_certain, tried_at):
+    probes = Probes(Away(is_certain=is_certain), *[Away(is_certain=False)] * 30)
+    probes.fail(2, is_certain=is_certain)
+    await probes.outage.probe_if_stuck(lambda: True)
+    assert probes.outage.is_on
+    assert await probes.outage.over(600.0, 0.0)
+    assert probes.time.now == pytest.approx(tried_at, abs=2 * (not is_certain))
 
 
 async def test_a_probe_waits_a_minute_at_most_for_a_retry_after():

@@ -68,6 +68,12 @@ class Outage:
         on_change: Called when an outage begins and when it ends.
     """
 
+    _is_certain: bool  # whether the latest failure concerns the whole service for certain
+    # Of an outage:
+    _known_at: float  # when it was last known for certain that the service is away
+    _is_doubtful: bool  # whether the latest probe did not say so for certain
+    _tried_at: float  # when requests were last tried, although no probe was answered
+
     def __init__(
         self,
         policy: OutagePolicy,
@@ -90,12 +96,8 @@ class Outage:
         self._random = random
         self._needed_failures = policy.enough(under_way)
         self._failures = 0  # in a row
-        self._is_certain = True  # whether the latest failure concerns the whole service for certain
         self._ended_at = -inf
-        self._known_at = -inf  # when it was last known for certain that the service is away
-        self._is_doubtful = False  # whether the latest probe did not say so for certain
-        self._is_trial = False  # whether requests are tried, although no probe was answered
-        self._tried_at = -inf
+        self._is_trial = False  # whether requests are tried
         self._probes = 0  # the number of probes in this outage
         self._probe_at = -inf  # when the next probe is due
         self._is_probing = False  # whether a task is waiting to send the next probe, or sends it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import fsum
 from typing import Final
 
 _KEPT: Final = 256
@@ -16,9 +17,10 @@ class Waits:
 
     __slots__ = ("_ended", "_since", "_waiting")
 
+    _since: float  # of the span that lasts
+
     def __init__(self) -> None:
         self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        self._since = 0.0
         self._waiting: set[object] = set()
 
     def begin(self, who: object, now: float) -> None:
@@ -38,4 +40,4 @@ class Waits:
     def within(self, first: float, last: float) -> float:
         """Return the seconds between two moments in which somebody waited."""
         spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
-        return sum([max(0.0, min(end, last) - max(begin, first)) for begin, end in spans], 0.0)
+        return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
