@@ -76,6 +76,19 @@ def test_importing_the_package_loads_no_slow_library():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_refusal_does_not_stop_the_event_loop_for_an_import():
+    code = """
+import sys
+from sampling_async import SamplingClient
+from sampling_async._contract.exchange import Reply
+from sampling_async._protocol.refusals import refusal
+error = refusal(Reply(400, b'{"Result": "QuotaNotFound", "ResultCode": 16.0}'))
+print(error.result_code, "cattrs" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "16 False"
+
+
 def test_matching_loads_no_http_library():
     code = """
 import sys

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.wire import wire_name
-from sampling_async._json import fast
+from sampling_async._json import fast, rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,6 +177,14 @@ def structure(cls: type[T], value: Any, at: str = "$") -> T:
     from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
 
     return careful.structure(cls, value, at)
+
+
+def whole_number(value: object) -> int | None:
+    """Return a value of parsed JSON as a whole number, by the rules above; None if it is none."""
+    try:
+        return rules.whole_number(value)
+    except rules.Mismatch:
+        return None
 
 
 def unstructure(record: object) -> Any:

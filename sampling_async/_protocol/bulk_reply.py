@@ -11,10 +11,10 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
 from sampling_async._contract.structs import astuple, replace
 from sampling_async._contract.values import value
-from sampling_async._json.codec import bulk_items, from_json, parse, structure
+from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number
 from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome
-from sampling_async._protocol.refusals import code_of, text_of, without
+from sampling_async._protocol.refusals import text_of, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,10 +173,10 @@ def _result_of(member_code: str, value: Any) -> str | None:
 
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
     """Read one item; return None if it has no readable QuotaID."""
-    quota_id = code_of(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
+    quota_id = whole_number(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
     if quota_id is None:
         return None
-    code, raw_invite = code_of(item.get("ResultCode")), item.get("Invite")
+    code, raw_invite = whole_number(item.get("ResultCode")), item.get("Invite")
     outcome = InviteOutcome(
         member_code, quota_id, "rejected", result_code=code, result=_result_of(member_code, item.get("Result"))
     )

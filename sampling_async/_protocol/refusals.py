@@ -21,7 +21,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import NOT_FOUND, OK, REFUSED_UNPROCESSED, UNAVAILABLE, Reply
 from sampling_async._contract.records import ResultCode
-from sampling_async._json.codec import parse, structure
+from sampling_async._json.codec import parse, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,19 +131,12 @@ def _error_body(body: bytes) -> tuple[str | None, int | None]:
         return None, None
     if type(document) is not dict:
         return None, None
-    return text_of(document.get("Result")), code_of(document.get("ResultCode"))
+    return text_of(document.get("Result")), whole_number(document.get("ResultCode"))
 
 
 def text_of(value: Any) -> str | None:
     """Return a text, as long as it is: it may be cut only after `without`, which finds no half of a secret."""
     return value if type(value) is str else None
-
-
-def code_of(value: Any) -> int | None:
-    try:
-        return structure(int, value)
-    except DecodeError:
-        return None
 
 
 def without(private: tuple[str, ...], text: str) -> str:
