@@ -133,6 +133,20 @@ def test_a_process_that_has_finished_two_pieces_gets_two():
         assert worker.had == list(range(given))
 
 
+def test_a_piece_larger_than_all_before_has_another_file(tmp_path):
+    file = _worker._File(tmp_path / "0")
+    paths = []
+    for rows in (10, 1000, 5, 20_000, 20_000):
+        file.write(pa.record_batch({"n": list(range(rows))}))
+        assert list(tmp_path.iterdir()) == [file.path]
+        with pa.memory_map(str(file.path)) as mapped:
+            assert pa.ipc.open_stream(mapped).read_next_batch().num_rows == rows
+        paths.append(file.path)
+    file.close()
+    assert len(set(paths)) == 3
+    assert max(len(path.name) for path in paths) < 12
+
+
 def test_processes_that_start_too_late_are_not_waited_for(generated, crew):
     index, panel = generated
     matcher = PanelMatcher(index, TopK(5))

@@ -124,8 +124,9 @@ class Outage:
         # An attempt that began before the latest outage ended says nothing about the service since then.
         if self.is_on or self._is_closed or began_at < self._ended_at:
             return
-        self._failures += 1
+        # In this order, here and below: a signal handler may raise between two lines.
         self.cause, self._is_certain = cause, is_certain
+        self._failures += 1
         if self._is_trial:
             # The outage goes on as before: it began when it began, which bounds the patience of those who wait.
             self.is_on, self._is_trial = True, False
@@ -134,8 +135,9 @@ class Outage:
             return
         if self._failures < self._needed_failures:
             return
-        self.is_on, self.began_at, self._probes = True, self._clock(), 0
-        self._known_at, self._tried_at, self._is_doubtful = self.began_at, -inf, False
+        now = self._clock()
+        self._known_at, self._tried_at, self._is_doubtful = now, -inf, False
+        self.is_on, self.began_at, self._probes = True, now, 0
         self._plan_probe(retry_after)
         logger.warning(
             "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "

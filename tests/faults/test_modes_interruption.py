@@ -6,10 +6,13 @@ must be true all the same: not_sent only if the service did not get the request.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import time
+from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import anyio
 import doubles
@@ -18,8 +21,9 @@ from fault_server import FaultServer
 from kit import client_of
 from raising import Raising
 
-from sampling_async import SamplingError
+from sampling_async import OutagePolicy, SamplingError
 from sampling_async._contract.exchange import Track
+from sampling_async._pacing.outage import Away, Outage
 from sampling_async._protocol.requests import bulk_invite
 
 SENDING = {
@@ -178,3 +182,37 @@ def holds(caught: BaseException | None, exception: type[BaseException]) -> bool:
         in_group = isinstance(caught, BaseExceptionGroup)
         caught = caught.exceptions[0] if in_group else caught.__context__
     return caught is not None
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_mode_41_an_outage_ends_wherever_a_handler_raises_as_it_begins(failures):
+    """The service responds to the next probe; a failure or two are a suspicion only."""
+
+    def where(file: str, _function: str) -> bool:
+        return Path(file).name == "outage.py"
+
+    async def interrupted(at: int) -> bool:
+        time = doubles.FakeTime()
+        answers = [Away(), None]
+
+        async def ask(_seconds: float) -> Away | None:
+            return answers.pop(0)
+
+        outage = Outage(
+            OutagePolicy(failures=3), ask, under_way=9, clock=time.clock, sleep=time.sleep, random=lambda: 1.0
+        )
+        for _ in range(failures - 1):
+            outage.failed("gone", time.now)
+        with suppress(Alarm), Raising(Alarm(), at, instructions=True, where=where) as raising:
+            outage.failed("gone", time.now)
+        await outage.probe_if_stuck(lambda: True)
+        assert await outage.over(600.0, 0.0), raising.struck
+        return raising.struck is not None
+
+    async def sweep() -> int:
+        for at in count():
+            if not await interrupted(at):
+                return at
+        raise AssertionError
+
+    assert asyncio.run(sweep()) > 30

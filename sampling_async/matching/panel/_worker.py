@@ -14,6 +14,7 @@ import signal
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import count
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from shutil import rmtree
@@ -41,6 +42,8 @@ _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
 
 _PIECES: Final = 2
 
+_serial: Final = count()  # of files that replace others
+
 
 class _File:
     """A file for one piece at a time, reused: to overwrite a piece is twice as fast as to write a new file."""
@@ -64,7 +67,7 @@ class _File:
             # that is mapped; there it goes with its folder.
             with suppress(PermissionError):
                 self.path.unlink()
-            self.path = self.path.with_name(f"{self.path.name}+")
+            self.path = self.path.with_name(f"{self.path.stem}.{next(_serial)}")
         # If there is no space left, this write raises an error. A write to mapped memory would kill the
         # process.
         with pa.OSFile(str(self.path), "wb") as file:
@@ -271,7 +274,9 @@ def _work(connection: Connection) -> None:
     with suppress(EOFError, ConnectionError):
         try:
             while True:
-                folder = connection.recv()
+                before, folder = folder, connection.recv()
+                if folder != before:
+                    _mapped.cache_clear()  # frees the files of the folder that is gone
                 _take_part(connection, held)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", _sendable(exc)))

@@ -29,9 +29,6 @@ _WORTH: Final = 5
 _AHEAD: Final = 4
 """Pieces for each process that may be ahead of the first unfinished piece; their output is kept in memory."""
 
-_HALVED: Final = 2
-"""Pieces for each process that are cut in halves at the end. Smaller ones cost more for a member."""
-
 
 class Workers:
     """Processes that match panels, kept for several runs: to start them takes half a second each time.
@@ -43,7 +40,7 @@ class Workers:
 
     They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
     inventory. (An `Allocate` makes two of its own for each run.) Each keeps two files besides, as large as a
-    piece, in memory if there is room.
+    piece, in memory if there is room. A panel that is a stream is read ahead by a few pieces for each process.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
     members, and at least one piece for each process. At its end, a run waits for processes that started too
@@ -109,7 +106,7 @@ class Workers:
             for worker in crew:
                 worker.begin(work, new[0].work_file if worker in new else None)
             try:
-                lead = _Lead(crew, halved_at_the_end(pieces, _HALVED * self.count))
+                lead = _Lead(crew, halved_at_the_end(pieces, self.count))
                 yield from lead.matched(match, self._has_room)
             finally:
                 if new:
@@ -173,6 +170,8 @@ def matched_by(
 
 def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
     """Yield pieces, the last ones in halves, so that all processes end at about the same time.
+
+    Smaller parts cost more for a member, and the last pieces of a stream are kept in memory until its end.
 
     Args:
         pieces: The pieces.
