@@ -196,7 +196,7 @@ def test_the_width_is_the_widest_wave_without_a_refusal():
     waves = [Wave(1, [0.1], []), Wave(2, [0.1, 0.1], []), Wave(4, [0.1], [429, 429, 503])]
     found = way.width(waves)
     assert found.verdict == "warn"
-    assert found.found == "of 4 at the same time, 3 were refused (429 and 503); 2 were taken"
+    assert found.found == "of 4 at the same time, the service refused 3 (429 and 503); 2 were taken"
     assert "--max-concurrency 2" in found.remedy
     assert found.figures["Taken"] == 2
     assert "no response" in way.width([Wave(1, [], [0])]).found
@@ -417,6 +417,7 @@ def test_end_pages_should_say_which_member_comes():
     good = "https://partner.example/end?member=[pid]"
     found = service.end_pages(settings(Qualified_URL=good, No_Surveys_URL=None, Max_Surveys_To_Fetch="0"))
     assert (found.verdict, found.found) == ("ok", "1 of 2 are set, with [pid]")
+    assert service.end_pages(settings(Qualified_URL="")).found == "none is set"
     bad = settings(Qualified_URL="https://partner.example", Terminate_URL="http://partner.example/[pid]")
     found = service.end_pages(bad)
     assert found.verdict == "warn"

@@ -356,8 +356,8 @@ def width(waves: Sequence[Wave]) -> Finding:
         return Finding(
             "Width",
             "warn",
-            f"of {last.width} at the same time, {len(last.refusals)} were refused ({codes}); {taken} were "
-            "taken",
+            f"of {last.width} at the same time, the service refused {len(last.refusals)} ({codes}); "
+            f"{taken} were taken",
             f"Give --max-concurrency {max(taken, 1)}, or ask the operator for its limit. The client also slows "
             "down by itself.",
             figures,

@@ -332,7 +332,8 @@ def end_pages(settings: PartnerSettings) -> Finding:
         remedy = "Without [pid], your page cannot know which member came." if nameless else ""
         remedy = f"{remedy} Ask the operator to change them.".strip()
         return Finding("End pages", "warn", "; ".join(problems), remedy, figures)
-    found = f"{len(pages) - len(unset)} of {len(pages)} are set, with [pid]"
+    having = len(pages) - len(unset)
+    found = f"{having} of {len(pages)} are set, with [pid]" if having else "none is set"
     return Finding("End pages", "ok", found, "", figures)
 
 
