@@ -174,7 +174,7 @@ def test_pieces_far_ahead_of_an_unfinished_one_wait(generated, crew, monkeypatch
         made.append(batch)  # noqa: PERF402  its length is looked at in between
     assert pa.Table.from_batches(made) == matcher.run(large).read_all()
     # Some are read ahead, or done and not handed out yet; without the wait it is over 30.
-    assert max(ahead) <= 2 * 2 + 12
+    assert max(ahead) <= 2 * 2 + 8
 
 
 @pytest.mark.parametrize("rooms", [[], [1], [10**6]], ids=["of no such place", "of one page", "of many"])
@@ -432,7 +432,8 @@ def test_kept_processes_have_new_files_if_somebody_removed_theirs(generated, cre
             batches = crew.awaited(panel.to_batches(max_chunksize=40))
             assert matcher.run(batches, workers=workers).read_all() == expected
             (folder,) = tmp_path.iterdir()
-            assert {file.name[0] for file in folder.iterdir()} == {"0", "1"}  # the matcher was read and removed
+            # The matcher was read and removed.
+            assert sorted(file.stem for file in folder.iterdir()) == ["0", "1"]
             for file in folder.iterdir():
                 file.unlink()
         assert len(crew.workers) == 1

@@ -14,7 +14,6 @@ import signal
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import count
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from shutil import rmtree
@@ -42,8 +41,6 @@ _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
 
 _PIECES: Final = 2
 
-_serial: Final = count()  # of files that replace others
-
 
 class _File:
     """A file for one piece at a time, reused: to overwrite a piece is twice as fast as to write a new file."""
@@ -67,7 +64,7 @@ class _File:
             # that is mapped; there it goes with its folder.
             with suppress(PermissionError):
                 self.path.unlink()
-            self.path = self.path.with_name(f"{self.path.stem}.{next(_serial)}")
+            self.path = self.path.with_name(f"{self.path.stem}.{size.size()}")
         # If there is no space left, this write raises an error. A write to mapped memory would kill the
         # process.
         with pa.OSFile(str(self.path), "wb") as file:
@@ -274,9 +271,7 @@ def _work(connection: Connection) -> None:
     with suppress(EOFError, ConnectionError):
         try:
             while True:
-                before, folder = folder, connection.recv()
-                if folder != before:
-                    _mapped.cache_clear()  # frees the files of the folder that is gone
+                folder = connection.recv()
                 _take_part(connection, held)
         except Exception as exc:  # noqa: BLE001  sent to the parent, which raises it and kills this process
             connection.send(("error", _sendable(exc)))
@@ -299,15 +294,13 @@ def _sendable(exc: Exception) -> Exception:
     return RuntimeError(f"a process that matched the panel failed: {type(exc).__name__}: {exc}")
 
 
-@lru_cache(maxsize=_PIECES)
-def _mapped(path: str) -> Any:
-    """Return a file as mapped into memory. To map it anew for each piece costs 2 % of matching it."""
-    return pa.memory_map(path).read_buffer()
-
-
 def _take_part(connection: Connection, held: list[Matches]) -> None:
     """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
     made: list[Any] = []
+
+    @lru_cache(maxsize=_PIECES)  # to map a file anew for each piece costs 2 % of matching it
+    def mapped(path: Path) -> Any:
+        return pa.memory_map(str(path)).read_buffer()
 
     def say(kind: str) -> None:
         connection.send((kind, _written(made)))
@@ -320,7 +313,7 @@ def _take_part(connection: Connection, held: list[Matches]) -> None:
             if given is None:
                 return
             path, first = given
-            yield first, pa.ipc.open_stream(_mapped(str(path))).read_next_batch()
+            yield first, pa.ipc.open_stream(mapped(path)).read_next_batch()
             # `match` has yielded all the output of this piece, so the parent may overwrite the file.
             say("done")
 
