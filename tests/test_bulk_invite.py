@@ -132,7 +132,7 @@ async def test_requests_run_in_parallel_up_to_the_limit():
         running -= 1
         return httpx.Response(200, json=doubles.bulk(request))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         result = await bulk(handler, range(1, 21), chunk_size=1, max_concurrency=4)
     assert (len(result), peak) == (20, 4)
 

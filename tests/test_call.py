@@ -270,7 +270,7 @@ async def test_a_probe_tells_a_retry_after_and_ends_in_its_time():
     async with doubles.client(doubles.Service(httpx.Response(503, headers={"Retry-After": "7"}))) as client:
         assert await client._send_probe(1.0) == Away(7.0)
     async with doubles.client(silent) as client:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert await client._send_probe(0.01) == Away()
 
 

@@ -591,7 +591,7 @@ def test_a_second_signal_ends_a_run_at_once(slow_service):
     time.sleep(0.3)
     assert process.poll() is None  # it waits for what is in flight
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=60)
     assert process.returncode == ENDINGS[signal.SIGINT]
     assert status()["Unknown"] > 0
 

@@ -662,7 +662,7 @@ def test_a_second_signal_ends_at_once(slow, number):
         time.sleep(0.5)
         assert process.poll() is None  # it is blocked on a full pipe
         process.send_signal(number)
-        assert process.wait(5) == ENDINGS[number]
+        assert process.wait(60) == ENDINGS[number]
         process.stdout.close()
 
 
@@ -677,7 +677,7 @@ def test_sigterm_works_if_ctrl_c_is_ignored(slow, command):
     time.sleep(0.1)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    out, errors = process.communicate(timeout=10)
+    out, errors = process.communicate(timeout=60)
     slow.faults.clear()
     assert process.returncode == 143
     assert "Traceback" not in errors

@@ -44,7 +44,7 @@ class Truth:
 
 
 async def until(is_so) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while not is_so():
             await anyio.lowlevel.checkpoint()
 

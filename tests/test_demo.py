@@ -9,6 +9,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -16,10 +17,11 @@ from typer.testing import CliRunner
 from sampling_async import Invite, InviteOutcome, Quotas
 from sampling_async._cli import _demo, _demo_view
 from sampling_async._cli._commands import app
-from sampling_async._cli._demo import Demo, DemoError, Watcher, run_demo, simulator_process
+from sampling_async._cli._demo import Demo, DemoError, ServiceLedger, Watcher, run_demo, simulator_process
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Pairs, Plan, Summary
-from sampling_async.simulator import Lie, Verdict
+from sampling_async.notifications import StoreError
+from sampling_async.simulator import LedgerEntry, Lie, Verdict
 
 ARGUMENTS = ["demo", "--members", "12", "--surveys", "8"]
 
@@ -55,19 +57,65 @@ def test_a_demo_agrees_with_the_service_from_the_inventory_to_the_report(process
     pairs = findings.summary.pairs
     assert seen[:2] == [8, findings.plan.pairs]
     assert len(seen) - 2 == findings.tally.total
-    assert findings.ledger_invites == findings.tally.statuses["invited"] == pairs.invited > 0
-    assert sum(findings.received) == sum(findings.told) == pairs.invited
-    assert heard[-1] == (pairs.invited, pairs.invited)
+    assert len(findings.service.invites) == findings.tally.statuses["invited"] == pairs.invited > 0
+    assert findings.received == (findings.service.completions, findings.service.terminates)
+    assert sum(findings.received) == pairs.invited
+    assert all(0 <= known <= ends == pairs.invited for known, ends in heard)
     assert len(findings.request_seconds) >= 12
     assert 0 < findings.percentile(50) <= findings.percentile(99)
     names = {path.name for path in tmp_path.iterdir()}
     assert {"panel.parquet", "campaign.ledger", "notifications.db", "report.html", "summary.json"} <= names
     assert [process.returncode for process in processes] == [0]
-    findings.ledger_invites += 1
-    assert not findings.agrees  # with one more invite the counts disagree
-    findings.ledger_invites -= 1
-    findings.received = (0, 0)
-    assert not findings.agrees  # the end of a survey is missing
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    return run_demo(small(tmp_path_factory.mktemp("demo")))
+
+
+def with_service(findings, **changes):
+    return attrs.evolve(findings, service=attrs.evolve(findings.service, **changes))
+
+
+def test_one_invite_more_is_a_disagreement(findings):
+    invites = [*findings.service.invites, findings.service.invites[0]]
+    found = with_service(findings, invites=invites)
+    assert not found.agrees
+    assert f"{len(invites)} invites in the service's ledger" in found.disagreement
+
+
+def test_an_end_that_was_acknowledged_and_is_not_in_the_inbox_is_a_disagreement(findings):
+    completed, terminated = findings.received
+    found = attrs.evolve(findings, received=(completed, terminated - 1))
+    assert not found.agrees
+    assert "ends were acknowledged" in found.disagreement
+    assert attrs.evolve(findings, received=(completed + 1, terminated)).disagreement  # one that nobody sent
+
+
+def test_an_end_that_nobody_acknowledged_is_not_heard_yet(findings):
+    completed, terminated = findings.received
+    found = attrs.evolve(with_service(findings, unheard=1), received=(completed, terminated - 1))
+    assert not found.agrees
+    assert found.disagreement == ""
+    assert found.missing_ends == 1
+    # Its acknowledgement alone was lost.
+    assert with_service(findings, unheard=1).agrees
+
+
+def test_ends_of_another_kind_are_a_disagreement(findings):
+    completed, terminated = findings.received
+    assert attrs.evolve(findings, received=(completed + 1, terminated - 1)).disagreement
+
+
+def test_a_demo_whose_inbox_refuses_every_end_says_that_they_are_not_heard_yet(monkeypatch, tmp_path):
+    def refuse(*_args, **_options):
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(_demo.SqliteStore, "receive", refuse)
+    monkeypatch.setattr(_demo_view.show, "as_lines", lambda wanted: wanted)
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "They agree on every pair. Not all ends are heard yet:" in " ".join(result.stdout.split())
 
 
 def test_unknown_outcomes_cover_all_lost_invites_under_faults(tmp_path):
@@ -129,7 +177,8 @@ def test_the_screen_fits_80_columns(tmp_path):
         invite = Invite(1, 2, 3, 1.0, "https://entry.example/", 10, 20) if code == 1 else None
         status = "invited" if invite else "rejected"
         findings.tally.add(InviteOutcome("M", 3, status, invite, code, "SOMETHING_NEW"))
-    findings.ledger_invites = 1
+    entry = LedgerEntry(0, "P", "M", 3, 1, 2, "bulk_invite", "https://entry.example/", 4)
+    findings.service = ServiceLedger([entry], 0, 0, 0)
     console = Console(file=io.StringIO(), width=80)
     _demo_view.print_findings(console, findings, small(Path("out")))
     shown = console.file.getvalue()
@@ -153,7 +202,7 @@ def test_a_child_that_dies_is_reported(processes, tmp_path):
     with pytest.raises(DemoError), simulator_process(small(tmp_path).service({})) as simulator:
         processes[0].kill()
         processes[0].wait()
-        simulator.told()
+        simulator.ledger(lambda *_: None)
 
 
 def test_a_child_that_cannot_start_says_why(tmp_path):

@@ -309,7 +309,7 @@ async def test_answered_parts_keep_their_outcomes_after_cancellation():
 
     async with doubles.client(answer) as client:
         async with client.stream_bulk_invite("m", range(1, 9)) as stream:
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await second.wait()
     kinds = {outcome.quota_id: outcome.status for outcome in stream.left_over}
     assert kinds == {1: "rejected", 2: "invited", 3: "rejected", 4: "invited"} | dict.fromkeys(
@@ -414,7 +414,7 @@ async def test_every_call_ends_at_its_deadline(name):
             "generate_invite": lambda: client.generate_invite("m", 5, deadline=0.1),
             "recontact": lambda: anext(client.recontact_members(5, deadline=0.1)),
         }
-        with anyio.fail_after(5), pytest.raises(TransportTimeoutError) as caught:
+        with anyio.fail_after(60), pytest.raises(TransportTimeoutError) as caught:
             await calls[name]()
     assert (caught.value.attempts, caught.value.delivery) == (1, "unknown")
 
@@ -579,7 +579,7 @@ async def test_a_stream_stops_reading_endless_input_at_its_deadline():
 
     async with doubles.client(doubles.Service(doubles.bulk), clock=anyio.current_time) as client:
         for endless in (count(1), never()):
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 async with client.stream_bulk_invite("m", endless, chunk_size=1, deadline=0.2) as stream:
                     kinds = {outcome.status async for outcome in stream}
             assert {"rejected"} <= kinds
@@ -607,7 +607,7 @@ async def test_reading_a_response_counts_against_the_deadline(monkeypatch):
     released = threading.Event()
 
     def slowly(_: bytes) -> None:
-        released.wait(5)
+        released.wait(60)
 
     monkeypatch.setattr("sampling_async._protocol.requests.from_json", lambda *_: slowly(b""))
     async with doubles.client(doubles.Service([]), clock=anyio.current_time, retry=ONCE) as client:

@@ -552,5 +552,5 @@ async def test_32_results_do_not_wait_for_the_33rd():
             await anyio.sleep_forever()
 
     async with stream_of(range(33), run, window=64) as stream:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert len(await stream.several()) == 32

@@ -447,7 +447,7 @@ async def test_a_run_cancelled_during_opening_releases_the_journal(tmp_path, mon
 
     def slow(self, *args) -> None:
         working.set()
-        go_on.wait(5)
+        go_on.wait(60)
         work(self, *args)
 
     monkeypatch.setattr(Rows, moment, slow)
@@ -669,7 +669,7 @@ async def test_cancelled_reading_releases_the_journal(tmp_path, monkeypatch):
 
     def slow(self, *args) -> None:
         working.set()
-        go_on.wait(5)
+        go_on.wait(60)
         load(self, *args)
 
     monkeypatch.setattr(Rows, "load", slow)
@@ -703,7 +703,7 @@ async def test_reading_can_continue_after_a_cancellation_while_the_file_was_bein
         if working.is_set():
             return opened(self)
         working.set()
-        go_on.wait(5)
+        go_on.wait(60)
         try:
             return opened(self)
         finally:
@@ -723,7 +723,7 @@ async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
 
     def slow(self, *args):
         working.set()
-        go_on.wait(5)
+        go_on.wait(60)
         return requests(self, *args)
 
     monkeypatch.setattr(Rows, "requests", slow)
@@ -927,7 +927,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
 
     def slow(self) -> None:
         if self is file:  # files of earlier tests may be collected now
-            go_on.wait(5)
+            go_on.wait(60)
         let_go(self)
 
     journal = await opened(tmp_path / "journal")
@@ -957,7 +957,7 @@ async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkey
 
     def slow(self, notes) -> None:
         writing.set()
-        go_on.wait(5)
+        go_on.wait(60)
         append(self, notes)
 
     journal = await opened(tmp_path / "journal")

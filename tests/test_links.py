@@ -129,7 +129,7 @@ def reply(request: bytes) -> bytes:
 
 async def test_idle_connections_are_not_used_again_after_a_response_of_another_member():
     """What is one response behind may be so on all of them, as behind one gateway."""
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
 
     def script(connection: wire.Connection) -> None:
         first = connection.read_request()

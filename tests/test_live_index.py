@@ -77,7 +77,7 @@ class Held:
 
         def slowly(live, *arguments):
             self.begun += 1
-            assert self.gate.wait(5)
+            assert self.gate.wait(60)
             return made(live, *arguments)
 
         monkeypatch.setattr(_live.LiveIndex, "_made", slowly)

@@ -441,7 +441,7 @@ async def test_a_handler_in_a_thread_keeps_its_fact_while_the_inbox_closes(tmp_p
     def handler(fact: Fact[Completion]) -> None:
         running.append(fact.id)
         seen.append(len(running))
-        go_on.wait(5)
+        go_on.wait(60)
         running.remove(fact.id)
 
     inboxes = [with_fallback(new_inbox(tmp_path, policy)) for _ in range(2)]

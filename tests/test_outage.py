@@ -452,7 +452,7 @@ async def test_requests_that_hang_since_before_the_outage_do_not_block_its_end()
     async with doubles.client(handle, time) as client:
         async with client.fan_out(members(100)) as outcomes:
             seen = []
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while len(seen) < 2 * 96:  # four hang
                     seen.append((await anext(outcomes)).status)
         assert len(outcomes.left_over) == 2 * 4
@@ -497,7 +497,7 @@ async def test_the_service_is_probed_if_some_requests_failed_and_the_others_hang
         return httpx.Response(200, json=doubles.bulk(request))
 
     async with doubles.client(handle, time) as client:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             result = await client.bulk_invite("m", range(1, 81), chunk_size=10)
         assert not client.snapshot().away_for
     assert (len(result.unknown), asked) == (20, 1)
@@ -529,7 +529,7 @@ async def test_closing_the_client_ends_the_wait_for_the_service():
     client = doubles.client(away, sleep=lambda _: anyio.sleep_forever(), clock=anyio.current_time)
     async with client.fan_out(members(100)) as outcomes:
         await wait_all_tasks_blocked()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await client.aclose()
             seen = [outcome async for outcome in outcomes]
     assert {outcome.status for outcome in seen} == {"not_sent"}
@@ -558,7 +558,7 @@ async def test_another_caller_probes_if_the_first_is_cancelled():
             await wait_all_tasks_blocked()
             assert (asked, outage.is_on) == (1, True)
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await wait_all_tasks_blocked()
     assert (asked, outage.is_on) == (2, False)
 
@@ -830,7 +830,7 @@ async def test_closing_ends_the_pause_before_a_probe_and_the_waits_for_it():
         random=lambda: 1.0,
     )
     outage.failed("gone", 0.0)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(outage.over, 600.0, 0.0)

@@ -383,7 +383,7 @@ async def test_a_refusal_is_returned_with_its_headers_even_if_its_body_never_com
     replies = []
     for content in ({"stream": Silent()}, {"content": b"why"}):
         response = httpx.Response(429, headers=headers, **content)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             replies.append(await _session._read_refusal(response, Body(response, 100, 100)))
     said = 429, "3", "Wed, 25 Nov 2026 12:00:00 GMT"
     assert [(reply.status, reply.retry_after, reply.date) for reply in replies] == [said] * 2
@@ -742,7 +742,7 @@ async def test_closing_from_within_an_attempt_does_not_hang(monkeypatch):
         return httpx.Response(200, json=[])
 
     client = doubles.client(handler, retry=ONCE)
-    with anyio.fail_after(5), contextlib.suppress(ClientClosedError):
+    with anyio.fail_after(60), contextlib.suppress(ClientClosedError):
         await client.get_settings()
     assert "closed" in repr(client)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,11 +101,12 @@ def test_responses_are_not_delayed_by_the_socket():
         sim.serve() as base_url,
         httpx.Client(base_url=base_url, headers={"API_AUTH_KEY": sim.api_key}) as client,
     ):
-        for _ in range(9):
+        for _ in range(40):
             began = time.perf_counter()
             client.get("/IntegratedPanelService/api/Settings", params={"partnerGUID": sim.panel_guid})
             took.append(time.perf_counter() - began)
-    assert sorted(took)[4] < 0.03
+    # On a busy machine most may be slow; with the delay no two in a row are fast.
+    assert min(max(pair) for pair in pairwise(took)) < 0.03
 
 
 def test_run_serves_until_it_is_interrupted():
@@ -115,7 +117,7 @@ def test_run_serves_until_it_is_interrupted():
     with subprocess.Popen([sys.executable, "-c", code], cwd=root, stderr=subprocess.PIPE, text=True) as process:
         answer = _retried(lambda: settings_of(sim, f"http://127.0.0.1:{port}"))
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=10)
+        _, stderr = process.communicate(timeout=60)
     assert answer.status_code == 200
     assert "Error" not in stderr
 

@@ -20,9 +20,9 @@ from attrs import define, field, frozen
 
 from sampling_async import InviteOutcome
 from sampling_async._cli._demo_service import DemoError as DemoError  # noqa: PLC0414  with the others here
-from sampling_async._cli._demo_service import ServiceSettings, simulator_process
+from sampling_async._cli._demo_service import ServiceLedger, ServiceSettings, simulator_process
 from sampling_async._cli._tally import Tally
-from sampling_async._pacing.threads import begun
+from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign import Campaign
 from sampling_async.matching import Allocate, LiveIndex, QuestionKinds
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, SqliteStore, kept_secrets
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _AGE: Final = 1001538
 _RECONTACT_PAGE: Final = 25
 _BATCH: Final = 200
-_POLL: Final = 0.1
 _BACKLOG: Final = 128
 _KINDS: Final = (Kind.COMPLETION, Kind.TERMINATE, Kind.QUOTA_STATUS, Kind.SURVEY_CLOSED)
 """What the service is asked to tell. It could also tell of each invite, which the partner knows by then."""
@@ -110,9 +109,8 @@ class Findings:
         recontact_quota_id: The quota whose recontact list was read last.
         recontact_pages: The number of member codes on each page of that list.
         received: How many completions and terminates the inbox holds.
-        told: How many the simulator tells of.
+        service: What the simulator knows at the end.
         revenue: What the completes have brought.
-        ledger_invites: How many invites the simulator's ledger holds.
         verdict: The result of checking the outcomes against the ledger.
     """
 
@@ -125,17 +123,37 @@ class Findings:
     recontact_quota_id: int = 0
     recontact_pages: list[int] = field(factory=list[int])
     received: tuple[int, int] = (0, 0)
-    told: tuple[int, int] = (0, 0)
+    service: ServiceLedger = field(factory=lambda: ServiceLedger([], 0, 0, 0))
     revenue: float = 0.0
-    ledger_invites: int = 0
     verdict: Verdict = field(factory=Verdict)
 
     @property
     def agrees(self) -> bool:
         """Whether client and service agree: on every pair, and on the end of every invite's survey."""
-        pairs = self.summary.pairs
-        counted = self.ledger_invites == pairs.invited + len(self.verdict.unread)
-        return self.verdict.ok and counted and not pairs.pending and self.received == self.told
+        return not self.disagreement and not self.missing_ends
+
+    @property
+    def missing_ends(self) -> int:
+        """How many ends of surveys are not in the inbox."""
+        return self.service.completions + self.service.terminates - sum(self.received)
+
+    @property
+    def disagreement(self) -> str:
+        """What client and service disagree on; empty if on nothing. An end that was not heard yet is none."""
+        pairs, service = self.summary.pairs, self.service
+        expected = pairs.invited + len(self.verdict.unread)
+        if not self.verdict.ok:
+            return str(self.verdict).splitlines()[0]
+        if len(service.invites) != expected:
+            return f"{len(service.invites):,} invites in the service's ledger, {expected:,} by the client"
+        if pairs.pending:
+            return f"{pairs.pending:,} pairs were never asked for"
+        if not 0 <= self.missing_ends <= service.unheard:
+            acknowledged = service.completions + service.terminates - service.unheard
+            return f"{acknowledged:,} ends were acknowledged, {sum(self.received):,} are in the inbox"
+        if not service.unheard and self.received != (service.completions, service.terminates):
+            return "completes and terminates were taken for each other"
+        return ""
 
     def percentile(self, percent: int) -> float:
         """Return the seconds that `percent` percent of the bulk invites did not exceed."""
@@ -152,7 +170,7 @@ class Watcher:
         inventory: Called with the inventory.
         planned: Called with the plan, and the seconds that it took.
         outcome: Called after every outcome with the run.
-        hearing: Called while notifications come in, with the ends of surveys so far and the number of invites.
+        hearing: Called in a thread while notifications come in, with the ends of surveys so far and in all.
         finished: Called when all of it is over.
     """
 
@@ -288,27 +306,17 @@ async def _compare(
     ledger: OutcomeLedger,
     watcher: Watcher,
 ) -> None:
-    """Ask the service what it knows, which it says when it has told of each end, and compare."""
-    asking = begun(simulator.told)
-    while not asking.over.is_set():
-        await _hear(findings, ledger)
-        watcher.hearing(sum(findings.received), findings.summary.pairs.invited)
-        with anyio.move_on_after(_POLL):
-            await asking.over.wait()
-    told = asking.result()
-    await _hear(findings, ledger)
-    findings.told = told.completions, told.terminates
-    findings.ledger_invites = len(told.invites)
-    findings.verdict = _verdict(told.invites, outcomes)
-
-
-async def _hear(findings: Findings, ledger: OutcomeLedger) -> None:
+    """Ask the service what it knows, which it says when it has sent all notifications, and compare."""
+    # All that the service was answered 200 for is in the inbox, so one look at the end tells.
+    service = await in_thread(simulator.ledger, watcher.hearing)
     funnel = await ledger.funnel()
     findings.received = (
         sum(quota.completed for quota in funnel),
         sum(quota.terminated for quota in funnel),
     )
     findings.revenue = float(sum(quota.revenue for quota in funnel))
+    findings.service = service
+    findings.verdict = _verdict(service.invites, outcomes)
 
 
 def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) -> Verdict:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,18 +25,18 @@ from sampling_async import SamplingClient
 from sampling_async.simulator import LedgerEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
-    from sampling_async.simulator import Simulator
+    from sampling_async.simulator import Outbox
 
 _LEDGER_FIELDS: Final = tuple(each.name for each in attrs.fields(LedgerEntry))
-_ENDING_SECONDS: Final = 5.0
 _COMPLETES: Final = 0.4
 _SURVEY_SECONDS: Final = 0.5
 _REPEATED: Final = 0.05
-_SENDING_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.1
-_IDLE_LOOKS: Final = 3
+_ENDS: Final = ("completion", "terminate")
+_PROGRESS_SECONDS: Final = 0.1
+_REFUSALS: Final = 4
+"""So many refusals of each notification that is left, with no acknowledgement between them, end the sending."""
 
 
 class DemoError(Exception):
@@ -67,18 +67,20 @@ class ServiceSettings:
 
 
 @frozen
-class Told:
+class ServiceLedger:
     """What the simulator knows at the end.
 
     Attributes:
         invites: Every invite that it has made.
-        completions: How many completes its notifications tell of.
-        terminates: How many terminates they tell of.
+        completions: How many completes it has notified of, or tried to.
+        terminates: How many terminates.
+        unheard: How many of these nobody has acknowledged.
     """
 
     invites: list[LedgerEntry]
     completions: int
     terminates: int
+    unheard: int
 
 
 class SimulatorProcess:
@@ -94,16 +96,21 @@ class SimulatorProcess:
         key, panel_guid = self._greeting["api_key"], self._greeting["panel_guid"]
         return SamplingClient(self.base_url, panel_guid=panel_guid, api_key=key, **options)
 
-    def told(self) -> Told:
-        """End the service and return what it knows.
+    def ledger(self, hearing: Callable[[int, int], object]) -> ServiceLedger:
+        """End the service and return what it knows. It sends all notifications first, however long that takes.
+
+        Args:
+            hearing: Called now and then with the ends of surveys that were acknowledged, and with all of them.
 
         Raises:
             DemoError: The process has ended.
         """
-        told = _answer_of(self._process, "ledger\n")
-        rows = told["invites"]
-        invites = [LedgerEntry(**dict(zip(_LEDGER_FIELDS, row, strict=True))) for row in rows]
-        return Told(invites, told["completions"], told["terminates"])
+        reply = _request(self._process, "ledger\n")
+        while "invites" not in reply:
+            hearing(reply["ends"] - reply["unheard"], reply["ends"])
+            reply = _reply(self._process)
+        invites = [LedgerEntry(**dict(zip(_LEDGER_FIELDS, row, strict=True))) for row in reply.pop("invites")]
+        return ServiceLedger(invites, **reply)
 
 
 @contextmanager
@@ -122,13 +129,16 @@ def simulator_process(settings: ServiceSettings) -> Generator[SimulatorProcess]:
         encoding="utf-8",
     ) as process:
         try:
-            yield SimulatorProcess(process, _answer_of(process, json.dumps(attrs.asdict(settings)) + "\n"))
+            yield SimulatorProcess(process, _request(process, json.dumps(attrs.asdict(settings)) + "\n"))
         except BaseException:
             # It may be waiting until all its notifications are sent, which nobody hears any more.
             process.kill()
             raise
         finally:
-            _end(process)
+            # The child ends when its stdin does; leaving `Popen` waits for that.
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # the child has ended already
+                process.stdin.close()
 
 
 def _environment() -> dict[str, str]:
@@ -138,40 +148,29 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _answer_of(process: subprocess.Popen[str], request: str) -> Any:
-    """Send one line to the child's stdin, and return the JSON of the next line from its stdout."""
+def _request(process: subprocess.Popen[str], line: str) -> Any:
+    """Send one line to the child's stdin, and return its reply."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(request)
+    with suppress(BrokenPipeError):  # the child has ended, as the missing reply will show
+        process.stdin.write(line)
         process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:
-        answer = ""
+    return _reply(process)
+
+
+def _reply(process: subprocess.Popen[str]) -> Any:
+    """Return the JSON of the next line from the child's stdout."""
+    assert process.stdout is not None
+    reply = process.stdout.readline()
     # readline() returns an empty string only at the end of the stream: the child has ended.
-    if not answer:
+    if not reply:
         raise DemoError(f"the simulator's process ended: {_last_line_of_stderr(process)}")
-    return json.loads(answer)
+    return json.loads(reply)
 
 
 def _last_line_of_stderr(process: subprocess.Popen[str]) -> str:
     process.kill()
     lines = process.stderr.read().strip().splitlines() if process.stderr else []
     return lines[-1] if lines else "it gave no reason"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Close the child's stdin, which ends the child; kill it if it does not end in time."""
-    try:
-        if process.stdin is not None:
-            process.stdin.close()
-    except BrokenPipeError:
-        # The child has ended already.
-        pass
-    try:
-        process.wait(_ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def serve_demo() -> None:
@@ -206,7 +205,7 @@ def serve_demo() -> None:
         _say({"base_url": base_url, "panel_guid": simulator.panel_guid, "api_key": simulator.api_key})
         is_wanted = sys.stdin.readline() == "ledger\n"
         if is_wanted:
-            _send_all(simulator)
+            _send_all(simulator.notifications)
     if is_wanted:
         kinds = [posting.kind for posting in simulator.notifications.told]
         _say(
@@ -214,18 +213,21 @@ def serve_demo() -> None:
                 "invites": [attrs.astuple(entry) for entry in simulator.ledger.invites],
                 "completions": kinds.count("completion"),
                 "terminates": kinds.count("terminate"),
+                "unheard": _unheard(simulator.notifications),
             }
         )
 
 
-def _send_all(simulator: Simulator) -> None:
-    """Wait until all notifications are sent, or cannot be sent."""
-    until = time.monotonic() + _SENDING_SECONDS
-    idle = 0
-    # One is taken from what waits before it is posted, so look a few times.
-    while idle < _IDLE_LOOKS and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
-        idle = 0 if simulator.notifications.waiting else idle + 1
+def _send_all(outbox: Outbox) -> None:
+    """Wait until all notifications are acknowledged, or are refused again and again. Say how far it is."""
+    ends = sum(posting.kind in _ENDS for posting in outbox.told)
+    while (waiting := outbox.waiting) and outbox.refusals < _REFUSALS * waiting:
+        _say({"ends": ends, "unheard": _unheard(outbox)})
+        time.sleep(_PROGRESS_SECONDS)
+
+
+def _unheard(outbox: Outbox) -> int:
+    return sum(posting.kind in _ENDS for posting in outbox.unheard)
 
 
 def _say(value: object) -> None:

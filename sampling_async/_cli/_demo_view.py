@@ -80,9 +80,9 @@ class DemoScreen:
             pairs = run.pairs
             self._bar.update(self._asking, completed=pairs.planned - pairs.pending, total=pairs.planned)
 
-    def _hear(self, heard: int, invites: int) -> None:
+    def _hear(self, heard: int, ends: int) -> None:
         if self._bar is not None:
-            self._bar.update(self._asking, description="Hearing", completed=heard, total=invites)
+            self._bar.update(self._asking, description="Hearing", completed=heard, total=ends)
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -177,17 +177,20 @@ def _ledger_panel(findings: Findings) -> Panel:
     table.add_column()
     table.add_column(justify="right")
     table.add_row("Invites that the client reports", f"{invited:,}")
-    table.add_row("Invites in the service's ledger", f"{findings.ledger_invites:,}")
+    table.add_row("Invites in the service's ledger", f"{len(findings.service.invites):,}")
     table.add_row("Ends of surveys in the inbox", f"{sum(findings.received):,}")
-    table.add_row("Ends that the service tells of", f"{sum(findings.told):,}")
+    table.add_row("Ends that the service knows of", f"{sum(findings.received) + findings.missing_ends:,}")
     if verdict.unread or verdict.lost:
         table.add_row("  read by the client", f"{invited:,}")
         table.add_row("  response lost, reported unknown", f"{len(verdict.unread):,}")
         table.add_row("Reported unknown, no invite made", f"{len(verdict.lost):,}")
-    if findings.agrees:
-        says, style = Text("They agree on every pair and every end.", "bold green"), "green"
+    if findings.disagreement:
+        says, style = show.plain(f"They do NOT agree: {findings.disagreement}", "bold red"), "red"
+    elif findings.missing_ends:
+        text = f"They agree on every pair. Not all ends are heard yet: {findings.missing_ends:,} are missing."
+        says, style = Text(text, "bold yellow"), "yellow"
     else:
-        says, style = show.plain(f"They do NOT agree: {str(verdict).splitlines()[0]}", "bold red"), "red"
+        says, style = Text("They agree on every pair and every end.", "bold green"), "green"
     return Panel(Group(table, says), title="Client and ledger", border_style=style, expand=False)
 
 
@@ -228,9 +231,10 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         },
         "Notifications": {"Completions": completed, "Terminates": terminated, "Revenue": findings.revenue},
         "Ledger": {
-            "Invites": findings.ledger_invites,
-            "Completions": findings.told[0],
-            "Terminates": findings.told[1],
+            "Invites": len(findings.service.invites),
+            "Completions": findings.service.completions,
+            "Terminates": findings.service.terminates,
+            "Unheard": findings.missing_ends,
             "Unread": len(verdict.unread),
             "Lost": len(verdict.lost),
             "Lies": len(verdict.lies),

@@ -83,6 +83,11 @@ class Outbox:
     Causes: an invite (invite notification), the end of a member's survey (completion or terminate), a quota
     that closes, fills or opens (quota status), a survey without open quotas (survey closed). A posting that
     gets another response than 2xx is sent again later. A simulator without `notifying` keeps nothing here.
+
+    Attributes:
+        sent: How many postings were acknowledged, repetitions included.
+        refusals: How many true postings in a row were refused since the last one that was acknowledged. A
+            receiver that is slow refuses nothing.
     """
 
     def __init__(
@@ -108,8 +113,11 @@ class Outbox:
         self._number = 0
         # Due time, place, posting.
         self._queue: list[tuple[float, int, Posting]] = []
+        self._in_flight = 0
+        self._unheard: dict[int, Posting] = {}
         self._open: dict[int, bool] = {}
         self.sent = 0
+        self.refusals = 0
 
     def __repr__(self) -> str:
         return f"<Outbox told={len(self._told)} waiting={len(self._queue)} sent={self.sent}>"
@@ -122,9 +130,15 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """How many wait to be sent, repetitions and forged ones included."""
+        """How many are being sent or wait to be, repetitions and forged ones included."""
         with self._lock:
-            return len(self._queue)
+            return len(self._queue) + self._in_flight
+
+    @property
+    def unheard(self) -> Sequence[Posting]:
+        """The true notifications that no receiver has acknowledged yet."""
+        with self._lock:
+            return tuple(self._unheard.values())
 
     # --- Causes; called under the lock of the service
 
@@ -194,6 +208,7 @@ class Outbox:
         posting = Posting(len(self._told), kind, fields, at)
         with self._lock:
             self._told.append(posting)
+            self._unheard[posting.number] = posting
             self._put(posting, at + (notifying.late_seconds if random.random() < notifying.late else 0))
             if random.random() < notifying.repeated:
                 self._put(posting, at + random.random() * notifying.late_seconds)
@@ -276,28 +291,45 @@ class Outbox:
                 if not self._queue or not (everything or self._queue[0][0] <= self._now()):
                     return
                 posting = heappop(self._queue)[2]
+                self._in_flight += 1
             yield posting
 
     async def _post(self, client: httpx.AsyncClient, urls: Mapping[str, str], posting: Posting) -> None:
+        is_stored = is_refused = False
+        try:
+            is_stored = await self._stored(client, urls, posting)
+            is_refused = not is_stored
+        except httpx.TimeoutException:  # a slow receiver is asked again, and refuses nothing
+            pass
+        except (httpx.HTTPError, httpx.InvalidURL):
+            is_refused = True
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                self.sent += is_stored
+                if posting.kind in urls and not posting.is_forged:
+                    self._note(posting, is_stored=is_stored, is_refused=is_refused)
+
+    async def _stored(self, client: httpx.AsyncClient, urls: Mapping[str, str], posting: Posting) -> bool:
         url = urls.get(posting.kind)
         if url is None:
-            return
+            return False
         if posting.is_forged and "EncryptedValue" not in posting.fields:
             url += "x"
         is_drifted = self._spelling.random() < self._notifying.drifted
         body, content_type = (
             drifted_body(posting.fields, self._spelling) if is_drifted else plain_body(posting.fields)
         )
-        try:
-            response = await client.post(url, content=body, headers={"Content-Type": content_type})
-        except (httpx.HTTPError, httpx.InvalidURL):
-            is_stored = False
+        response = await client.post(url, content=body, headers={"Content-Type": content_type})
+        return response.is_success
+
+    def _note(self, posting: Posting, *, is_stored: bool, is_refused: bool) -> None:
+        if is_stored:
+            self.refusals = 0
+            self._unheard.pop(posting.number, None)
         else:
-            is_stored = response.is_success
-        with self._lock:
-            self.sent += is_stored
-            if not is_stored and not posting.is_forged:
-                self._put(posting, self._now() + _RETRY_SECONDS)
+            self.refusals += is_refused
+            self._put(posting, self._now() + _RETRY_SECONDS)
 
 
 def _is_open(quota: LiveQuota) -> bool:

@@ -168,7 +168,7 @@ async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(h
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(anyio.to_thread.run_sync, release.wait, TIMED)
                 await anyio.sleep(0.005)
-                with anyio.fail_after(2):
+                with anyio.fail_after(60):
                     async with client_of(server.url.replace("127.0.0.1", host)) as client:
                         assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
                 release.set()
@@ -266,7 +266,7 @@ async def test_mode_43_a_client_that_is_dropped_leaves_nothing_in_the_event_loop
             ours, theirs = theirs, ours
         loop.add_reader(ours, heard.set)
         theirs.send(b"x")
-        await asyncio.wait_for(heard.wait(), 2)
+        await asyncio.wait_for(heard.wait(), 60)
         loop.remove_reader(ours)
         _close(pairs)
 
@@ -414,15 +414,15 @@ async def test_mode_44_a_busy_client_refuses_a_second_event_loop_at_once():
         def elsewhere() -> float:
             began = time.monotonic()
             with pytest.raises(InvalidRequestError, match="another event loop"):
-                asyncio.run(asyncio.wait_for(client.get_settings(), 2))
+                asyncio.run(asyncio.wait_for(client.get_settings(), 60))
             with pytest.raises(InvalidRequestError, match="another event loop"):
-                asyncio.run(asyncio.wait_for(client.bulk_invite("m1", [1]), 2))
+                asyncio.run(asyncio.wait_for(client.bulk_invite("m1", [1]), 60))
             return time.monotonic() - began
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_closed, client)
             await server.has_received(1)
-            assert await anyio.to_thread.run_sync(elsewhere) < 1
+            assert await anyio.to_thread.run_sync(elsewhere) < 30
             await client.aclose()
 
 

@@ -256,7 +256,7 @@ async def test_mode_34_connecting_to_a_host_that_drops_packets_ends_at_the_conne
     with black_hole() as url:
         limits = Timeouts(connect=0.05)
         async with client_of(url, timeouts=limits, retry=RetryPolicy(max_attempts=2)) as client:
-            with anyio.fail_after(2):
+            with anyio.fail_after(60):
                 result = await client.bulk_invite("m1", [2])
     assert result.resendable() == (2,)
     assert isinstance(result[0].error, TransportTimeoutError)
