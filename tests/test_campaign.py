@@ -955,12 +955,13 @@ async def test_invites_a_minute_are_kept_to(sim, tmp_path):
         await campaign.plan()
         async with campaign.run() as run:
             for second in range(1, 4):
-                await anext(run)
+                with anyio.fail_after(60):
+                    while len(sim.ledger.invites) < 5 * second:
+                        await anext(run)
                 await waits_for(run, "rate")
                 # Ten a second, and the pairs of one member more, which are asked for together.
                 assert len(sim.ledger.invites) <= 10 * second + 3
                 clock[0] += 1
-            assert len(sim.ledger.invites) >= 15
 
 
 async def test_invites_without_a_limit_do_not_count_against_a_later_one(sim, tmp_path):
