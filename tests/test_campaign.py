@@ -956,7 +956,7 @@ async def test_invites_a_minute_are_kept_to(sim, tmp_path):
         async with campaign.run() as run:
             for second in range(1, 4):
                 with anyio.fail_after(60):
-                    while len(sim.ledger.invites) < 5 * second:
+                    while len(sim.ledger.invites) < 8 * (second - 1):
                         await anext(run)
                 await waits_for(run, "rate")
                 # Ten a second, and the pairs of one member more, which are asked for together.
