@@ -152,6 +152,16 @@ async def test_a_chunk_that_was_refused_for_load_waits_for_the_pace_only():
     assert time.now < 2.0  # the backoff would take 1 + 2 + 4 s
 
 
+async def test_a_call_after_three_503s_waits_a_quarter_second_at_most():
+    time, service = doubles.FakeTime(), doubles.Service(*[status(503)] * 3, doubles.invite(2))
+    async with doubles.client(service, time) as client:
+        with pytest.raises(ServerError):
+            await client.generate_invite("m", 2)
+        before = time.now
+        assert (await client.generate_invite("m", 2, deadline=1.0)).quota_id == 2
+    assert time.now - before <= 0.25
+
+
 async def test_a_refusal_does_not_repeat_what_is_private():
     body = {"Result": "member-canary is blocked", "ResultCode": 13, "Key": doubles.KEY}
     async with doubles.client(doubles.Service(httpx.Response(400, json=body))) as client:

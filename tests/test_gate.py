@@ -12,7 +12,7 @@ from anyio import wait_all_tasks_blocked
 
 from sampling_async._pacing import gate
 from sampling_async._pacing.gate import Gate, Permit
-from sampling_async._pacing.turns import Lane
+from sampling_async._pacing.turns import Kind, Lane
 
 
 def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
@@ -437,7 +437,7 @@ async def test_a_refusal_halves_the_limit_unless_the_rate_was_measured(is_measur
     shut = doubles.gate(8)
     permit = await held(shut, "work")
     pace = permit.kind.pace
-    pace._rate, pace.is_measured = 100.0, is_measured
+    pace._rate, pace._is_measured = 100.0, is_measured
     shut.refused(permit)
     assert (permit.kind.adaptive.limit, permit.kind.adaptive.generation) == (limit, 1)
 
@@ -673,6 +673,52 @@ async def test_each_attempt_waits_for_the_pace_of_its_kind_however_its_permit_wa
     assert len(time.slept) == 2
     permit.release()
     other.release()
+
+
+GUESSED = 1 / (10 * 0.3**3)
+
+
+def guessed(shut: Gate) -> Kind:
+    """Return a kind whose rate is guessed as one in 3.7 seconds, after four refusals."""
+    kind = shut.kind("work")
+    for _ in range(4):
+        kind.pace.refused(0.0)
+    assert kind.pace.wait(0.0) == pytest.approx(GUESSED)
+    return kind
+
+
+async def test_a_call_that_somebody_waits_for_waits_a_quarter_second_for_a_guessed_rate():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    lane = guessed(shut).interactive
+    permits = [Permit(shut, lane) for _ in range(2)]
+    for permit in permits:
+        assert await permit.acquire()
+    assert time.slept == [0.25, 0.25]
+    for permit in permits:
+        permit.release()
+
+
+@pytest.mark.parametrize(("deadline", "waits"), [(1.0, 0.25), (2.5, 0.25), (20.0, 2.0), (3600.0, GUESSED)])
+async def test_a_bulk_waits_for_a_guessed_rate_as_its_deadline_allows(deadline, waits):
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    guessed(shut)
+    permit = Permit(shut, Lane("work", patience=600.0), until=deadline)
+    assert await permit.acquire()
+    assert time.slept == [pytest.approx(waits)]
+    permit.release()
+
+
+async def test_a_call_that_somebody_waits_for_heeds_a_measured_rate():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    kind = guessed(shut)
+    kind.pace._is_measured = True
+    permit = Permit(shut, kind.interactive)
+    assert await permit.acquire()
+    assert time.slept == [pytest.approx(GUESSED)]
+    permit.release()
 
 
 async def test_a_closed_gate_waits_for_no_pace():

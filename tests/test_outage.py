@@ -203,6 +203,43 @@ async def test_an_interactive_call_fails_at_once_in_an_outage_and_says_why():
         assert [method for _, method in service.asked[5:]] == ["GET", "GET"]
 
 
+async def test_a_bulk_with_a_deadline_before_the_end_of_an_outage_fails_at_once():
+    service = Service(until=math.inf, gone=httpx.ConnectError("refused"))
+    async with service.client() as client:
+        first = await client.bulk_invite("m1", [2, 3], deadline=2.5)
+        began = service.time.now
+        later = [await client.bulk_invite("m1", [2, 3], deadline=2.5) for _ in range(7)]
+        assert service.time.now == began  # nothing waited
+    assert [outcome.status for result in (first, *later) for outcome in result] == ["not_sent"] * 16
+    assert all(isinstance(result[0].error, OutageError) for result in later)
+
+
+async def test_a_bulk_with_a_longer_deadline_waits_for_the_end_of_an_outage():
+    service = Service(until=5.0, gone=httpx.ConnectError("refused"))
+    async with service.client() as client:
+        result = await client.bulk_invite("m1", [2, 3], deadline=30.0)
+        assert 5.0 <= service.time.now < 7.0
+    assert {outcome.status for outcome in result} == {"invited", "rejected"}
+
+
+@pytest.mark.parametrize(("deadline", "slept"), [(3.5, []), (3.6, [0.25]), (4.4, [0.25, 0.5, 1.0])])
+async def test_an_outage_is_waited_for_while_the_response_to_another_probe_comes_in_time(deadline, slept):
+    """The next probe is sent within 1.5 s and answered within 2 s, or it is too late."""
+    probes = Probes(*[0.0] * 9)
+    probes.fail(3)
+    assert not await probes.outage.over(600.0, 0.0, deadline=deadline)
+    assert probes.time.slept == slept
+
+
+async def test_a_probe_that_is_due_after_the_deadline_is_not_waited_for():
+    probes = Probes()
+    probes.fail(3, retry_after=20.0)
+    assert not await probes.outage.over(600.0, 0.0, deadline=21.0)
+    assert probes.time.slept == []
+    assert await probes.outage.over(600.0, 0.0, deadline=23.0)
+    assert probes.time.slept == [20.0]
+
+
 async def test_calls_fail_during_an_outage_while_a_fan_out_waits():
     service = Service(until=5.0)
     async with service.client() as client:

@@ -18,6 +18,7 @@ import anyio
 
 from sampling_async._contract.timing import HOLD, PERMIT, Timeline
 from sampling_async._pacing.change import Turn
+from sampling_async._pacing.limit import OVERLOADED
 from sampling_async._pacing.pace import NEXT_TO_NOTHING
 from sampling_async._pacing.turns import Kind, Turns
 
@@ -32,6 +33,11 @@ _SPREAD: Final = 0.1
 
 # Seconds within which reports of overload from two kinds have the same cause.
 _AT_ONCE: Final = 2.0
+
+# The longest wait for a rate that is only guessed, in seconds, of a call that somebody waits for. A bulk with a
+# deadline waits for a tenth of what is left, if that is more.
+_LONGEST_GUESS: Final = 0.25
+_LONGEST_SHARE: Final = 0.1
 
 
 class Gate:
@@ -116,6 +122,8 @@ class Gate:
         for each in held:
             if until > each.held_until:
                 each.held_until, each.spread = until, spread
+        for each in self._kinds.values() if self._all in held else held:
+            each.pace.held(until)
 
     def unhold(self) -> None:
         """End all holds now."""
@@ -141,17 +149,22 @@ class Gate:
             kind.held_until = -inf
 
     def refused(self, permit: Permit) -> None:
-        """Learn that the service refused an attempt because of load."""
+        """Record that the service refused an attempt because of load."""
         kind = permit.kind
-        kind.pace.refused(self.clock(), is_news=permit.generation == kind.adaptive.generation)
-        # With a measured rate, the attempts came too fast. Their number at once was not the problem.
-        self.overloaded(permit, halves=not kind.pace.is_measured)
+        pace = kind.pace
+        pace.refused(self.clock(), is_news=permit.generation == kind.adaptive.generation)
+        self.overloaded(permit, 1.0 if pace.spares_limit else OVERLOADED)
 
-    def overloaded(self, permit: Permit, *, halves: bool = True) -> None:
-        """Learn that an attempt overloaded the service. If two kinds report this, all kinds are lowered."""
+    def overloaded(self, permit: Permit, share: float = OVERLOADED) -> None:
+        """Record that an attempt overloaded the service. If two kinds report this, all kinds are lowered.
+
+        Args:
+            permit: The permit of the attempt.
+            share: The share of its kind's limit that is left.
+        """
         kind, now = permit.kind, self.clock()
         kind.reported_at = now
-        kind.adaptive.overloaded(permit.generation, halves=halves)
+        kind.adaptive.overloaded(permit.generation, share)
         others = [each for each in self._kinds.values() if each is not kind]
         if not any(now - other.reported_at < _AT_ONCE for other in others):
             return
@@ -167,9 +180,11 @@ class Gate:
         """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.
 
         The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
-        permit's lane, or if the permit is withdrawn, return without the permit.
+        permit's lane, or may end too late for its deadline, or if the permit is withdrawn, return without it.
+        A call that somebody waits for does not wait long for a rate that is only guessed.
         """
         kind = permit.kind
+        longest = inf
         try:
             # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
             while not permit.is_withdrawn:
@@ -192,7 +207,9 @@ class Gate:
                     # `_queue` grants the permit itself if it is its turn: then no event and no wait are needed.
                     if not permit.is_held:
                         await self._turn_of(waiter)
-                elif (wait := kind.pace.wait(self.clock())) and not self._is_closed:
+                elif (wait := min(longest, kind.pace.wait(self.clock()))) and not self._is_closed:
+                    if not kind.pace.is_measured and wait > (most := self._longest_guess(permit)):
+                        wait, longest = most, 0.0
                     self._delayed.add(permit)
                     try:
                         await self._interruptible_sleep(wait)
@@ -243,11 +260,17 @@ class Gate:
         """Wait for the end of an outage or a hold; return False if the lane has no patience left."""
         kind, lane = permit.kind, permit.lane
         if self._outage is not None and self._outage.is_on:
-            lane.since = min(lane.since, self.clock())
-            return await self._outage.over(lane.patience, lane.since)
+            now = self.clock()
+            lane.since = min(lane.since, now)
+            return await self._outage.over(lane.patience, lane.since, deadline=now + permit.remaining)
         holds = kind if kind.held_until > self._all.held_until else self._all
         await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread)
         return True
+
+    def _longest_guess(self, permit: Permit) -> float:
+        if permit.lane is permit.kind.interactive:
+            return _LONGEST_GUESS
+        return max(_LONGEST_GUESS, _LONGEST_SHARE * permit.remaining)
 
     async def _interruptible_sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until `unhold` or `close`."""

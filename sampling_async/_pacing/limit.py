@@ -16,7 +16,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 _START: Final = 8  # the first limit
-_OVERLOADED: Final = 0.5  # the factor for the limit after an overload
+OVERLOADED: Final = 0.5  # the factor for the limit after an overload
 
 # Ratios of a response's time to the expected one. Up to the first, the limit grows by 1 with each response; up
 # to the second, by about 1 with each full set of responses; above the third, it is lowered.
@@ -126,10 +126,15 @@ class AdaptiveLimit:
         """The number of attempts that may run."""
         return int(self._limit)
 
-    def overloaded(self, generation: int, *, halves: bool = True) -> None:
-        """Learn that an attempt, started in a generation of the limit, overloaded the service."""
+    def overloaded(self, generation: int, share: float = OVERLOADED) -> None:
+        """Record that an attempt, started in a generation of the limit, overloaded the service.
+
+        Args:
+            generation: The generation of the limit when the attempt was started.
+            share: The share of the limit that is left.
+        """
         if generation == self.generation:
-            self._limit = max(1.0, self._limit * (_OVERLOADED if halves else 1.0))
+            self._limit = max(1.0, self._limit * share)
             self.generation += 1
 
     def start_again(self) -> None:

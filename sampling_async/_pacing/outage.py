@@ -186,19 +186,23 @@ class Outage:
         """Return the seconds since the outage began; 0 without an outage."""
         return self._clock() - self.began_at if self.is_on else 0.0
 
-    async def over(self, patience: float, since: float) -> bool:
+    async def over(self, patience: float, since: float, *, deadline: float = inf) -> bool:
         """Wait until the outage ends. Send the probes for all waiting tasks, if no other task does.
 
         Args:
             patience: The longest wait in seconds. With 0, do not wait, but send a probe if one is due.
             since: The start of the wait; the beginning of the outage counts instead if it is later.
+            deadline: The end of the outage comes too late after that. As soon as the response to the next probe
+                may come later, this is as with a patience of 0.
 
         Returns:
             Whether the outage has ended.
         """
-        until = max(self.began_at, since) + patience
+        patient_until = max(self.began_at, since) + patience
         while self.is_on:
             now = self._clock()
+            response_by = max(self._probe_at, now + self.policy.longest_pause) + _PROBE_SECONDS
+            until = patient_until if response_by < deadline else -inf
             if self._is_doubtful and now - max(self._known_at, self._tried_at) >= _TRIAL_SECONDS:
                 self._try()
             elif now >= until and (self._is_probing or now < self._probe_at):

@@ -9,37 +9,44 @@ An attempt that the service did not refuse for load is *accepted* here, whatever
 from __future__ import annotations
 
 from collections import deque
-from math import inf
-from typing import Final
+from math import inf, sqrt
+from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Rates, in attempts a second.
 _FIRST_RATE: Final = 10.0  # after the first refusal, if too few responses came before it to measure a rate
 _LEAST_RATE: Final = 0.2
 _LEAST_GUESSED_RATE: Final = 1.0  # the least rate that is only guessed, if any attempt was accepted before
 
-# Five refusals are compared with the five before. Going slower had no effect if the rate fell to
-# `_SLOWER_SHARE` of what it was, but the refused share of all attempts stayed above
-# `_HELPED_SHARE` of what it was, and below `_MOST_REFUSED`.
-_COMPARED_REFUSALS: Final = 5
-_SLOWER_SHARE: Final = 0.8
-_HELPED_SHARE: Final = 0.7
-_MOST_REFUSED: Final = 0.5
-
-# Attempts without a rate after that. Their number doubles each time, and the rate returns early if, of at least
-# `_FREE_AT_LEAST` attempts, more than `_MOST_REFUSED` were refused.
-_FREE_ATTEMPTS: Final = 200
-_MOST_FREE_ATTEMPTS: Final = 20_000
-_FREE_AT_LEAST: Final = 16
-
 # How a rate is set by a refusal, and how it grows again.
 _ENOUGH: Final = 8  # accepted attempts that are enough for a measurement
-_FIRST_SHARE: Final = 0.85  # the share of a measured rate to begin with
+_SHY: Final = 0.97  # the factor for a measured rate: the limit gave more than that for a while
+_FIRST_SHARE: Final = 0.9  # the share of a measured rate to begin with
 _GUESSED_SHARE: Final = 0.3  # the factor for a rate that could not be measured
 _REGAINED_AFTER: Final = 20  # accepted attempts until the rate is the measured one again
-_DOUBLED_AFTER: Final = 150  # further ones until it is twice the measured one
-_LEAST_GROWTH: Final = 0.1  # a second, for each one: refusals by chance must not push the rate to its minimum
+_DOUBLED_AFTER: Final = 120  # further ones until it is twice the measured one
+_LEAST_GROWTH: Final = 0.03  # a second, for each one: a rate that is far too low must not stay so
+# More of them for each attempt that the latest refusal cost: where refusals are dear, the limit is tried later.
+_REGAINED_COST: Final = 3.0
+_DOUBLED_COST: Final = 60.0
+_UNSURE: Final = 6.0  # the first measurement is rough, so the limit is tried sooner
+
+# When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
+_REFUSALS: Final = 5
+_FALLEN: Final = 0.9
+_MOST_REFUSALS: Final = 20  # the number doubles up to this with each trial that shows that the rate matters
+_LASTING: Final = 8  # stretches after which it was no trial any more
+_AGAIN: Final = 2  # the number after that
+
+# What shows that the rate matters: the latest stretches between refusals are too short.
+_COMPARED: Final = 4
+_LEAST_STRETCH: Final = 8  # accepted attempts
+_SHORTER: Final = 0.4  # of the usual stretch
+_SLOWER: Final = 0.5  # of what was accepted in a second with a rate
+_RARE: Final = 0.25  # refusals for each accepted attempt
+_FASTER: Final = 2.0  # shorter ones are enough if so many times as many attempts are accepted in a second
 
 _TIMER_LATENESS: Final = 0.002  # seconds by which timers fire late
 NEXT_TO_NOTHING: Final = 1e-9  # seconds by which they fire early: sleeping for so short a time is spinning
@@ -53,127 +60,148 @@ class Pace:
     ever faster, since the limit seems to be gone. If too few attempts were accepted to measure a rate, the rate
     falls by more, and grows fast until the next refusal.
 
-    Refusals may have another cause than the rate: one node of several may refuse everything. If going slower
-    had no effect, and most attempts are accepted anyway, there is no rate for a while.
-
-    Attributes:
-        is_measured: Whether the rate was measured, and not guessed.
+    Refusals may have another cause than the rate: one node of several may refuse everything. Then a lower rate
+    does not make the stretches between them longer. So if the rate has fallen, attempts go without a rate on
+    trial. It stays so while the stretches are about as long as they were with a rate.
     """
 
     __slots__ = (
-        "_accepted",
         "_accepted_at",
-        "_begun_count",
-        "_free_from",
-        "_free_next",
-        "_free_until",
-        "_marks",
+        "_cost",
+        "_held_until",
+        "_highest",
+        "_is_measured",
+        "_is_resumed",
+        "_is_sure",
+        "_needed",
         "_next_at",
         "_rate",
         "_refused_at",
-        "_refused_count",
-        "is_measured",
+        "_stretch",
+        "_stretches",
+        "_unpaced",
     )
 
     def __init__(self) -> None:
         self._rate = inf  # a second, at the latest refusal: measured or guessed
-        self.is_measured = False
-        self._accepted = 0  # accepted attempts since the latest refusal
-        self._begun_count = self._refused_count = 0
-        # At each of the latest refusals: the attempts begun and refused in all, and the rate.
-        self._marks: deque[tuple[int, int, float]] = deque(maxlen=2 * _COMPARED_REFUSALS + 1)
-        # The attempts without a rate: the counts of begun and refused attempts at their start, and the count of
-        # begun attempts at their end.
-        self._free_from, self._free_until = (0, 0), 0
-        self._free_next = _FREE_ATTEMPTS
-        self._refused_at = inf  # when the latest refusal came
+        self._is_measured = False
+        self._is_sure = False  # whether it was measured again with a measured one
+        self._stretch = _Stretch(inf)  # since the latest refusal
+        self._refused_at = inf  # when that came
+        self._is_resumed = False  # whether an attempt has begun since
+        self._held_until = -inf
+        self._cost = 0.0  # the attempts that the latest refusal cost, because the service asked to wait
         self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
         self._next_at = -inf
+        self._stretches: deque[_Stretch] = deque(maxlen=_MOST_REFUSALS)  # the latest, since the latest trial
+        self._highest = 0.0  # the highest rate since then
+        self._needed = _REFUSALS
+        self._unpaced: _Unpaced | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a rate, and it was measured, not guessed."""
+        return self._is_measured and self._unpaced is None
+
+    @property
+    def spares_limit(self) -> bool:
+        """Whether the number of attempts at once is not the cause of refusals: the rate is, or chance."""
+        return self._is_measured if self._unpaced is None else self._unpaced.is_rare
 
     @property
     def rate(self) -> float:
         """The number of attempts that may begin in a second."""
-        if self._rate == inf:
+        if self._rate == inf or self._unpaced is not None:
             return inf
-        if not self.is_measured:
-            return self._rate * (1 + self._accepted / _ENOUGH)
-        # With a measured rate of 100 a second: 85 right after the refusal, 100 after 20 accepted attempts, then
-        # growing with their square: 111 after 70, 200 after 170. For low rates, the second term is the larger
-        # one: it grows by 0.1 a second with each accepted attempt.
-        beyond = self._accepted - _REGAINED_AFTER
-        more = (1 - _FIRST_SHARE) * beyond / _REGAINED_AFTER if beyond < 0 else (beyond / _DOUBLED_AFTER) ** 2
-        return max(self._rate * (1 + more), self._rate * _FIRST_SHARE + _LEAST_GROWTH * self._accepted)
+        accepted = self._stretch.accepted if self._is_resumed else 0
+        if not self._is_measured:
+            return self._rate * (1 + accepted / _ENOUGH)
+        # With a measured rate of 100 a second: 90 right after the refusal, 100 after 20 accepted attempts, then
+        # growing with their cube: 101 after 50, 200 after 140. A hold of one second costs 100 attempts: then it
+        # is 100 after 320, and 120 after 3,900, which is half a minute later. For low rates, the second term is
+        # the larger one: it grows by 0.03 a second with each accepted attempt.
+        cost = self._cost if self._is_sure else self._cost / _UNSURE
+        regained_after = _REGAINED_AFTER + _REGAINED_COST * cost
+        beyond = accepted - regained_after
+        if beyond < 0:
+            more = (1 - _FIRST_SHARE) * beyond / regained_after
+        else:
+            more = (beyond / (_DOUBLED_AFTER + _DOUBLED_COST * cost)) ** 3
+        growth = _LEAST_GROWTH / (1 + cost)
+        return max(self._rate * (1 + more), self._rate * _FIRST_SHARE + growth * accepted)
 
     def refused(self, now: float, *, is_news: bool = True) -> None:
-        """Learn that the service refused an attempt because of load.
+        """Record that the service refused an attempt because of load.
 
         Args:
             now: The time.
             is_news: Whether it is the first refusal of the attempts that run at once. The others say the same.
         """
-        self._refused_count += 1
-        if self._is_free() or not is_news:
+        self._stretch.refused += 1
+        if not is_news:
             return
-        rate = self.rate
-        self._marks.append((self._begun_count, self._refused_count, rate))
-        if self._slowing_does_not_help():
-            # Begin a period without a rate, twice as long as the one before.
-            self._rate, self.is_measured, self._accepted = inf, False, 0
-            self._free_from, self._free_until = (
-                (self._begun_count, self._refused_count),
-                self._begun_count + self._free_next,
-            )
-            self._free_next = min(_MOST_FREE_ATTEMPTS, 2 * self._free_next)
-            self._marks.clear()
-            return
-        if self._accepted < _ENOUGH:
+        if self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
+            self._end_trial(now)
+            self._set_rate(now)
+            self._stretches.append(self._stretch)
+            if self._slowing_does_not_help():
+                self._unpaced = _Unpaced(self._stretches, now)
+        self._refused_at, self._is_resumed = now, False
+        self._next_at = max(self._next_at, now + 1 / self.rate) if self._unpaced is None else now
+
+    def _set_rate(self, now: float) -> None:
+        """Measure the rate of what was let through since the latest refusal, or guess it."""
+        rate, stretch = self.rate, self._stretch
+        if min(stretch.let_through, len(self._accepted_at)) < _ENOUGH:
             # Too few for a measurement: a measured rate falls a little, a guessed one by much.
-            known = rate * (_FIRST_SHARE if self.is_measured else _GUESSED_SHARE)
+            known = rate * (_FIRST_SHARE if self._is_measured else _GUESSED_SHARE)
             self._rate = known if rate < inf else _FIRST_RATE
+        elif self._is_measured:
+            # It has hardly changed, so all since the latest refusal count. What the service asked to wait does
+            # not: with that, each refusal would look like a lower rate.
+            self._rate = _SHY * sqrt(rate * min(rate, stretch.let_through / max(now - stretch.began, 1e-6)))
+            self._is_sure = True
         else:
             # A guessed rate has risen fast, so only the latest 8 accepted attempts, with 7 gaps between them,
-            # show how far. A measured rate has hardly changed, so all since the latest refusal count.
-            was_measured = self.is_measured
-            accepted, since = (
-                (self._accepted, self._refused_at) if was_measured else (_ENOUGH - 1, self._accepted_at[0])
-            )
+            # show how far.
+            latest = (_ENOUGH - 1) / max(now - self._accepted_at[0], 1e-6)
             # Without a rate so far, this is no measurement: the first attempts were accepted before the service
             # applied any limit.
-            self.is_measured = rate < inf
-            self._rate = min(rate, accepted / max(now - since, 1e-6))
+            self._is_measured, self._is_sure = rate < inf, False
+            if self._is_measured:
+                # The latest ones took what the limit had saved up for a burst, and over the whole time it was
+                # not used up. The limit is between the two.
+                mean = stretch.let_through / max(now - self._refused_at, 1e-6)
+                latest = min(rate, sqrt(latest * min(latest, mean)))
+            self._rate = latest
         self._rate = max(
-            self._rate, _LEAST_GUESSED_RATE if self._accepted and not self.is_measured else _LEAST_RATE
+            self._rate, _LEAST_GUESSED_RATE if stretch.accepted and not self._is_measured else _LEAST_RATE
         )
-        self._accepted, self._refused_at = 0, now
-        self._next_at = max(self._next_at, now + 1 / self.rate)
+        self._highest = max(self._highest, self._rate)
 
     def _slowing_does_not_help(self) -> bool:
-        """Return whether going slower had no effect: as many refusals as before, and most attempts accepted."""
-        # 11 marks bound ten stretches between refusals: five before the middle one and five after it.
-        if len(self._marks) < 2 * _COMPARED_REFUSALS + 1:
-            return False
-        marks = list(self._marks)
-        before, after = _between(marks[: _COMPARED_REFUSALS + 1]), _between(marks[_COMPARED_REFUSALS:])
-        return (
-            after.rate <= _SLOWER_SHARE * before.rate
-            and _HELPED_SHARE * before.refused <= after.refused <= _MOST_REFUSED
-        )
+        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same."""
+        return len(self._stretches) >= self._needed and self._rate <= _FALLEN * self._highest
 
-    def _is_free(self) -> bool:
-        """Return whether refusals do not count now, because earlier ones had another cause than the rate."""
-        if self._begun_count >= self._free_until:
-            return False
-        # If most attempts are refused without a rate, the rate was the cause after all: it counts again.
-        begun, refused = self._begun_count - self._free_from[0], self._refused_count - self._free_from[1]
-        if begun >= _FREE_AT_LEAST and refused > _MOST_REFUSED * begun:
-            self._free_until, self._free_next = 0, _FREE_ATTEMPTS
-            return False
-        return True
+    def _end_trial(self, now: float) -> None:
+        if self._unpaced is None:
+            return
+        if self._unpaced.count > _LASTING:
+            # What was known of the rate is long ago. What was accepted without one is known.
+            self._rate, self._is_measured, self._needed = self._unpaced.per_second(now), True, _AGAIN
+        else:
+            self._needed = min(_MOST_REFUSALS, 2 * self._needed)
+        self._stretches.clear()
+        self._highest, self._unpaced = 0.0, None
 
     def answered(self, now: float) -> None:
-        """Learn that an attempt was accepted."""
-        self._accepted += 1
+        """Record that an attempt was accepted."""
+        self._stretch.accepted += 1
         self._accepted_at.append(now)
+
+    def held(self, until: float) -> None:
+        """Record that the service asked to send nothing until some time."""
+        self._held_until = max(self._held_until, until)
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next attempt may begin."""
@@ -181,9 +209,14 @@ class Pace:
         return wait if wait > NEXT_TO_NOTHING else 0.0
 
     def begin(self, now: float) -> None:
-        """Learn that an attempt begins."""
-        self._begun_count += 1
-        if self._rate < inf:
+        """Record that an attempt begins."""
+        if not self._is_resumed:
+            # What was under way at the refusal has counted for the stretch before.
+            self._stretch, self._is_resumed = _Stretch(now), True
+            held = max(0.0, min(now, self._held_until) - self._refused_at)
+            self._cost = held * self._rate if self._rate < inf else 0.0
+        self._stretch.begun += 1
+        if self._rate < inf and self._unpaced is None:
             gap = 1 / self.rate
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
             # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
@@ -191,15 +224,77 @@ class Pace:
             self._next_at = max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)) + gap
 
 
-@frozen
 class _Stretch:
-    """The attempts between several refusals: the refused share, and the mean rate in attempts a second."""
+    """The attempts between two refusals.
 
-    refused: float
-    rate: float
+    Attributes:
+        began: When the first one began.
+        begun: How many have begun.
+        accepted: How many of them were accepted. One that is under way when the next refusal comes counts too.
+        refused: How many were refused.
+    """
+
+    __slots__ = ("accepted", "began", "begun", "refused")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.begun = self.accepted = self.refused = 0
+
+    @property
+    def let_through(self) -> int:
+        """How many were accepted, those included that are under way."""
+        return max(self.accepted, self.begun - self.refused)
 
 
-def _between(marks: list[tuple[int, int, float]]) -> _Stretch:
-    (begun, refused, _), *_, (begun_then, refused_then, _) = marks
-    rates = [rate for _, _, rate in marks[1:]]
-    return _Stretch((refused_then - refused) / max(1, begun_then - begun), sum(rates) / len(rates))
+class _Unpaced:
+    """The attempts without a rate, in stretches, compared with the stretches before.
+
+    Args:
+        stretches: Those with a rate.
+        now: The time.
+
+    Attributes:
+        count: The number of stretches so far.
+    """
+
+    __slots__ = ("_accepted", "_before", "_began", "_compared", "_latest", "_usual", "count")
+
+    def __init__(self, stretches: Sequence[_Stretch], now: float) -> None:
+        self.count = 0
+        self._compared = len(stretches)
+        accepted = sum(stretch.accepted for stretch in stretches)
+        self._usual = accepted / len(stretches)
+        self._before = accepted / max(now - stretches[0].began, 1e-6)
+        self._began, self._accepted = now, 0
+        self._latest: deque[_Stretch] = deque(maxlen=_COMPARED)
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether few of the latest attempts were refused."""
+        accepted, refused = self._sums()
+        return refused <= _RARE * accepted
+
+    def _sums(self) -> tuple[int, int]:
+        accepted = sum(stretch.accepted for stretch in self._latest)
+        return accepted, sum(stretch.refused for stretch in self._latest)
+
+    def per_second(self, now: float) -> float:
+        """Return how many attempts were accepted in a second."""
+        return max(_LEAST_RATE, self._accepted / max(now - self._began, 1e-6))
+
+    def goes_on(self, stretch: _Stretch, now: float) -> bool:
+        """Record a stretch; return False if the latest ones show that the rate matters."""
+        self.count += 1
+        self._accepted += stretch.accepted
+        self._latest.append(stretch)
+        accepted, refused = self._sums()
+        seconds = now - self._latest[0].began
+        stretch_enough = max(_LEAST_STRETCH, _SHORTER * self._usual)
+        enough = max(len(self._latest) * stretch_enough, _SLOWER * self._before * seconds)
+        # One of them may be short by chance.
+        is_as_before = accepted >= enough * (1 - 1 / len(self._latest))
+        is_faster = accepted >= _FASTER * max(_FIRST_RATE, self._before) * seconds
+        if 2 * accepted < refused - 2 or not (is_as_before or is_faster):
+            return False
+        self._usual += (stretch.accepted - self._usual) / (self._compared + self.count)
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -14,7 +15,7 @@ import httpx
 import pytest
 from fault_server import ENDPOINTS, PROCESSED, RIGHT, FaultServer, answer, cut, fin, read, reply, rst
 from kit import assert_idle, call, client_of, descriptors
-from virtual_time import ModelService, run, seeded
+from virtual_time import ModelGateway, ModelService, run, seeded
 
 from sampling_async import (
     BulkInviteResult,
@@ -37,6 +38,93 @@ def simulated(service: httpx.AsyncBaseTransport, rng, **options) -> SamplingClie
     """Return a client of a model service in virtual time."""
     given = {"transport": service, "clock": anyio.current_time, "sleep": anyio.sleep, "random": rng.random}
     return client_of("https://service.example", **given | options)
+
+
+# --- A gateway that refuses
+
+
+WIDTH = 16
+FREE = 160.0
+"""Requests a second without any refusal, 16 at once."""
+
+
+def accepted_a_second(
+    backend: str, seed: int, *, seconds: float = 60.0, clients: int = 1, **gateway
+) -> tuple[float, list[str]]:
+    """Run fan-outs against a gateway; return accepted requests a second, and statuses that are no response."""
+    with seeded(seed) as rng:
+        service = ModelService(workers=((0.0, clients * WIDTH),), base=WIDTH / FREE, per_id=0.0, random=rng)
+        model = ModelGateway(service, rng, **gateway)
+        given_up: list[str] = []
+
+        async def fan_out(number: int) -> None:
+            requests = (InviteRequest(f"m{number}-{at}", [2]) for at in itertools.count())
+            async with (
+                simulated(model, rng, max_concurrency=WIDTH, outage=OutagePolicy()) as client,
+                client.fan_out(requests) as outcomes,
+            ):
+                async for outcome in outcomes:
+                    if outcome.status not in {"invited", "rejected"}:
+                        given_up.append(outcome.status)
+
+        async def main() -> None:
+            with anyio.move_on_after(seconds):
+                async with anyio.create_task_group() as tasks:
+                    for number in range(clients):
+                        tasks.start_soon(fan_out, number)
+
+        run(main, backend=backend)
+        return len(model.accepted) / seconds, given_up
+
+
+@BACKENDS
+@pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize("retry_after", [None, 1])
+def test_nine_tenths_of_a_rate_limit_are_used_from_the_first_minute_on(backend, clients, retry_after):
+    accepted, given_up = accepted_a_second(
+        backend, 3, clients=clients, rate=20, burst=5, retry_after=retry_after
+    )
+    assert 18 <= accepted <= 20.1
+    assert given_up == []
+
+
+@BACKENDS
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_a_refusal_by_chance_costs_the_second_that_it_asks_for_and_little_more(backend, share, seed):
+    """Of 50 requests one is refused: they take 0.31 s, and the hold takes one."""
+    accepted, given_up = accepted_a_second(backend, seed, share=share, retry_after=1)
+    assert accepted >= 0.8 * (1 - share) / (1 / FREE + share)
+    assert given_up == []
+
+
+@BACKENDS
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_refusals_by_chance_without_a_pause_hardly_slow_a_fan_out(backend, share):
+    accepted, given_up = accepted_a_second(backend, 1, seconds=20.0, share=share)
+    assert accepted >= 0.8 * (1 - share) * FREE
+    assert given_up == []
+
+
+def test_a_limit_that_begins_after_refusals_by_chance_is_kept_to():
+    with seeded(5) as rng:
+        service = ModelService(workers=((0.0, WIDTH),), base=WIDTH / FREE, per_id=0.0, random=rng)
+        model = ModelGateway(service, rng, share=0.05)
+
+        async def main() -> None:
+            requests = (InviteRequest(f"m{at}", [2]) for at in itertools.count())
+            with anyio.move_on_after(60):
+                async with (
+                    simulated(model, rng, max_concurrency=WIDTH, outage=OutagePolicy()) as client,
+                    client.fan_out(requests) as outcomes,
+                ):
+                    async for _ in outcomes:
+                        if anyio.current_time() > 20:
+                            model.share, model.rate = 0.0, 20.0
+
+        run(main, backend="asyncio")
+    late = [at for at in model.accepted if at > 30]
+    assert 0.9 * 20 <= len(late) / 30 <= 20.2
 
 
 # --- 4: a brownout

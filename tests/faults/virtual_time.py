@@ -1,9 +1,10 @@
 """Simulations in virtual time: hours of a service with few workers take milliseconds and are repeatable.
 
 `run(main, backend=...)` runs an async function on an event loop whose clock jumps to the next timer when
-no task can run. `ModelService` is a service in memory for it: some workers, first come first served, a time
-per request that grows with its quota IDs. Like real services it continues with a request after the
-client has given up, so timeouts create invites that nobody reads.
+no task can run. `ModelGateway` refuses requests, by a rate or by chance. `ModelService` is a service in
+memory for it: some workers, first come first served, a time per request that grows with its quota IDs. Like
+real services it continues with a request after the client has given up, so timeouts create invites that nobody
+reads.
 """
 
 from __future__ import annotations
@@ -143,3 +144,43 @@ class ModelService(httpx.AsyncBaseTransport):
 
     def _workers_at(self, moment: float) -> int:
         return [count for since, count in self.workers if since <= moment][-1]
+
+
+@define(eq=False)
+class ModelGateway(httpx.AsyncBaseTransport):
+    """A gateway that refuses requests with 429, in front of a service, as a transport of httpx.
+
+    Attributes:
+        service: What gets the requests that are not refused.
+        random: Decides which requests are refused by chance.
+        share: The share of them.
+        rate: Requests a second that it lets through; None for all.
+        burst: The most that it lets through at once after a pause.
+        retry_after: Seconds for the header; None leaves it out.
+        accepted: When each request was let through.
+    """
+
+    service: httpx.AsyncBaseTransport
+    random: random.Random
+    share: float = 0.0
+    rate: float | None = None
+    burst: int = 5
+    retry_after: int | None = None
+    accepted: list[float] = Factory(list)
+    _level: float = 0.0
+    _seen: float = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        now = anyio.current_time()
+        if self.rate is not None:
+            self._level = max(0.0, self._level - self.rate * (now - self._seen))
+            self._seen = now
+        is_over = self.rate is not None and self._level > self.burst - 1
+        if is_over or self.random.random() < self.share:
+            await anyio.sleep(0.002)
+            return httpx.Response(
+                429, headers={} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+            )
+        self._level += self.rate is not None
+        self.accepted.append(now)
+        return await self.service.handle_async_request(request)
