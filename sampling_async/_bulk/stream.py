@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, Self
 
@@ -89,7 +90,8 @@ class OutcomeStream:
         self._inviter = inviter
         self._source = source
         needs_permit = inviter.needs_permit
-        self._jobs = JobStream(permit, source, inviter.ask, window=window, needs_permit=needs_permit)
+        ask = partial(inviter.ask, new_permit=permit)
+        self._jobs = JobStream(permit, source, ask, window=window, needs_permit=needs_permit)
         # The jobs whose outcomes are being yielded: more than one only if several tasks read the stream.
         self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()
         self._left_over: tuple[InviteOutcome, ...] | None = None
