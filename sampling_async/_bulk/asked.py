@@ -87,14 +87,17 @@ class EarlierRequest:
             return iter(()) if self.job is None else self.job.account().answer.outcomes()
         return outcomes_from((self.answers,), self.member_code, self.quota_ids())
 
-    def drop_invites(self) -> None:
-        """Forget the invites, but not that they were made."""
+    def drop_invites(self) -> int:
+        """Forget the invites, but not that they were made. Return their number."""
         answers = self.answers
+        if answers is None or not (invites := answers.invites):
+            return 0
         if isinstance(answers, Columns):
             said = tuple(("unknown" if each[0] == "invited" else each[0], *each[1:]) for each in answers.said)
             self.answers = Columns(answers.numbers, cast("tuple[Said, ...]", said), ())
         elif isinstance(answers, Listed):
             self.answers = Listed(tuple(map(_without_invite, answers.listed)))
+        return len(invites)
 
 
 class AskedPairs:
@@ -167,9 +170,26 @@ class AskedPairs:
 
     def settle(self, job: Job) -> None:
         """Keep the outcomes of a job that is done. If it was not taken up, this has no effect."""
-        if (request := self._in_flight.pop(job, None)) is not None:
-            self._keep(request, job)
-            self._settled.notify()
+        request = self._in_flight.pop(job, None)
+        if request is None:
+            return
+        answer = job.account().answer
+        answers = answer.answers
+        # The answers come before `job` goes: a signal handler may raise between these lines.
+        request.packed = packed = _packed(answer.quota_ids)
+        request.answers = answers
+        request.job = None
+        request.size = size = (
+            _A_REQUEST + len(packed) + len(answers) * (1 + _AN_OUTCOME * isinstance(answers, Listed))
+        )
+        self._bytes += size
+        self._done.append(request)
+        if invites := answers.invites:
+            self._invites += len(invites)
+            self._with_invites.append(request)
+        if self._invites > self._most_invites or self._bytes > self._most_bytes:
+            self._keep_bounds()
+        self._settled.notify()
 
     async def done(self, request: EarlierRequest) -> None:
         """Wait until a request is done."""
@@ -186,30 +206,15 @@ class AskedPairs:
         self._indexes[member_code] = index
         self._bytes += len(index) * _AN_INDEXED_ID
 
-    def _keep(self, request: EarlierRequest, job: Job) -> None:
-        """Keep the answers of a request in place of its job, and forget what is too old."""
-        answer = job.account().answer
-        answers = answer.answers
-        # The answers come last: a signal handler may raise between these lines.
-        request.packed = _packed(answer.quota_ids)
-        request.answers = answers
-        request.job = None
-        listed = len(answers) if isinstance(answers, Listed) else 0
-        request.size = _A_REQUEST + len(request.packed) + len(answers) + listed * _AN_OUTCOME
-        self._bytes += request.size
-        self._done.append(request)
-        if invites := len(answers.invites):
-            self._invites += invites
-            self._with_invites.append(request)
-            while self._invites > self._most_invites:
-                self._drop_invites(self._with_invites.popleft())
+    def _keep_bounds(self) -> None:
+        """Forget what is too old."""
+        while self._invites > self._most_invites:
+            self._drop_invites(self._with_invites.popleft())
         while self._bytes > self._most_bytes and self._done:
             self._forget(self._done.popleft())
 
     def _drop_invites(self, request: EarlierRequest) -> None:
-        if request.answers is not None:
-            self._invites -= len(request.answers.invites)
-            request.drop_invites()
+        self._invites -= request.drop_invites()
 
     def _forget(self, request: EarlierRequest) -> None:
         if self._with_invites and self._with_invites[0] is request:  # both are in the same order
