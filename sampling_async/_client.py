@@ -629,12 +629,12 @@ class SamplingClient:
                 gives its ledger here.
             repeats: What happens to a pair that comes again in a later request. "once": it is not sent again,
                 and its later place gets the outcome of the first; if that one ended `not_sent`, the later place
-                is sent. For this, some 15 bytes an ID are kept, and about 330 bytes an invite: at most 32 MB of
-                requests (2 million IDs and more in requests of 100, 60,000 in requests of one) and the latest
-                100,000 invites. Of older invites a repetition is only noticed: it is not sent, and is
-                `unknown`. Requests older than that are forgotten, which is logged once. A journal has no such
-                bounds. "ask": it is sent again, which may make a second invite. An ID repeated within one
-                request is sent once in any case.
+                is sent. "ask": it is sent again, which may make a second invite. An ID repeated within one
+                request is sent once in any case. With a journal, "once" holds for all of its runs. Without one,
+                the pairs are kept in memory, up to a bound: 9 bytes an ID in requests of 100 (360 in requests
+                of one), up to 64 MiB, which is 7 million IDs (165,000), and 330 bytes an invite, for the latest
+                100,000. Of older invites a repetition is only noticed: it is not sent, and is `unknown`. A
+                repetition of older requests is sent again; that this may happen is logged once.
 
         Raises:
             InvalidRequestError: `repeats` is neither of the two, or is "ask" with a journal, which sends each

@@ -200,6 +200,44 @@ async def test_a_wrong_value_and_a_journal_that_contradicts_are_refused(tmp_path
     assert asked_pairs("once", has_journal=True) is None
 
 
+async def test_the_rest_of_an_input_is_not_called_not_sent_if_it_was_asked_for():
+    started = anyio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if member(request) == "m":
+            return httpx.Response(200, json=doubles.bulk(request))
+        started.set()
+        return await anyio.sleep_forever()
+
+    async with doubles.client(answer, max_concurrency=1) as client:
+        async with client.fan_out([InviteRequest("m", [2]), InviteRequest("n", [2])]) as stream:
+            with anyio.fail_after(5):
+                await started.wait()
+    asked = [stream.outcome_of(*pair) for pair in (("m", 2), ("n", 2), ("m", 3), ("o", 2))]
+    assert [each and each.status for each in asked] == ["invited", "unknown", None, None]
+    async with doubles.client(answer) as client:
+        assert client.fan_out([], repeats="ask").outcome_of("m", 2) is None
+
+
+async def test_progress_says_how_long_an_outage_is_still_waited_for():
+    time = doubles.FakeTime()
+    waits: list[float | None] = []
+
+    def answer(request: httpx.Request):
+        waits.append(stream.progress.patience_left)
+        raise httpx.ConnectError("refused")
+
+    options = {"outage": OutagePolicy(patience=50.0), "max_concurrency": 1}
+    async with doubles.client(doubles.Service(answer), time, **options) as client:
+        async with client.fan_out([InviteRequest(f"m{n}", [1]) for n in range(9)]) as stream:
+            assert [outcome.status async for outcome in stream] == ["not_sent"] * 9
+    assert waits[0] is None
+    later = [wait for wait in waits if wait is not None]
+    assert later
+    assert later == sorted(later, reverse=True)
+    assert all(0 <= wait <= 50 for wait in later)
+
+
 # --- Bounds of the memory
 
 

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from sampling_async._protocol.answers import Answers, Said
     from sampling_async._protocol.outcomes import InviteOutcome
 
-MOST_BYTES: Final = 32 * 2**20
+MOST_BYTES: Final = 64 * 2**20
 """How many bytes of requests one fan-out keeps, without invites."""
 
 MOST_INVITES: Final = 100_000
 """How many invites one fan-out keeps: about 32 MB."""
 
 # Bytes, measured with tracemalloc on Python 3.11.
-_A_REQUEST: Final = 500
+_A_REQUEST: Final = 400
 _AN_OUTCOME: Final = 300
 _AN_INDEXED_ID: Final = 120
 
@@ -153,6 +153,11 @@ class AskedPairs:
             for quota_id in quota_ids
             if (request := index.get(quota_id)) is not None and not request.is_forgotten
         }
+
+    def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
+        """Return the outcome of a pair as known now; None if it was not asked for, or was forgotten."""
+        earlier = self.earlier(member_code, (quota_id,))
+        return Repetition(self, member_code, earlier).outcomes()[0] if earlier else None
 
     def take_up(self, job: Job, quota_ids: Sequence[int]) -> None:
         """Note that a job will send these quota IDs."""

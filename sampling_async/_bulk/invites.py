@@ -99,6 +99,16 @@ class Inviter:
         """Whether sending is paused, because of an outage of the service."""
         return self._caller.outage.is_on
 
+    def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
+        """Return the outcome of a pair that this fan-out has asked for, if it is in memory."""
+        return None if self._asked is None else self._asked.outcome_of(member_code, quota_id)
+
+    @property
+    def patience_left(self) -> float | None:
+        """The seconds that the fan-out still waits for the end of an outage; None if there is none."""
+        outage = self._caller.outage
+        return max(0.0, outage.policy.patience - outage.away_for()) if outage.is_on else None
+
     def shut_within(self, first: float, last: float) -> float:
         """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""
         return self._caller.shut_within("bulk_invite", first, last)

@@ -22,6 +22,7 @@ STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 DONE, INCOMPLETE, USAGE, REFUSED, FAILED = 0, 1, 2, 3, 4
 """The exit codes; see the docstring of the package."""
 
+_ANSWERED: Final = frozenset({"invited", "rejected"})
 _KEPT_FAILURES: Final = 20
 
 
@@ -64,6 +65,7 @@ class Tally:
     anomalies: int = 0
     replayed: int = 0
     unrequested: int = 0
+    _answered: int = 0  # in this run
     _exit_codes: set[int] = field(factory=set[int])
     _clock: Callable[[], float] = time.perf_counter
     _started: float = field(init=False)
@@ -78,6 +80,7 @@ class Tally:
         self.codes[code, None if code is None else ResultCode.name_of(code) or outcome.result] += 1
         self.anomalies += outcome.anomaly is not None
         self.replayed += outcome.replayed
+        self._answered += outcome.status in _ANSWERED and not outcome.replayed
         if outcome.error is not None:
             self._add_failure(outcome.error)
 
@@ -99,8 +102,8 @@ class Tally:
         return self._clock() - self._started
 
     def rate(self) -> float:
-        """Return the outcomes a second."""
-        return self.total / max(self.seconds, 1e-9)
+        """Return how many outcomes the service gave a second: not those given up, nor those from a journal."""
+        return self._answered / max(self.seconds, 1e-9)
 
     def exit_code(self) -> int:
         """Return the exit code of the counts: that of the failure if no ID got a result at all."""
