@@ -151,6 +151,8 @@ class Summary:
         matched: Members with at least one pair.
         invited_members: Members with at least one invite.
         pairs: The pairs, by what became of them.
+        asked: Pairs that the service was asked for and has answered, or may have: all but those skipped or
+            pending, and of the pending ones those that wait for another try.
         requests: Requests sent.
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
@@ -177,6 +179,7 @@ class Summary:
     matched: int = 0
     invited_members: int = 0
     pairs: Pairs = field(factory=Pairs)
+    asked: int = field()
     requests: int = 0
     planned_value: float = 0.0
     expected_value: float = 0.0
@@ -190,6 +193,10 @@ class Summary:
     waits: tuple[Wait, ...] = ()
     limits: Mapping[str, str] = field(factory=dict[str, str])
 
+    @asked.default
+    def _all_but_skipped_and_pending(self) -> int:
+        return self.pairs.planned - self.pairs.pending - self.pairs.skipped
+
     @property
     def invites_per_request(self) -> float:
         """How many invites a request brought on average; 0 without a request."""
@@ -198,8 +205,7 @@ class Summary:
     @property
     def success_rate(self) -> float:
         """The share of the pairs that were asked for and ended in an invite, from 0 to 1."""
-        asked = self.pairs.planned - self.pairs.pending - self.pairs.skipped
-        return self.pairs.invited / asked if asked else 0.0
+        return self.pairs.invited / self.asked if self.asked else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it; times are ISO 8601 in UTC."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching._index import QuotaIndex
+    from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel._allocate import Candidates
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._prices import Learning
@@ -51,7 +52,7 @@ class PanelMatcher:
     later changes of the index have no effect on it. It can be pickled.
 
     Args:
-        index: The inventory.
+        index: The inventory. A `LiveIndex` must be ready.
         output: The result wanted: `Counts()`, `TopK(n)`, `Sample(per_quota)` or `Allocate(per_member)`.
             Default: `Counts()`.
 
@@ -59,8 +60,9 @@ class PanelMatcher:
         InvalidRequestError: A value, room or rate of `Allocate` is no good number.
     """
 
-    def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
+    def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
         output = Counts() if output is None else output
+        index = index.snapshot()  # quotas of a live index close at any moment, in another thread too
         compiled = tuple(index.quota_ids.compiled())
         market = None
         if isinstance(output, Allocate):
