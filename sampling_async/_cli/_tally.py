@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from attrs import define, field
 
-from sampling_async import InvalidRequestError, ResultCode, SamplingError, ServiceError
+from sampling_async import InvalidRequestError, JournalError, ResultCode, SamplingError, ServiceError
 from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
 from sampling_async._protocol.outcomes import OutcomeStatus
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
-DONE, INCOMPLETE, USAGE, REFUSED, FAILED = 0, 1, 2, 3, 4
+DONE, INCOMPLETE, USAGE, REFUSED, FAILED, IN_USE = 0, 1, 2, 3, 4, 5
 """The exit codes; see the docstring of the package."""
 
 _ANSWERED: Final = frozenset({"invited", "rejected"})
@@ -30,6 +30,8 @@ def exit_code_of(error: SamplingError) -> int:
     """Return the exit code of a failed call."""
     if isinstance(error, InvalidRequestError):
         return USAGE
+    if isinstance(error, JournalError) and error.in_use:
+        return IN_USE
     # With unknown delivery the service may have acted, so this is not a refusal, whatever the status.
     if error.delivery == "unknown":
         return FAILED

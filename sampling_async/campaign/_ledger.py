@@ -44,6 +44,9 @@ SELECT r.member, q.value FROM requests AS r, json_each(r.quotas) AS q
 JOIN pairs AS p ON p.member = r.member AND p.quota = q.value AND p.plan = ? AND p.state = 'pending'
 """
 
+INVITED: Final = "state IN ('invited', 'unknown')"
+"""Whether there is an invite, or may be one."""
+
 ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
 """Whether a pair was asked for: one that waits for another try was too."""
 
@@ -269,6 +272,10 @@ class Ledger(LedgerFile):
         )
         return float(self._rows(query)[0][0])
 
+    def invited(self) -> int:
+        """Return how many invites were made, or may have been made."""
+        return int(self._rows(f"SELECT count(*) FROM pairs WHERE {INVITED}")[0][0])  # noqa: S608
+
     def asked(self) -> int:
         """Return how many members were asked for."""
         query = f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"  # noqa: S608  a constant
@@ -429,7 +436,7 @@ class Planning:
 
     def invited(self) -> int:
         """Return how many invites earlier plans have made, or may have made."""
-        query = "SELECT count(*) FROM pairs WHERE state IN ('invited', 'unknown')"
+        query = f"SELECT count(*) FROM pairs WHERE {INVITED}"  # noqa: S608  a constant
         return int(self._database.execute(query).fetchone()[0])
 
     def note(self, **facts: object) -> None:
