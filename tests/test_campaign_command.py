@@ -180,7 +180,7 @@ def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
     assert "To run it: sampling-async campaign run --out out" in no.stderr
     assert not service.ledger.requests(endpoint="bulk_invite")
     capped = campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
-    assert re.search(r"Ask for up to 3 invites, out of \d+ pairs\? \[y/N\]", capped.stderr)
+    assert re.search(r"Ask for \d+ pairs, up to 3 invites\? \[y/N\]", capped.stderr)
     again = campaign("run", "--out", "out", "--max-invites", "none")
     assert "[y/N]" not in again.stderr
     shown = terminal.getvalue()

@@ -103,7 +103,7 @@ class _Ready:
         pairs = f"{self.plan.pairs:,} pairs"
         if self.most is None or self.most >= self.plan.pairs:
             return pairs
-        return f"up to {self.most:,} invites, out of {pairs}"
+        return f"{pairs}, up to {self.most:,} invites"
 
 
 @frozen
