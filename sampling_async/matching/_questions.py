@@ -59,7 +59,7 @@ class QuestionKinds:
     IDs seen in real responses, and the published meaning of the answer IDs of age, `AGE_ANSWERS`. If your
     operator gives them another meaning, that replaces it:
 
-        kinds = QuestionKinds.default().with_age(1001538, {2006352: (18, 29), 2006353: (30, 99)})
+        kinds = QuestionKinds.default().with_age(1001538, {9000001: (18, 29), 9000002: (30, 99)})
 
     Attributes:
         age: Questions answered with an age, each with the meaning of its answer IDs.
