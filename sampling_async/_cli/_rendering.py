@@ -39,7 +39,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli._tally import code_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
     from typing import TextIO
 
     from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
@@ -423,7 +423,7 @@ class StreamBar:
         self.display.stop()
 
     @contextmanager
-    def follow(self, stream: OutcomeStream) -> Iterator[None]:
+    def follow(self, stream: OutcomeStream) -> Generator[None]:
         """Show the progress of a stream during a block, also while no outcome comes."""
         if self.display.disable:
             yield

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attrs import asdict, field, frozen
+from attrs import Factory, asdict, field, frozen
 
 if TYPE_CHECKING:
     from attrs import Attribute
@@ -135,6 +135,11 @@ class Wait:
         return (self.ended - self.began).total_seconds()
 
 
+def _asked_by_now(summary: Summary) -> int:
+    """Return how many pairs were asked for, if none of those that are pending was."""
+    return summary.pairs.planned - summary.pairs.pending - summary.pairs.skipped
+
+
 @frozen(kw_only=True)
 class Summary:
     """What became of a campaign.
@@ -179,7 +184,7 @@ class Summary:
     matched: int = 0
     invited_members: int = 0
     pairs: Pairs = field(factory=Pairs)
-    asked: int = field()
+    asked: int = field(default=Factory(_asked_by_now, takes_self=True))
     requests: int = 0
     planned_value: float = 0.0
     expected_value: float = 0.0
@@ -192,10 +197,6 @@ class Summary:
     timeline: tuple[Moment, ...] = ()
     waits: tuple[Wait, ...] = ()
     limits: Mapping[str, str] = field(factory=dict[str, str])
-
-    @asked.default
-    def _all_but_skipped_and_pending(self) -> int:
-        return self.pairs.planned - self.pairs.pending - self.pairs.skipped
 
     @property
     def invites_per_request(self) -> float:

@@ -187,7 +187,8 @@ def _packed(codes: Any) -> NDArray[np.uint64]:
 
 
 def _are_odd(codes: Any) -> NDArray[np.bool_]:
-    return ~(_are_alnum(codes) | (_lengths(codes) == 0))
+    odd: NDArray[np.bool_] = ~(_are_alnum(codes) | (_lengths(codes) == 0))
+    return odd
 
 
 def _are_alnum(texts: Any) -> NDArray[np.bool_]:
