@@ -56,6 +56,7 @@ from sampling_async._version import __version__
 from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from sampling_async._bulk.options import Repeats
     from sampling_async._bulk.plans import Goal
     from sampling_async._bulk.stream import OutcomeStream, Progress
     from sampling_async._calls.recontact import RecontactStream
@@ -108,6 +109,7 @@ __all__ = [
     "Quotas",
     "RecontactMembers",
     "RecontactStream",
+    "Repeats",
     "ResultCode",
     "RetryPolicy",
     "SamplingClient",
@@ -145,6 +147,7 @@ _OF_CLIENT: Final = {
     "QuotaChanges": "_watch.reader",
     "QuotaWatch": "_watch.watch",
     "RecontactStream": "_calls.recontact",
+    "Repeats": "_bulk.options",
     "SamplingClient": "_client",
     "Telemetry": "_telemetry.otel",
     "WatchStatus": "_watch.watch",

@@ -16,7 +16,7 @@ import anyio
 from sampling_async._bulk.counting import total_of
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
-from sampling_async._bulk.options import BULK, BulkOptions, options_of
+from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of
 from sampling_async._bulk.source import ChunkSource, PanelSource, checked_request, source_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._bulk.options import Repeats
     from sampling_async._bulk.plans import Goal
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
@@ -607,6 +609,7 @@ class SamplingClient:
         deadline: float | None = None,
         weight: float = 1.0,
         journal: str | os.PathLike[str] | Journal | Record | None = None,
+        repeats: Repeats = "once",
     ) -> OutcomeStream:
         """Request invites of many members, each to its own quotas, and yield the outcomes as they finish.
 
@@ -614,9 +617,8 @@ class SamplingClient:
                 async for outcome in outcomes: ...
 
         Args:
-            requests: `InviteRequest(member_code, quota_ids)`, iterable or async iterable. Memory does not grow
-                with their number. An ID repeated within a request is sent once. An async generator is closed at
-                the end.
+            requests: `InviteRequest(member_code, quota_ids)`, iterable or async iterable. A pair of member and
+                quota is sent once, see `repeats`. An async generator is closed at the end.
             chunk_size: As for `bulk_invite`. One request to the service is about one member.
             goal: As for `bulk_invite`.
             deadline: As for `bulk_invite`. After it, nothing more is read from an iterator.
@@ -625,23 +627,34 @@ class SamplingClient:
                 with the same input and the same journal: recorded outcomes are returned from the journal, IDs
                 in flight at that time are `unknown`, and the remaining IDs are sent. See `Journal`. A campaign
                 gives its ledger here.
+            repeats: What happens to a pair that comes again in a later request. "once": it is not sent again,
+                and its later place gets the outcome of the first; if that one ended `not_sent`, the later place
+                is sent. "ask": it is sent again, which may make a second invite. An ID repeated within one
+                request is sent once in any case. With a journal, "once" holds for all of its runs. Without one,
+                the pairs are kept in memory, up to a bound: 9 bytes an ID in requests of 100 (360 in requests
+                of one), up to 64 MiB, which is 7 million IDs (165,000), and 330 bytes an invite, for the latest
+                100,000. Of older invites a repetition is only noticed: it is not sent, and is `unknown`. A
+                repetition of older requests is sent again; that this may happen is logged once.
 
         Raises:
-            InvalidRequestError: While iterating: an item of the input is not an InviteRequest.
+            InvalidRequestError: `repeats` is neither of the two, or is "ask" with a journal, which sends each
+                pair once. While iterating: an item of the input is not an InviteRequest.
             JournalError: When entering the block, the journal cannot be used. While iterating or when leaving,
                 it could not be written.
         """
         run: Record | None = None
+        asked = asked_pairs(repeats, has_journal=journal is not None)
         if journal is not None:
             run = journal if isinstance(journal, Record) else _run_of(journal)
             run.claim(str(self._base_url), self._panel_guid)
-        options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run)
+        options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run, asked)
         source = PanelSource(
             readable(requests, "requests"),
             size=options.size,
             size_of=options.size_of,
             remaining=None if isinstance(requests, Collection) else self._remaining(options, inviter),
             journal=run,
+            asked=asked,
         )
         return self._stream(inviter, source, options, total_of(requests))
 
@@ -655,8 +668,8 @@ class SamplingClient:
         # After an outage that was too long, the result is -inf: reading more IDs has no use.
         return lambda: -inf if inviter.has_given_up else options.until - self._gate.clock()
 
-    def _inviter(self, journal: Record | None = None) -> Inviter:
-        return Inviter(self._caller, self._panel_guid, journal)
+    def _inviter(self, journal: Record | None = None, asked: AskedPairs | None = None) -> Inviter:
+        return Inviter(self._caller, self._panel_guid, journal, asked)
 
     def _stream(
         self, inviter: Inviter, source: ChunkSource, options: BulkOptions, total: int | None

@@ -97,6 +97,40 @@ async def test_the_pairs_of_a_plan_are_those_that_the_allocation_gives(sim, tmp_
     assert set(rows(tmp_path / "run.ledger", query)) == expected
 
 
+async def test_quotas_that_close_while_a_plan_is_made_change_nothing_in_it(sim, tmp_path):
+    """The cost is asked for each quota after the panel was matched; here that closes all quotas."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    async with sim.client() as client:
+        index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
+        expected = await campaign_of(sim, client, tmp_path / "a", inventory=index).plan()
+
+        def panel():
+            for quota_id in tuple(index.quota_ids):
+                index.close(quota_id)
+            return panel_table(sim).to_reader()
+
+        plan = await campaign_of(sim, client, tmp_path / "b", inventory=index, panel=panel).plan()
+    assert plan == expected
+    assert len(index) == 0
+
+
+async def test_a_top_up_over_quotas_that_close_meanwhile_is_made(sim, tmp_path):
+    async with sim.client() as client, client.watch_quotas() as watch:
+        async with LiveIndex(watch, kinds=KINDS) as live:
+            await live.ready()
+
+            def panel():
+                for quota_id in tuple(live.index.quota_ids)[::2]:
+                    live.index.close(quota_id)
+                return panel_table(sim).to_reader()
+
+            campaign = campaign_of(sim, client, tmp_path, inventory=live, panel=panel)
+            assert (await campaign.plan()).pairs
+            assert (await campaign.top_up()).number == 2
+            assert PanelMatcher(live, Allocate(3)).run(panel_table(sim)).read_all().num_rows == 120
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -589,6 +623,49 @@ async def test_a_technical_error_is_asked_for_again_and_ends_after_three(sim, tm
     holds(sim, summary)
     asked = [o for o in outcomes if o.quota_id == always]
     assert len(asked) == 3 * len({o.member_code for o in asked})
+
+
+async def test_each_pair_that_the_service_saw_counts_as_asked_for(sim, tmp_path):
+    """One quota answers with code 36 and then closes, while its pairs wait for another try."""
+    async with sim.client() as client, client.watch_quotas(600) as watch:
+        async with LiveIndex(watch, kinds=KINDS) as live:
+            await live.ready()
+            campaign = campaign_of(sim, client, tmp_path, inventory=live, retry_seconds=0.01)
+            await campaign.plan()
+            path = tmp_path / "run.ledger"
+            query = "SELECT quota FROM pairs GROUP BY quota ORDER BY count(*) DESC LIMIT 1"
+            ((busiest,),) = rows(path, query)
+            sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=busiest))
+            async with campaign.run() as run:
+                async for outcome in run:
+                    if outcome.quota_id == busiest:
+                        watch.close_quota(busiest)
+            summary = await campaign.summary()
+    requests = sim.ledger.requests(endpoint="bulk_invite")
+    seen = {(each.member_code, quota_id) for each in requests for quota_id in each.quota_ids}
+    assert summary.asked == len(seen)
+    assert sum(each.pairs for each in summary.codes) == len(seen)
+    assert not summary.pairs.pending
+    states = rows(path, "SELECT DISTINCT state, code, tries FROM pairs WHERE quota = ? AND tries", busiest)
+    assert states == [("rejected", 36, 1)]
+    holds(sim, summary)
+
+
+async def test_a_pair_that_waits_for_another_try_was_asked_for_and_stays_so_in_a_new_plan(sim, tmp_path):
+    path = tmp_path / "run.ledger"
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        assert (await campaign.summary()).asked == 0
+        ((member, quota),) = rows(path, "SELECT member, quota FROM pairs LIMIT 1")
+        which = "member = ? AND quota = ?"
+        rows_written(path, f"UPDATE pairs SET code = 36, tries = 1 WHERE {which}", member, quota)
+        assert (await campaign.summary()).asked == 1
+        await campaign.top_up()
+        summary = await campaign.summary()
+    assert (summary.asked, summary.pairs.rejected) == (1, 1)
+    query = f"SELECT state, code, reason FROM pairs WHERE plan = 1 AND {which}"
+    assert rows(path, query, member, quota) == [("rejected", 36, "planned anew")]
 
 
 async def test_the_table_of_codes_can_be_changed(sim, tmp_path):
@@ -1252,6 +1329,51 @@ async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_pat
             await campaign.write(tmp_path / "out", partitions=("country",))
         with pytest.raises(InvalidRequestError, match="parquet or jsonl"):
             await campaign.write(tmp_path / "out", kind="csv")
+
+
+async def test_a_run_that_was_killed_was_active_until_its_last_sign(sim, tmp_path):
+    """Its moments are ten seconds apart, and there are none while the service is away."""
+    now = 1_000_000.0
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path, wall_clock=lambda: now)
+        await campaign.plan()
+        run = campaign.run()
+        async with run:
+            await anext(run)
+            now += 24.0
+            await run.look_around()
+        rows_written(tmp_path / "run.ledger", "UPDATE runs SET ended = NULL")
+        assert (await campaign.summary()).active_seconds == 24.0
+        now += 1000.0
+        async with campaign.run():
+            now += 2.0
+        assert (await campaign.summary()).active_seconds == 26.0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder cannot be locked")
+async def test_what_a_killed_write_has_left_is_removed_by_the_next_and_nothing_else_is(sim, tmp_path):
+    out = tmp_path / "out"
+    (out / ".campaign-ab_12cd3" / "invites-before").mkdir(parents=True)
+    (out / ".campaign-ab_12cd3" / "pairs.parquet").write_text("member codes")
+    others = [".campaign-theirs", ".campaign-notes.txt", "campaign-ab_12cd3"]
+    (out / others[0]).mkdir()
+    (out / others[0] / "holiday.jpg").touch()
+    (out / others[1]).touch()
+    (out / others[2]).mkdir()
+    (out / ".campaign-link").symlink_to(out / others[2])
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await campaign.write(out)
+        assert {path.name for path in out.iterdir()} == {
+            *others, ".campaign-link", "invites.parquet", "pairs.parquet", "summary.json", "report.html",
+        }  # fmt: skip
+        with _files._in_use(out):  # another process is writing
+            (out / ".campaign-living00").mkdir()
+            await campaign.write(out)
+        assert (out / ".campaign-living00").exists()
+        await campaign.write(out)
+        assert not (out / ".campaign-living00").exists()
 
 
 # --- A kill, for real

@@ -177,6 +177,21 @@ def test_a_technical_error_waits_and_ends_after_three_tries():
     assert (end.state, end.code) == ("rejected", 36)
 
 
+def test_what_was_answered_before_its_quota_closed_ends_with_that_answer():
+    closed = set()
+    book = book_of(quota(1), quota(2), pending=1, is_open=lambda quota_id: quota_id not in closed)
+    member = member_of(1, 2)
+    after(book, member, outcome(1, "rejected", 36))
+    member.due, member.refused = {1: 1, 2: 0}, {1: 36}
+    closed |= {1, 2}
+    ends = asked(book, member).skipped
+    assert [(end.state, end.code, end.tries, end.quota) for end in ends] == [
+        ("rejected", 36, 1, 1),
+        ("skipped", None, 0, 2),
+    ]
+    assert (book.pairs.rejected, book.pairs.skipped, book.pairs.pending) == (1, 1, 0)
+
+
 def test_what_could_not_be_sent_waits_and_a_refused_key_leaves_it_as_it_was():
     book, member = book_of(quota(1), pending=1), member_of(1)
     (end,) = after(book, member, outcome(1, "not_sent", None, TransportError("no connection"))).ends

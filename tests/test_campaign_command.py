@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from sampling_async import to_json
 from sampling_async._cli import _campaign_figures, _campaign_run, _campaign_view, _connection, _rendering
 from sampling_async._cli._campaign_options import Kept, Settings
 from sampling_async._cli._panel_writing import write_panel
-from sampling_async.campaign import Pairs
+from sampling_async.campaign import Limits, Pairs
 from sampling_async.campaign._campaign import with_ledger
 from sampling_async.notifications import Inbox
 from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
@@ -178,7 +179,8 @@ def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
     assert re.search(r"Ask for \d+ pairs\? \[y/N\]", no.stderr)
     assert "To run it: sampling-async campaign run --out out" in no.stderr
     assert not service.ledger.requests(endpoint="bulk_invite")
-    campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
+    capped = campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
+    assert re.search(r"Ask for \d+ pairs, up to 3 invites\? \[y/N\]", capped.stderr)
     again = campaign("run", "--out", "out", "--max-invites", "none")
     assert "[y/N]" not in again.stderr
     shown = terminal.getvalue()
@@ -458,6 +460,28 @@ def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
     assert invited("out") == service.ledger.by_pair()
 
 
+def test_the_time_left_ends_at_the_cap(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(_campaign_figures.time, "monotonic", lambda: now)
+    run = SimpleNamespace(
+        pairs=Pairs(planned=1000, pending=1000),
+        limits=Limits(max_invites=100),
+        waiting_for=None,
+        reason="",
+        requests=0,
+        members=0,
+        expected_value=0.0,
+    )
+    client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
+    gauge = _campaign_figures.Gauge(run, client, None)
+    now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
+    assert gauge.read().seconds_left == 80 / (19 / 2)
+    run.limits = Limits()
+    assert gauge.read().seconds_left == 960 / (40 / 2)
+    run.limits = Limits(max_invites=20)
+    assert gauge.read().seconds_left == 0.0
+
+
 # --- The live display
 
 
@@ -537,7 +561,7 @@ def test_a_run_is_paused_resumed_ended_by_a_signal_and_gone_on_with_by_other_pro
         time.sleep(0.5)
         assert count() == quiet
         assert status()["Pending"] > 0
-        assert campaign("run", "--out", "out", code=4).stderr.endswith(
+        assert campaign("run", "--out", "out", code=5).stderr.endswith(
             "in use by another run of the campaign\n"
         )
         told("resume", "out")

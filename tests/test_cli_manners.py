@@ -227,7 +227,7 @@ echo "${COMPREPLY[@]}"
 def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it():
     assert _cli.__doc__
     table = _cli.__doc__.partition("Exit codes:\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^    (\d+):", table, re.MULTILINE) == ["0", "1", "2", "3", "4", "130", "143"]
+    assert re.findall(r"^    (\d+):", table, re.MULTILINE) == ["0", "1", "2", "3", "4", "5", "130", "143"]
     needed = "doctor", "profile forget-key", "notifications settings", "outcomes --overdue", "replay", "top"
     for word in needed:
         assert word in " ".join(table.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ import anyio
 import pytest
 from cli_kit import ENDINGS, lines, member, program, quota_ids, run, wait_for_handlers
 
-from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
 from sampling_async._cli import _rendering, _requests, _sources
+from sampling_async._cli._tally import Tally
 from sampling_async.simulator import Fault
 
 
@@ -67,6 +69,56 @@ def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
     of_one = run("bulk-invite", code, stdin=told[0].stdout)
     assert [each["QuotaID"] for each in lines(of_one)] == ids
     assert f"{len(requests) - 1} requests of other members were skipped" in of_one.stderr
+
+
+def test_a_pair_that_comes_again_is_asked_once_unless_repetitions_are_wanted(sim, tmp_path):
+    one, two = list(sim.members)[:2]
+    ids = quota_ids(sim, 2)
+    requests = written([(one, ids), (two, ids), (one, ids)])
+
+    before = sim.ledger.request_count
+    result = run("fan-out", stdin=requests)
+    assert (result.exit_code, len(lines(result)), sim.ledger.request_count - before) == (0, 6, 2)
+    again = run("fan-out", "--repeats", "ask", stdin=requests)
+    assert (again.exit_code, len(lines(again)), sim.ledger.request_count - before) == (0, 6, 5)
+    refused = run("fan-out", "--repeats", "ask", "--journal", tmp_path / "j", stdin=requests)
+    assert refused.exit_code == 2
+    assert "a journal sends each pair once" in refused.stderr
+
+
+def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(written([("m1", range(1, 301)), ("m2", [5])]) + "\n" + written([("m1", [5, 6])]).strip())
+    assert _requests.number_of_ids(file) == 303
+    file.write_text("no request")
+    assert _requests.number_of_ids(file) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert _requests.number_of_ids(tmp_path / "pipe") is None
+
+
+def test_the_progress_of_a_file_has_a_total_and_the_time_left():
+    told = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
+    assert _rendering.progress_text(told) == "40/140  20/s  0:00:05 left"
+    assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
+    assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
+
+
+def test_in_an_outage_the_progress_says_how_long_it_still_waits():
+    told = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
+    assert _rendering.progress_text(told) == "40/140  the service is away; waiting up to 0:01:30 for it"
+
+
+def test_the_rate_is_of_what_was_answered():
+    tally = Tally(clock=iter([0.0, 2.0, 2.0]).__next__)
+    lost = SamplingError("stopped", delivery="not_sent")
+    for outcome in (
+        InviteOutcome("m", 1, "rejected", None, 9),
+        InviteOutcome("m", 2, "rejected", None, 9, replayed=True),
+        *(InviteOutcome("m", number, "not_sent", error=lost) for number in range(3, 1000)),
+        InviteOutcome("n", 2, "invited", None, 1),
+    ):
+        tally.add(outcome)
+    assert tally.in_words().splitlines()[0] == "1,000 quota IDs in 2.0 s (1/s)"
 
 
 def test_requests_for_other_members_only_are_an_error(sim):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from functools import partial
 
 import pytest
 from matching_kit import (
@@ -25,11 +26,13 @@ from sampling_async import (
     matching,
 )
 from sampling_async.matching import (
+    AGE_ANSWERS,
     MatchPolicy,
     Member,
     QuestionKinds,
     QuotaIndex,
 )
+from sampling_async.simulator import AGE_BANDS
 
 
 def test_an_answer_from_an_iterator_is_read_once():
@@ -129,3 +132,50 @@ def test_every_export_is_documented():
         for attribute, member in vars(thing).items():
             if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
                 assert inspect.getdoc(member), f"{name}.{attribute}"
+
+
+SAME_CODE = [
+    "01001",
+    " 01001 ",
+    '="01001"',
+    '"01001"',
+    "'01001",
+    "\u201801001\u2019",
+    "01\u2010001",
+    "01\u2011001",
+    "01\u2212001",
+    "01\u2013001",
+    "01\ufe63001",
+    "01\uff0d001",
+    "01\u00ad001",
+    "\uff10\uff11\uff10\uff10\uff11",  # full-width digits
+    "\u0660\u0661\u0660\u0660\u0661",  # Arabic digits
+    "01\u00a0001",
+    "01\u2009001",
+    "\u3000\uff10\uff11001",
+    "\ufeff01\u200b0\u200d0\u20601",
+    "01\t001\n",
+]
+
+
+@pytest.mark.parametrize("code", SAME_CODE, ids=ascii)
+def test_a_postal_code_is_found_however_it_was_typed(code):
+    kinds = QuestionKinds.default()
+    assert kinds.known(1001042, code) == "01001"
+
+
+def test_letters_of_postal_codes_count_without_case_and_what_is_ambiguous_stays():
+    known = partial(QuestionKinds.default().known, 1001042)
+    assert known("SW1A\u00a01AA") == known('="sw1a-1aa"') == "sw1a1aa"
+    assert [known(each) for each in ("1001.0", "#N/A", "1001")] == ["1001.0", "#n/a", "1001"]
+    assert known("'") is known("\u200b") is None
+
+
+def test_the_published_answers_of_age_are_the_default_and_can_be_replaced():
+    kinds = QuestionKinds.default()
+    assert kinds.age == {1001538: AGE_ANSWERS}
+    assert list(AGE_ANSWERS.items())[:3] == [(2006351, (13, 17)), (2006352, (18, 24)), (2006353, (25, 29))]
+    assert (len(AGE_ANSWERS), AGE_ANSWERS[2006361]) == (11, (65, 99))
+    assert kinds.with_age(1001538, {7: (18, 20)}).age == {1001538: {7: (18, 20)}}
+    assert AGE_BANDS == AGE_ANSWERS  # the simulator's
+    assert AGE_ANSWERS is not kinds.age[1001538]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from itertools import pairwise, repeat
+from itertools import count, pairwise
 
 import anyio
 import anyio.lowlevel
@@ -154,9 +154,9 @@ async def test_a_fan_out_out_of_patience_stops_reading_its_input():
 
     def requests():
         nonlocal taken
-        for request in repeat(InviteRequest("m", [2, 3])):
+        for number in count():
             taken += 1
-            yield request
+            yield InviteRequest(f"m{number}", [2, 3])
 
     async with service.client(outage=OutagePolicy(patience=30.0)) as client:
         async with client.fan_out(requests()) as outcomes:

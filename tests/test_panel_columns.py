@@ -23,6 +23,8 @@ from panel_kit import ALL, MEN, by_index, counted
 
 from sampling_async import InvalidRequestError, SurveyWaveExclusion
 from sampling_async.matching import (
+    Allocate,
+    Counts,
     PanelMatcher,
     QuotaIndex,
     TopK,
@@ -148,7 +150,19 @@ _CODES = [
     st.lists(st.lists(st.sampled_from(_CODES), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
     st.lists(
         st.sampled_from(
-            [*_CODES, "99", "100 11", "1234-56789", "SW1A 1AA", "sw1a", "É9x", " ", "-", "10\t0", None]
+            [
+                *_CODES,
+                *("99", "100 11", "1234-56789", "SW1A 1AA", "sw1a", "É9x", " ", "-", "10\t0", None),
+                *(
+                    '="10011"',
+                    "'10011",
+                    "10\u2212011",
+                    "\uff11\uff10\u200b011",
+                    "SW1A\u00a01AA",
+                    "10011.0",
+                    "'",
+                ),
+            ]
         ),
         min_size=1,
         max_size=12,
@@ -162,6 +176,24 @@ def test_prefixes_of_postal_codes_are_found_whatever_their_length(lists, codes, 
     assert counted(PanelMatcher(index), panel) == by_index(
         index, [index.match({POSTAL: code}) for code in codes]
     )
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_cells_that_no_list_can_contain_are_counted_and_logged_once(kind, caplog):
+    codes = ["10101", None, "101-01", '="10101"', "#N/A", "10101.0", "é", "#N/A", "\uff11\uff10\uff11"]
+    panel = pa.table({"member_code": list("abcdefghi"), str(POSTAL): pa.array(codes, kind)})
+    index = QuotaIndex([survey(quota([sub_quota(row(POSTAL, "101"))], quota_id=1))])
+    message = (
+        "3 postal codes of the panel hold something else than letters and digits, so no list can contain "
+        "them; the first is in row 4"
+    )
+    for output in (Counts(), Allocate(1)):
+        caplog.clear()
+        PanelMatcher(index, output).run(panel).read_all()
+        assert [record.getMessage() for record in caplog.records] == [message]
+    caplog.clear()
+    PanelMatcher(index).run(panel.slice(0, 4)).read_all()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SECTIONS: Final = {
     "truth": "Truth: one true outcome for every quota ID",
+    "repeats": "Repeats: a pair that comes again is asked for once; plans while quotas close",
     "pager": "Pager: every recontact row once",
     "sweeps": "Sweeps: cut at every byte, cancelled at every tick",
     "interruption": "Interruption: all tasks cancelled at every tick, a handler that raises at every line",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from anyio.lowlevel import checkpoint
@@ -29,6 +30,7 @@ from sampling_async._protocol.requests import bulk_invite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sampling_async._bulk.asked import AskedPairs, Repetition
     from sampling_async._bulk.job import Job
     from sampling_async._bulk.stream import Progress
     from sampling_async._calls.call import Caller
@@ -71,12 +73,20 @@ class Inviter:
         caller: Makes the calls.
         panel_guid: The panel.
         journal: Records what is sent and what came back, if given.
+        asked: Remembers what was asked for, if repetitions are not sent and there is no journal.
     """
 
-    def __init__(self, caller: Caller, panel_guid: str, journal: Record | None = None) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        panel_guid: str,
+        journal: Record | None = None,
+        asked: AskedPairs | None = None,
+    ) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
         self._journal = journal
+        self._asked = asked
         self._is_open = False
         self._stopped_by: SamplingError | None = None
         self._isolates = True
@@ -88,6 +98,16 @@ class Inviter:
     def is_paused(self) -> bool:
         """Whether sending is paused, because of an outage of the service."""
         return self._caller.outage.is_on
+
+    def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
+        """Return the outcome of a pair that this fan-out has asked for, if it is in memory."""
+        return None if self._asked is None else self._asked.outcome_of(member_code, quota_id)
+
+    @property
+    def patience_left(self) -> float | None:
+        """The seconds that the fan-out still waits for the end of an outage; None if there is none."""
+        outage = self._caller.outage
+        return max(0.0, outage.policy.patience - outage.away_for()) if outage.is_on else None
 
     def shut_within(self, first: float, last: float) -> float:
         """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""
@@ -136,32 +156,75 @@ class Inviter:
 
     def needs_permit(self, job: Job) -> bool:
         """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
-        return job.answered is None and self._stopped_by is None
+        return job.answered is None and job.repetition is None and self._stopped_by is None
 
-    async def ask(self, job: Job, permit: Permit) -> None:
-        """Run a job: find the outcomes of its quota IDs. A failed request becomes outcomes."""
+    async def ask(self, job: Job, permit: Permit, new_permit: Callable[[], Permit]) -> None:
+        """Run a job: find the outcomes of its quota IDs. A failed request becomes outcomes.
+
+        Args:
+            job: The job.
+            permit: Its permit. It is held if the job needs one.
+            new_permit: Makes a permit, for a repetition that must be sent after all.
+        """
+        if job.repetition is None:
+            await self._ask(job, job.chunk, permit)
+        else:
+            await self._ask_repeated(job, job.repetition, new_permit)
+
+    async def _ask(self, job: Job, chunk: Chunk, permit: Permit) -> None:
+        """Find the outcomes of the quota IDs of a job that are not known: of all, or of a part."""
         try:
             if job.answered is None and self._stopped_by is not None:
-                job.answered = failed(job.chunk, self._stopped_by)
+                job.note(failed(chunk, self._stopped_by))
+                job.answered = job.account()
             if job.answered is not None:
                 # Thousands of such jobs may follow each other, so each gives the event loop a turn.
                 await checkpoint()
                 return
             job.timeline = permit.timeline
             if self._journal is None:
-                await self._ask_in_parts(job, permit)
+                await self._ask_in_parts(job, chunk, permit)
             else:
                 await self._ask_on_record(job, permit, self._journal)
             job.answered = job.account()
         finally:
-            if self._journal is not None:
+            if self._asked is not None:
+                self._asked.settle(job)
+            elif self._journal is not None:
                 self._journal.settle(job.chunk)
             permit.timeline.enter(DECODE)
             if self._caller.hooks is not None:
-                self._report(job, permit.timeline, self._caller.hooks)
+                self._report(job, chunk, permit.timeline, self._caller.hooks)
 
-    def _report(self, job: Job, timeline: Timeline, hooks: Hooks) -> None:
+    async def _ask_repeated(self, job: Job, repetition: Repetition, new_permit: Callable[[], Permit]) -> None:
+        """Wait for the earlier requests about the same pairs. Send only what they did not send."""
+        await checkpoint()
+        outcomes = await repetition.settled()
+        # No `await` up to `take_up`: of several places that wait here, only one sends a pair.
+        known = tuple([outcome for outcome in outcomes if outcome.status != "not_sent"])
+        known_ids = tuple([outcome.quota_id for outcome in known])
+        places = Counter(job.chunk.each_place())
+        rest = Chunk.of(
+            job.chunk.member_code,
+            {quota_id: places[quota_id] for quota_id in job.chunk.quota_ids if quota_id not in known_ids},
+        )
+        job.note(Answered.of(Chunk(rest.member_code, known_ids), Listed(known)))
+        job.repetition = None
+        if not rest.quota_ids or self._asked is None:
+            job.answered = job.account()
+            return
+        self._asked.take_up(job, rest.quota_ids)
+        permit = new_permit()
+        try:
+            await self._ask(job, rest, permit)
+        finally:
+            permit.release()
+
+    def _report(self, job: Job, chunk: Chunk, timeline: Timeline, hooks: Hooks) -> None:
         answers = job.account().answer.answers
+        if chunk is not job.chunk:  # what is repeated was reported before
+            each = job.account().answer.outcomes()
+            answers = Listed(tuple([outcome for outcome in each if outcome.quota_id in chunk.quota_ids]))
         outcomes = answers.tally()
         if not self._is_explained:
             hooks.count("bulk_invite", outcomes)
@@ -169,7 +232,7 @@ class Inviter:
             error = next(iter(answers.errors), None)
             hooks.call_ended(
                 "bulk_invite",
-                len(job.chunk.quota_ids),
+                len(chunk.quota_ids),
                 timeline,
                 job.ended,
                 began=job.attempts,
@@ -188,7 +251,7 @@ class Inviter:
             timeline.enter(JOURNAL)
             await journal.written()
             timeline.enter(PERMIT)
-            await self._ask_in_parts(job, permit)
+            await self._ask_in_parts(job, job.chunk, permit)
         finally:
             # Also after a cancellation: the outcomes known by now are written with the next rows.
             journal.note_answered(number, job.account().answer.outcomes())
@@ -196,11 +259,11 @@ class Inviter:
         timeline.enter(JOURNAL)
         await journal.written()
 
-    async def _ask_in_parts(self, job: Job, permit: Permit) -> None:
+    async def _ask_in_parts(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""
         # Example: of the IDs 1 to 4 the service refuses 3. The requests are (1 2 3 4), then (1 2), (3 4), then
         # (3), (4). Only 3 ends refused.
-        parts = [job.chunk]
+        parts = [chunk]
         answered_before = self._answered
         asked = accepted = 0
         refused: SamplingError | None = None

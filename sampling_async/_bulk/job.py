@@ -20,6 +20,7 @@ from sampling_async._protocol.chunk import Chunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sampling_async._bulk.asked import Repetition
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
@@ -54,9 +55,11 @@ class Job:
     Args:
         chunk: The quota IDs to send.
         answered: The outcomes, if they are known already and nothing needs to be sent.
+        repetition: What is known of its quota IDs, if the fan-out has asked for all of them before.
 
     Attributes:
         answered: The final outcomes, once they are known.
+        repetition: As given, until it is known what must be sent.
         timeline: The stages of its request, once there is one.
         taken: How many of its outcomes the user has received.
     """
@@ -70,13 +73,17 @@ class Job:
         "_track",
         "answered",
         "chunk",
+        "repetition",
         "taken",
         "timeline",
     )
 
-    def __init__(self, chunk: Chunk, answered: Answered | None = None) -> None:
+    def __init__(
+        self, chunk: Chunk, answered: Answered | None = None, repetition: Repetition | None = None
+    ) -> None:
         self.chunk = chunk
         self.answered = answered
+        self.repetition = repetition
         self.taken = 0
         self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
@@ -125,6 +132,8 @@ class Job:
         """Return the outcomes as known now: a part in flight as its `Track` says, the rest `not_sent`."""
         if self.answered is not None:
             return self.answered
+        if self.repetition is not None:
+            return Answered.of(self.chunk, Listed(self.repetition.outcomes()))
         known = self._known
         # One read of both: they belong together.
         part, track = self._part, self._track

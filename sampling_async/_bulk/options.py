@@ -1,13 +1,14 @@
-"""Check `chunk_size`, `goal` and `weight`, in one place for all methods that take them."""
+"""Check `chunk_size`, `goal`, `weight` and `repeats`, in one place for all methods that take them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from attrs import frozen
 
+from sampling_async._bulk.asked import AskedPairs
 from sampling_async._bulk.plans import Goal, spread
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from sampling_async._pacing.gate import Gate
 
 BULK: Final[Endpoint] = "bulk_invite"
+Repeats: TypeAlias = Literal["once", "ask"]
+"""Whether a pair of member and quota that comes again in a fan-out is sent once, or asked for again."""
+
 _LEAST_SHARE: Final = 1e-6
 
 
@@ -48,6 +52,21 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
         raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')
     is_first = goal == "first" or (goal is None and until < inf)
     return BulkOptions(size, _spreading(gate, size) if is_first else None, _share_of(weight), until)
+
+
+def asked_pairs(repeats: Repeats, *, has_journal: bool) -> AskedPairs | None:
+    """Return what remembers the pairs of a fan-out, if it is needed: a journal remembers them itself.
+
+    Raises:
+        InvalidRequestError: The option has an invalid value, or a journal contradicts it.
+    """
+    if repeats not in {"once", "ask"}:
+        raise InvalidRequestError(f'repeats must be "once" or "ask", not {repeats!r}')
+    if repeats == "ask" and has_journal:
+        raise InvalidRequestError(
+            'a journal sends each pair once, so repeats cannot be "ask" with it; leave one of the two out'
+        )
+    return None if has_journal or repeats == "ask" else AskedPairs()
 
 
 def _spreading(gate: Gate, largest: int) -> Callable[[int], int]:

@@ -12,6 +12,7 @@ from sampling_async._protocol.answers import Listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sampling_async._bulk.asked import Repetition
     from sampling_async._protocol.chunk import Chunk
     from sampling_async._protocol.outcomes import InviteOutcome
 
@@ -56,15 +57,23 @@ class Plan:
         whole: All of the quota IDs, as a chunk of any size.
         size: Quota IDs in one job.
         known: The outcome of each quota ID, if they are all known and the jobs send nothing.
+        repetition: What is known of the quota IDs, if the fan-out has asked for all of them before.
 
     Attributes:
         drawn: The job that was drawn last, until it is handed over.
     """
 
-    def __init__(self, whole: Chunk, size: int, known: Mapping[int, InviteOutcome] | None = None) -> None:
+    def __init__(
+        self,
+        whole: Chunk,
+        size: int,
+        known: Mapping[int, InviteOutcome] | None = None,
+        repetition: Repetition | None = None,
+    ) -> None:
         self._whole = whole
         self._size = size
         self._known = known
+        self._repetition = repetition
         self._at = 0
         self.drawn: Job | None = None
 
@@ -79,6 +88,8 @@ class Plan:
         return job
 
     def _job(self, chunk: Chunk) -> Job:
+        if self._repetition is not None:
+            return Job(chunk, repetition=self._repetition.part(chunk.quota_ids))
         if self._known is None:
             return Job(chunk)
         answers = Listed(tuple([self._known[quota_id] for quota_id in chunk.quota_ids]))

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, SupportsIndex, TypeAlias
 
+from sampling_async._bulk.asked import Repetition
 from sampling_async._bulk.counting import counted, counted_in_steps
 from sampling_async._bulk.inputs import AnyIterable, Input
 from sampling_async._bulk.job import Job
@@ -27,6 +28,7 @@ from sampling_async._protocol.requests import InviteRequest, member_code_of, quo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from sampling_async._bulk.asked import AskedPairs
     from sampling_async._journal.record import Record
 
 _MANY: Final = 4096
@@ -133,6 +135,7 @@ class PanelSource:
         size_of: Returns the best chunk size now, for a number of quota IDs of one request. None: always `size`.
         remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
         journal: The journal, if any. Quota IDs with an outcome in it are not sent again.
+        asked: What was asked for before, if repetitions are not sent and there is no journal.
     """
 
     def __init__(
@@ -143,11 +146,13 @@ class PanelSource:
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
         journal: Record | None = None,
+        asked: AskedPairs | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size
         self._size_of = size_of
         self._journal = journal
+        self._asked = asked
         self._recalling: Recalling | None = None
         self._plans: deque[Plan] = deque()
 
@@ -158,6 +163,8 @@ class PanelSource:
                 await self._recall(self._recalling)
             elif self._input.latest is not Input.NOTHING or await self._input.read():
                 request = self._checked(self._input.latest)
+                if self._asked is not None and self._asked.needs_index(request.member_code):
+                    await self._asked.make_index(request.member_code)
                 self._take(request, counted(request) or await counted_in_steps(request))
             else:
                 return None
@@ -169,7 +176,8 @@ class PanelSource:
         is_free = self._journal is None and self._input.latest is Input.NOTHING
         if job is None and is_free and self._input.read_now():
             request = self._checked(self._input.latest)
-            if chunks := counted(request):  # otherwise `draw` finds it in `latest`
+            takes_long = self._asked is not None and self._asked.needs_index(request.member_code)
+            if not takes_long and (chunks := counted(request)):  # otherwise `draw` finds it in `latest`
                 self._take(request, chunks)
                 job = self._planned()
         return job
@@ -181,7 +189,10 @@ class PanelSource:
                 self._plans.popleft()
                 continue
             # From here on, a later request about the same quotas waits for the outcomes of this job.
-            if self._journal is not None and job.answered is None:
+            if self._asked is not None:
+                if job.repetition is None:
+                    self._asked.take_up(job, job.chunk.quota_ids)
+            elif self._journal is not None and job.answered is None:
                 self._journal.take_up(job.chunk)
             return job
         return None
@@ -198,7 +209,7 @@ class PanelSource:
     def _take(self, request: InviteRequest, chunks: Sequence[Chunk]) -> None:
         """Make plans for the latest request, or begin to look it up in the journal."""
         if self._journal is None:
-            plans = deque(map(self._plan, chunks))
+            plans = deque(plan for chunk in chunks for plan in self._plans_of(chunk))
             self._plans, self._input.latest = plans, Input.NOTHING
         else:
             recalling = Recalling(request.member_code, chunks, self._journal)
@@ -214,6 +225,17 @@ class PanelSource:
             (Plan(part.answered, self._size, part.known), self._plan(part.again), self._plan(part.fresh))
         )
         self._plans, recalling.part = plans, None
+
+    def _plans_of(self, whole: Chunk) -> tuple[Plan, ...]:
+        """Return the plans for quota IDs of a request: those asked for before, and the others."""
+        earlier = {} if self._asked is None else self._asked.earlier(whole.member_code, whole.quota_ids)
+        if self._asked is None or not earlier:
+            return (self._plan(whole),)
+        places = Counter(whole.each_place())
+        fresh = Chunk.of(whole.member_code, {id_: places[id_] for id_ in whole.quota_ids if id_ not in earlier})
+        again = Chunk.of(whole.member_code, {id_: places[id_] for id_ in earlier})
+        repetition = Repetition(self._asked, whole.member_code, earlier)
+        return Plan(again, self._size, repetition=repetition), self._plan(fresh)
 
     def _plan(self, whole: Chunk) -> Plan:
         size_of, quota_ids = self._size_of, len(whole.quota_ids)
@@ -232,7 +254,10 @@ class PanelSource:
         request = self._input.latest
         if isinstance(request, InviteRequest):  # pragma: no cover  swept in tests/faults
             whole = Chunk.of(request.member_code, Counter(request.quota_ids))
-            yield Job(whole, None if self._journal is None else not_looked_up(whole))
+            if self._journal is not None:
+                yield Job(whole, not_looked_up(whole))
+            else:
+                yield from chain.from_iterable(plan.left() for plan in self._plans_of(whole))
 
     async def aclose(self) -> None:
         """Close the input."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, Self
 
@@ -41,7 +42,7 @@ _AT_ONCE: Final = 4096
 
 @frozen
 class Progress:
-    """The progress of a stream, see `OutcomeStream.progress`. All but the last two are numbers of quota IDs.
+    """The progress of a stream, see `OutcomeStream.progress`. The first four are numbers of quota IDs.
 
     Attributes:
         taken: IDs taken from the input, to be sent or to be looked up in the journal.
@@ -51,6 +52,8 @@ class Progress:
         seconds_left: The estimated seconds until all outcomes are known, at the rate so far; None while there
             is no estimate.
         per_second: The rate so far, in IDs; None before the first response.
+        patience_left: During an outage of the service, the seconds that the stream still waits for its end;
+            None if there is no outage.
     """
 
     taken: int
@@ -59,6 +62,7 @@ class Progress:
     total: int | None
     seconds_left: float | None
     per_second: float | None
+    patience_left: float | None = None
 
 
 class OutcomeStream:
@@ -89,7 +93,8 @@ class OutcomeStream:
         self._inviter = inviter
         self._source = source
         needs_permit = inviter.needs_permit
-        self._jobs = JobStream(permit, source, inviter.ask, window=window, needs_permit=needs_permit)
+        ask = partial(inviter.ask, new_permit=permit)
+        self._jobs = JobStream(permit, source, ask, window=window, needs_permit=needs_permit)
         # The jobs whose outcomes are being yielded: more than one only if several tasks read the stream.
         self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()
         self._left_over: tuple[InviteOutcome, ...] | None = None
@@ -126,7 +131,7 @@ class OutcomeStream:
         rate = asked / seconds if asked and (seconds := self._seconds()) > 0 else None
         rest = None if self._total is None else self._total - known
         left = 0.0 if rest == 0 else None if rest is None or rate is None else rest / rate
-        return Progress(taken, answered, replayed, self._total, left, rate)
+        return Progress(taken, answered, replayed, self._total, left, rate, self._inviter.patience_left)
 
     def _seconds(self) -> float:
         """Return the seconds since the block was entered, or between entering and leaving it."""
@@ -162,6 +167,15 @@ class OutcomeStream:
             jobs = dict.fromkeys(chain(self._jobs.open, self._source.left()))
             self._left_over = tuple(chain.from_iterable(job.left() for job in jobs))
         return self._left_over
+
+    def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
+        """Return the outcome of a pair that this fan-out has asked for, as known now.
+
+        It is for the rest of an input that was not read: what was asked for already must not be called
+        `not_sent`. The result is None if the pair was not asked for, if the fan-out no longer remembers it (see
+        `repeats` of `fan_out`), or if there is a journal, which is to be read instead.
+        """
+        return self._inviter.outcome_of(member_code, quota_id)
 
     @property
     def paused(self) -> bool:

@@ -19,6 +19,7 @@ Exit codes:
     3: The service refused (4xx); nothing of the call was done.
     4: Transport or server failure: no response, 5xx, or a response that cannot be read. Or this machine could
         not do it: the disk is full, a file cannot be written, a port is in use.
+    5: A ledger or journal is in use by another run; nothing was done. Try again when that run has ended.
     130: Interrupted by Ctrl-C (SIGINT).
     143: Ended by SIGTERM, which is handled like Ctrl-C.
 

@@ -18,11 +18,12 @@ from sampling_async import (
     SamplingError,
 )
 from sampling_async._journal.journal import run_of
+from sampling_async._pacing.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sampling_async import Goal, Journal, OutcomeStream, SamplingClient
+    from sampling_async import Goal, Journal, OutcomeStream, Repeats, SamplingClient
     from sampling_async._cli._outcome_printer import OutcomePrinter
     from sampling_async._cli._signals import Ending
     from sampling_async._cli._sources import Items
@@ -66,6 +67,10 @@ class Work(Protocol):
         """Start the stream of outcomes. This may read the source to its end first."""
         ...
 
+    async def total(self) -> int | None:
+        """Return the number of quota IDs in the source, if it can be counted beforehand."""
+        ...
+
     def known(self) -> Iterator[Pair]:
         """Yield the pairs known without reading the source, except those a stream takes item by item."""
         ...
@@ -105,6 +110,9 @@ class OneMember:
         request = InviteRequest(self._member_code, self._known)
         return client.fan_out([request], journal=self._journal, goal=self._goal)
 
+    async def total(self) -> None:
+        """Return nothing: the stream knows the number, or the source is read as it comes."""
+
     def known(self) -> Iterator[Pair]:
         """Yield the pairs known without reading the source."""
         return ((self._member_code, quota_id) for quota_id in self._known)
@@ -121,16 +129,31 @@ class ManyMembers:
         source: The requests.
         journal: The journal that records what is sent, if any.
         goal: See `SamplingClient.fan_out`.
+        repeats: Likewise.
+        count: Counts the quota IDs of the source, if that can be done beforehand.
     """
 
-    def __init__(self, source: Items[InviteRequest], journal: Journal | None, goal: Goal | None) -> None:
+    def __init__(
+        self,
+        source: Items[InviteRequest],
+        journal: Journal | None,
+        goal: Goal | None,
+        repeats: Repeats = "once",
+        count: Callable[[], int | None] | None = None,
+    ) -> None:
         self.source = source
         self._journal = journal
         self._goal: Goal | None = goal
+        self._repeats: Repeats = repeats
+        self._count = count
 
     async def stream(self, client: SamplingClient) -> OutcomeStream:
         """Start the stream of outcomes."""
-        return client.fan_out(self.source, journal=self._journal, goal=self._goal)
+        return client.fan_out(self.source, journal=self._journal, goal=self._goal, repeats=self._repeats)
+
+    async def total(self) -> int | None:
+        """Return the number of quota IDs in the source: of a file, not of a pipe."""
+        return None if self._count is None else await in_thread(self._count)
 
     def known(self) -> Iterator[Pair]:
         """Yield nothing: all requests are in the source, or in the stream."""
@@ -164,6 +187,8 @@ class BulkRun:
             with self._shown, self._ending:
                 try:
                     with self._ending.scope:
+                        if not self._shown.bar.display.disable:
+                            self._shown.bar.total = await self._work.total()
                         self._stream = await self._work.stream(client)
                         await self._follow(self._stream)
                         await self._give_up_the_rest(client)
@@ -182,14 +207,14 @@ class BulkRun:
 
     async def _follow(self, stream: OutcomeStream) -> None:
         async with stream:
-            async for outcome in stream:
-                self._shown.add(outcome)
-                self._shown.bar.follow(stream)
+            with self._shown.bar.follow(stream):
+                async for outcome in stream:
+                    self._shown.add(outcome)
 
     async def _give_up_the_rest(self, client: SamplingClient) -> None:
         """Account for the input that the stream did not read, because the outage was too long."""
         if self._work.source is not None and not self._work.source.is_over:
-            async with _Account(self._shown, self._journal, client, _GIVEN_UP) as account:
+            async with self._accounting(client, _GIVEN_UP) as account:
                 await self._read_rest(account)
 
     # --- Outcomes left over when the run ends
@@ -203,7 +228,7 @@ class BulkRun:
 
     async def _account(self, client: SamplingClient) -> None:
         """Show an outcome for everything that was given and has not been shown."""
-        async with _Account(self._shown, self._journal, client, _NOT_SENT) as account:
+        async with self._accounting(client, _NOT_SENT) as account:
             for outcome in self._left_over():
                 await account.add(outcome)
             # No outcome so far: the signal came before the stream took anything.
@@ -211,6 +236,9 @@ class BulkRun:
                 for pair in self._work.known():
                     await account.add_unasked(pair)
             await self._read_rest(account)
+
+    def _accounting(self, client: SamplingClient, error: SamplingError) -> _Account:
+        return _Account(self._shown, self._journal, client, error, self._stream)
 
     async def _read_rest(self, account: _Account) -> None:
         """Read the rest of the input: a file to its end, a pipe for one second."""
@@ -243,18 +271,25 @@ class _Account:
         journal: The journal, if there is one.
         client: The client that the journal belongs to.
         error: The reason why the rest was not sent.
+        stream: The stream, if it was started.
 
     Attributes:
         count: How many outcomes were added.
     """
 
     def __init__(
-        self, shown: OutcomePrinter, journal: Journal | None, client: SamplingClient, error: SamplingError
+        self,
+        shown: OutcomePrinter,
+        journal: Journal | None,
+        client: SamplingClient,
+        error: SamplingError,
+        stream: OutcomeStream | None,
     ) -> None:
         self._shown = shown
         self._journal = journal
         self._client = client
         self._error = error
+        self._stream = stream
         self._run: JournalRun | None = None
         self._waiting: list[InviteOutcome] = []
         self.count = 0
@@ -288,9 +323,10 @@ class _Account:
             await self._flush()
 
     async def add_unasked(self, pair: Pair) -> None:
-        """Show the outcome of a pair that was never sent in this run; an earlier run may have sent it."""
+        """Show the outcome of a pair at a place that was not sent; an earlier place or run may have sent it."""
         if self._journal is None:
-            await self.add(self._not_sent(*pair))
+            earlier = None if self._stream is None else self._stream.outcome_of(*pair)
+            await self.add(earlier or self._not_sent(*pair))
         else:
             await self.add(InviteOutcome(*pair, "unknown", error=_UNASKED))
 

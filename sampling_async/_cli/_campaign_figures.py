@@ -96,7 +96,7 @@ class Gauge:
         invites, requests, done = self._measure()
         pairs, waits = run.pairs, run.waiting_for
         # During a wait nobody knows how long it lasts.
-        left = pairs.pending / done if done and pairs.pending and waits in {None, "rate"} else None
+        left = self._seconds_left(invites, done) if pairs.pending and waits in {None, "rate"} else None
         return Figures(
             state=self.state or ("stopping" if run.reason else waits or "asking"),
             reason=run.reason,
@@ -111,6 +111,14 @@ class Gauge:
             seconds_left=None if self.state else left,
             refusals=tuple((code, name, count) for (code, name), count in self._refusals.most_common()),
         )
+
+    def _seconds_left(self, invites: float, done: float) -> float | None:
+        """Return how long the pending pairs take, or the invites up to the cap if that is reached earlier."""
+        pairs, cap = self._run.pairs, self._run.limits.max_invites
+        ways = [(pairs.pending, done)]
+        if cap is not None:
+            ways.append((max(0, cap - pairs.invited - pairs.unknown), invites))
+        return min((count / rate for count, rate in ways if rate), default=None)
 
     def _measure(self) -> tuple[float, float, float]:
         """Take a sample, and return invites, requests and pairs that are done, each a second."""

@@ -84,11 +84,26 @@ def quoted(folder: Path) -> str:
 
 @frozen
 class _Ready:
-    """A campaign that can be run: its plan, its settings, and whether a run has begun that plan."""
+    """A campaign that can be run.
+
+    Attributes:
+        plan: Its plan.
+        kept: Its settings.
+        has_run: Whether a run has begun that plan.
+        most: How many more invites its cap allows; None without a cap.
+    """
 
     plan: Plan
     kept: Kept
     has_run: bool
+    most: int | None
+
+    def in_words(self) -> str:
+        """Return what a run asks for."""
+        pairs = f"{self.plan.pairs:,} pairs"
+        if self.most is None or self.most >= self.plan.pairs:
+            return pairs
+        return f"{pairs}, up to {self.most:,} invites"
 
 
 @frozen
@@ -211,10 +226,11 @@ class CampaignJob:
             # Nothing is changed if another run has it.
             ledger.lock()
             ledger.note(**{_KEPT: kept.to_json()})
-            ledger.change_limits(**changes)
+            cap = ledger.change_limits(**changes).max_invites
             plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
             assert plan is not None
-            return _Ready(plan, kept, began is not None and began >= float(ledger.fact("planned_at") or 0))
+            has_run = began is not None and began >= float(ledger.fact("planned_at") or 0)
+            return _Ready(plan, kept, has_run, None if cap is None else max(0, cap - ledger.invited()))
 
         return with_ledger(self._ledger, take_up)
 
@@ -231,7 +247,7 @@ class CampaignJob:
         if not ready.plan.pairs:
             fail("no member matches a quota with room, so there is nothing to ask for", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
-            ended_by_failure(lambda: self._ask(ready.plan))
+            ended_by_failure(lambda: self._ask(ready))
         asking = _Asking(self.folder, ready, as_json=self.options.as_json)
         self.service.call(asking.work, key=self._key())
         raise typer.Exit(asking.exit_code())
@@ -240,13 +256,12 @@ class CampaignJob:
     def _way_on(self) -> str:
         return way_on(self.folder)
 
-    def _ask(self, plan: Plan) -> None:
+    def _ask(self, ready: _Ready) -> None:
         if not _connection.somebody_is_there():
             fail(
-                f"this asks for {plan.pairs:,} pairs, and there is no terminal to confirm that: give --yes",
-                USAGE,
+                f"this asks for {ready.in_words()}, and there is no terminal to confirm that: give --yes", USAGE
             )
-        typer.echo(f"Ask for {plan.pairs:,} pairs? [y/N] ", err=True, nl=False)
+        typer.echo(f"Ask for {ready.in_words()}? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().casefold() not in {"y", "yes"}:
             typer.echo(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}", err=True)
             raise typer.Exit(INCOMPLETE)

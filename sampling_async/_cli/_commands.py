@@ -32,7 +32,7 @@ from sampling_async._cli._help import Command, Group
 from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import quietable, takes
 from sampling_async._cli._outcome_printer import OutcomePrinter
-from sampling_async._cli._requests import RequestLines
+from sampling_async._cli._requests import RequestLines, number_of_ids
 from sampling_async._cli._signals import Ending
 from sampling_async._cli._sources import Items
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
@@ -52,8 +52,8 @@ _EXIT_CODES: Final = (
     "missing key and does not show it.\n\n"
     "[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing "
     "found, a check of `doctor` failed, or the reader of the output ended - 2 usage - 3 the service "
-    "refused (4xx) - 4 transport or server failure (3 and 4 also if no quota ID was answered) - 130 "
-    "interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    "refused (4xx) - 4 transport or server failure (3 and 4 also if no quota ID was answered) - 5 a ledger "
+    "or journal is in use by another run - 130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
     "[bold]Try it:[/bold] sampling-async demo\n"
 )
 
@@ -111,6 +111,14 @@ AimOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Repetitions(StrEnum):
+    """What happens to a pair that comes again, see `sampling_async.Repeats`."""
+
+    once = "once"
+    ask = "ask"
+
 
 _ACCOUNTS: Final = {"bulk-invite", "fan-out"}
 """The commands that account for all of their input, even after a signal."""
@@ -295,6 +303,16 @@ def fan_out(
     ] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
+    repeats: Annotated[
+        Repetitions,
+        typer.Option(
+            help=(
+                "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
+                "of the first. ask: it is sent again, which may make a second invite."
+            ),
+            metavar="once|ask",
+        ),
+    ] = Repetitions.once,
     as_json: AsJSON = False,
 ) -> None:
     """Request invites of many members, each to its own quotas, and show each outcome as it is known.
@@ -308,8 +326,10 @@ def fan_out(
     def work(written: Journal | None) -> ManyMembers:
         if requests is not None and file is not None:
             raise InvalidRequestError("give the requests as an argument or with --file, not both")
-        source = _items(requests or file, RequestLines, is_dash=False, what="requests")
-        return ManyMembers(source, written, _value(goal))
+        path = requests or file
+        source = _items(path, RequestLines, is_dash=False, what="requests")
+        count = None if path is None else partial(number_of_ids, path)
+        return ManyMembers(source, written, _value(goal), repeats.value, count)
 
     tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:

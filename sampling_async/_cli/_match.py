@@ -209,7 +209,7 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
     except (ValueError, OverflowError, TypeError, AttributeError):
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
-            '{"2006351": [18, 24]}'
+            '{"2006352": [18, 24]}'
         ) from None
 
 

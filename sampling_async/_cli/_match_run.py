@@ -16,11 +16,12 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._inventory_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import _files as files
+from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
@@ -73,6 +74,11 @@ class MatchRun:
         source = opened()
         view.tell_oddities(index)
         self._check_columns(matcher, source)
+        if options.as_requests:
+            # Before the first line: what is in a pipe is being sent already.
+            codes = files.opened(self._panel, frozenset({MEMBER_CODE}), renamed, matcher.text_columns)
+            with self._file_named():
+                must_be_distinct(codes.batches)
         if isinstance(wanted, Allocate):
             with self._file_named():
                 matcher = matcher.learn(source.batches, workers=options.processes)
@@ -150,6 +156,26 @@ def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
         for word in sorted(words & plain.keys())[:1]
     ]
     return " ".join(guessed)
+
+
+def must_be_distinct(batches: Iterable[Any]) -> None:
+    """Refuse a panel in which two rows have the same member code: both would get requests.
+
+    Raises:
+        InvalidRequestError: The text names the row only.
+    """
+    codes = pa.chunked_array([batch.column(MEMBER_CODE).cast(pa.string()) for batch in batches], pa.string())
+    codes_given = codes.drop_null()
+    if len(codes_given.unique()) == len(codes_given):
+        return
+    seen: set[str] = set()
+    for row, code in enumerate(codes.to_pylist()):
+        if code in seen:
+            raise InvalidRequestError(
+                f"row {row} has the member code of an earlier row; each member must have one row"
+            )
+        if code is not None:
+            seen.add(code)
 
 
 class Followed:

@@ -6,11 +6,13 @@ style), and control characters, which a terminal would obey, are replaced.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
 import sys
 import time
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from math import ceil
@@ -37,7 +39,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli._tally import code_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
     from typing import TextIO
 
     from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
@@ -402,12 +404,16 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
 
 
 class StreamBar:
-    """A display of a stream's own progress: a context manager, which removes the display at its end."""
+    """A display of a stream's own progress: a context manager, which removes the display at its end.
+
+    Attributes:
+        total: The number of quota IDs, if it is known to the caller and not to the stream.
+    """
 
     def __init__(self, *, lines: bool = False) -> None:
         self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), lines=lines)
+        self.total: int | None = None
         self._task = self.display.add_task("Inviting", total=None, told="")
-        self._shown_at = 0.0
 
     def __enter__(self) -> Self:
         self.display.start()
@@ -416,20 +422,49 @@ class StreamBar:
     def __exit__(self, *_: object) -> None:
         self.display.stop()
 
-    def follow(self, stream: OutcomeStream) -> None:
-        """Show the progress of a stream, unless it was shown a moment ago."""
-        # Called for every outcome, so most calls return without asking the stream for its progress.
-        now = time.monotonic()
-        if not self.display.disable and now - self._shown_at > _MOMENT:
-            self._shown_at, told = now, stream.progress
-            self.display.update(self._task, completed=told.answered, total=told.total, told=progress_text(told))
+    @contextmanager
+    def follow(self, stream: OutcomeStream) -> Generator[None]:
+        """Show the progress of a stream during a block, also while no outcome comes."""
+        if self.display.disable:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def show() -> None:
+            self._show(stream.progress)
+            timers[:] = [loop.call_later(_MOMENT, show)]
+
+        show()
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+    def _show(self, told: Told) -> None:
+        told = with_total(told, self.total)
+        self.display.update(self._task, completed=told.answered, total=told.total, told=progress_text(told))
+
+
+def with_total(told: Told, total: int | None) -> Told:
+    """Return the progress of a stream with a total that the stream does not know, and the time left for it."""
+    if told.total is not None or total is None:
+        return told
+    left = None if told.per_second is None else max(0, total - told.answered) / told.per_second
+    return evolve(told, total=total, seconds_left=left)
 
 
 def progress_text(told: Told) -> str:
     """Return the progress of a stream in words."""
     parts = [f"{told.answered:,}" if told.total is None else f"{told.answered:,}/{told.total:,}"]
+    if told.patience_left is not None:
+        return f"{parts[0]}  the service is away; waiting up to {_clock_time(told.patience_left)} for it"
     if told.per_second is not None:
         parts.append(f"{told.per_second:,.0f}/s")
     if told.seconds_left is not None:
-        parts.append(f"{timedelta(seconds=ceil(told.seconds_left))} left")
+        parts.append(f"{_clock_time(told.seconds_left)} left")
     return "  ".join(parts)
+
+
+def _clock_time(seconds: float) -> timedelta:
+    return timedelta(seconds=ceil(seconds))

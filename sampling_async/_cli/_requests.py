@@ -9,6 +9,7 @@ from sampling_async import InvalidRequestError, InviteRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8."""
@@ -18,6 +19,7 @@ _LONGEST: Final = 2**24
 """The largest number of bytes in a line: about two million quota IDs."""
 
 _SHOWN: Final = 5
+_BLOCK: Final = 2**20
 
 
 class RequestLines:
@@ -61,6 +63,20 @@ class RequestLines:
                     yield _request(line.strip(BLANK))
                 except InvalidRequestError as exc:
                     raise InvalidRequestError(f"{self._name}, line {self._line}: {exc}") from None
+
+
+def number_of_ids(path: Path) -> int | None:
+    """Return the number of quota IDs in a file of requests; None if it is a pipe, or a line is no request."""
+    if not path.is_file():
+        return None
+    lines, total = RequestLines(path.name), 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                total += sum(len(request.quota_ids) for request in lines.feed(block))
+        return total + sum(len(request.quota_ids) for request in lines.end())
+    except (InvalidRequestError, OSError):
+        return None  # the run itself will say what is wrong
 
 
 def _hint(line: bytes) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from attrs import define, field
 
-from sampling_async import InvalidRequestError, ResultCode, SamplingError, ServiceError
+from sampling_async import InvalidRequestError, JournalError, ResultCode, SamplingError, ServiceError
 from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
 from sampling_async._protocol.outcomes import OutcomeStatus
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
-DONE, INCOMPLETE, USAGE, REFUSED, FAILED = 0, 1, 2, 3, 4
+DONE, INCOMPLETE, USAGE, REFUSED, FAILED, IN_USE = 0, 1, 2, 3, 4, 5
 """The exit codes; see the docstring of the package."""
 
+_ANSWERED: Final = frozenset({"invited", "rejected"})
 _KEPT_FAILURES: Final = 20
 
 
@@ -29,6 +30,8 @@ def exit_code_of(error: SamplingError) -> int:
     """Return the exit code of a failed call."""
     if isinstance(error, InvalidRequestError):
         return USAGE
+    if isinstance(error, JournalError) and error.in_use:
+        return IN_USE
     # With unknown delivery the service may have acted, so this is not a refusal, whatever the status.
     if error.delivery == "unknown":
         return FAILED
@@ -64,6 +67,7 @@ class Tally:
     anomalies: int = 0
     replayed: int = 0
     unrequested: int = 0
+    _answered: int = 0  # in this run
     _exit_codes: set[int] = field(factory=set[int])
     _clock: Callable[[], float] = time.perf_counter
     _started: float = field(init=False)
@@ -78,6 +82,7 @@ class Tally:
         self.codes[code, None if code is None else ResultCode.name_of(code) or outcome.result] += 1
         self.anomalies += outcome.anomaly is not None
         self.replayed += outcome.replayed
+        self._answered += outcome.status in _ANSWERED and not outcome.replayed
         if outcome.error is not None:
             self._add_failure(outcome.error)
 
@@ -99,8 +104,8 @@ class Tally:
         return self._clock() - self._started
 
     def rate(self) -> float:
-        """Return the outcomes a second."""
-        return self.total / max(self.seconds, 1e-9)
+        """Return how many outcomes the service gave a second: not those given up, nor those from a journal."""
+        return self._answered / max(self.seconds, 1e-9)
 
     def exit_code(self) -> int:
         """Return the exit code of the counts: that of the failure if no ID got a result at all."""

@@ -227,13 +227,16 @@ class JournalError(SamplingError):
 
     Attributes:
         path: The path of the journal's file.
+        in_use: Whether the only reason is that another run, or another program, is using it now.
     """
 
     path: Path | None
+    in_use: bool
 
-    def __init__(self, reason: str = "", *, path: Path | None = None) -> None:
+    def __init__(self, reason: str = "", *, path: Path | None = None, in_use: bool = False) -> None:
         super().__init__(reason, endpoint="bulk_invite")
         self.path = path
+        self.in_use = in_use
 
     def __str__(self) -> str:
         return f"the journal {self.path} {self.args[0]}"

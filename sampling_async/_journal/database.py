@@ -8,6 +8,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from sampling_async._contract.errors import JournalError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
@@ -81,7 +83,10 @@ def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
         yield
     except (sqlite3.Error, OSError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise error(f"{what}: {reason}") from exc
+        made = error(f"{what}: {reason}")
+        if isinstance(made, JournalError):
+            made.in_use = getattr(exc, "sqlite_errorcode", 0) & 0xFF in _BUSY
+        raise made from exc
 
 
 @contextmanager

@@ -33,9 +33,10 @@ _WAY_OUT: Final = (
     "Keep what can be read: Journal(path, accept_damage=True); or restore a backup. What cannot be read, or "
     "was sent after the backup, is sent again"
 )
+_IN_USE: Final = "is in use by another run"
 _REASONS: Final = {
-    sqlite3.SQLITE_BUSY: "is in use by another run",
-    sqlite3.SQLITE_LOCKED: "is in use by another run",
+    sqlite3.SQLITE_BUSY: _IN_USE,
+    sqlite3.SQLITE_LOCKED: _IN_USE,
     sqlite3.SQLITE_NOTADB: "cannot be used: it is not a database",
     sqlite3.SQLITE_FULL: "cannot be used: the disk is full",
     sqlite3.SQLITE_READONLY: "cannot be used: it cannot be written",
@@ -383,7 +384,7 @@ def _typed(path: Path) -> Generator[None]:
         reason = f"is damaged: {exc}"
     else:
         return
-    raise JournalError(reason, path=path) from None
+    raise JournalError(reason, path=path, in_use=reason == _IN_USE) from None
 
 
 def _copy(rows: Rows, path: Path) -> None:

@@ -89,7 +89,7 @@ class JournalLock:
                 # The run that held the lock removed the file after we opened it. Open or create the new one.
                 self._close()
                 continue
-            raise JournalError("is in use by another run", path=self._journal)
+            raise JournalError("is in use by another run", path=self._journal, in_use=True)
 
     @property
     def is_held(self) -> bool:

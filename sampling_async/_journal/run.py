@@ -73,7 +73,9 @@ class JournalRun:
                 panel, or is in use.
         """
         if self.file is not None:
-            raise JournalError("is in use by another fan-out; use a separate journal for each", path=self.path)
+            raise JournalError(
+                "is in use by another fan-out; use a separate journal for each", path=self.path, in_use=True
+            )
         self._in_flight.clear()
         self._settled = Change()
         self._lock = anyio.Lock()

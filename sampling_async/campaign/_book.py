@@ -47,7 +47,7 @@ class Ready:
 
     Attributes:
         quota_ids: What to ask for; it may be nothing.
-        skipped: What ends `skipped`.
+        skipped: What ends without being asked for again: `skipped`, or `rejected` as it was answered before.
         added: What takes its place.
     """
 
@@ -174,9 +174,10 @@ class Book:
             if reason is None:
                 asked.append(quota_id)
                 continue
-            skipped.append(PairEnd("skipped", None, reason, member.turn, 0, 0.0, member.id, quota_id))
-            self._end(quota_id, "skipped")
-            del member.due[quota_id]
+            tries, code = member.due.pop(quota_id), member.refused.get(quota_id)
+            state = "skipped" if code is None else "rejected"
+            skipped.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, quota_id))
+            self._end(quota_id, state)
             if member.closed is None and (pair := self._next_best(member, member.turn)) is not None:
                 added.append(pair)
                 asked.append(pair.quota)

@@ -168,10 +168,9 @@ class Campaign:
         inventory = self._inventory
         if inventory is None:
             inventory = await self._asking().get_quotas()
-        if isinstance(inventory, LiveIndex):
-            inventory = inventory.index
-        if isinstance(inventory, QuotaIndex):
-            index = inventory
+        if isinstance(inventory, QuotaIndex | LiveIndex):
+            # One state for all steps of the plan, which take a while: quotas close meanwhile.
+            index = inventory.snapshot()
         else:
             index = await in_thread(self._indexed, inventory)
             if self._client is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
@@ -19,7 +21,7 @@ from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import Wanted
     from sampling_async.campaign._ledger import Ledger
@@ -45,6 +47,10 @@ _BY: Final = {
 }
 _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
+_NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
+_UNFINISHED: Final = ".campaign-"
+"""How the name of a folder begins whose files are not complete yet."""
+
 PARTITIONS: Final = tuple(_BY)
 """The columns by which invites can be divided into folders."""
 
@@ -126,7 +132,7 @@ def write_files(
         folder.mkdir(parents=True, exist_ok=True)
         must_be_ours(folder, ledger.path)
         # In the same folder, so that each file can be renamed into its place.
-        with tempfile.TemporaryDirectory(prefix=".campaign-", dir=folder) as name:
+        with _in_use(folder), tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
             new = Path(name)
             by = "".join(f"{_BY[name]}, " for name in partitions)
             _write_invites(
@@ -147,6 +153,41 @@ def write_files(
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
+
+
+@contextmanager
+def _in_use(folder: Path) -> Generator[None]:
+    """Mark a folder as being written to, and remove first what calls have left that were killed."""
+    try:
+        import fcntl  # noqa: PLC0415  not on Windows
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Some file systems have no locks: then nobody knows who writes, and nothing is removed.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Nobody else is writing to this folder.
+            for path in folder.glob(f"{_UNFINISHED}*"):
+                if _is_left_over(path):
+                    shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_left_over(path: Path) -> bool:
+    """Return whether this is an unfinished folder of ours: by its name, its owner, and all that is in it."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        return all(each.name.removesuffix("-before") in _NAMES for each in path.iterdir())
+    except OSError:
+        return False
 
 
 def must_be_ours(folder: Path, ledger: Path) -> None:

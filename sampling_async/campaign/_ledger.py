@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._pairs import Notes
 
 _WINDOW: Final = """
-SELECT m.id, m.code, m.closed, m.reserves, p.quota, p.plan, p.tries,
+SELECT m.id, m.code, m.closed, m.reserves, p.quota, p.plan, p.tries, p.code,
     p.state = 'pending' AND p.turn = :turn AND p.due <= :now
 FROM members AS m JOIN pairs AS p ON p.member = m.id
 WHERE m.id IN (
@@ -44,7 +44,19 @@ SELECT r.member, q.value FROM requests AS r, json_each(r.quotas) AS q
 JOIN pairs AS p ON p.member = r.member AND p.quota = q.value AND p.plan = ? AND p.state = 'pending'
 """
 
+INVITED: Final = "state IN ('invited', 'unknown')"
+"""Whether there is an invite, or may be one."""
+
+ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
+"""Whether a pair was asked for: one that waits for another try was too."""
+
 KILLED: Final = "the process ended before the response came"
+LAST_SIGN: Final = """
+max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
+    coalesce((SELECT CAST(value AS REAL) FROM facts WHERE name = 'seen'), began))
+"""
+"""When a run without an end was seen last, see `CampaignRun.look_around`: only the last run can be one."""
+
 REPLANNED: Final = "planned anew"
 
 
@@ -208,10 +220,9 @@ class Ledger(LedgerFile):
                 " WHERE plan = ? AND code IS NULL AND (state = 'not_sent' OR state = 'pending' AND tries)",
                 (self.plan,),
             )
-            # A run that was killed has no end of its own. The last of its moments is the closest.
+            # A run that was killed has no end of its own.
             database.execute(
-                "UPDATE runs SET reason = ?, ended = max(began, coalesce((SELECT max(slot) FROM moments"
-                " WHERE run = runs.id), began)) WHERE ended IS NULL",
+                f"UPDATE runs SET reason = ?, ended = {LAST_SIGN} WHERE ended IS NULL",  # noqa: S608
                 (KILLED,),
             )
             number = database.execute("INSERT INTO runs (began) VALUES (?)", (now,)).lastrowid
@@ -261,9 +272,13 @@ class Ledger(LedgerFile):
         )
         return float(self._rows(query)[0][0])
 
+    def invited(self) -> int:
+        """Return how many invites were made, or may have been made."""
+        return int(self._rows(f"SELECT count(*) FROM pairs WHERE {INVITED}")[0][0])  # noqa: S608
+
     def asked(self) -> int:
         """Return how many members were asked for."""
-        query = "SELECT count(DISTINCT member) FROM pairs WHERE state NOT IN ('pending', 'skipped')"
+        query = f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"  # noqa: S608  a constant
         return int(self._rows(query)[0][0])
 
     def pending(self, now: float) -> tuple[int, float] | None:
@@ -284,7 +299,7 @@ class Ledger(LedgerFile):
         """Return the next members whose turn it is, with all their pairs that are due."""
         members: dict[int, Member] = {}
         values = {"turn": turn, "after": after, "now": now, "count": count}
-        for id_, code, closed, reserves, quota, plan, tries, is_due in self._rows(_WINDOW, values):
+        for id_, code, closed, reserves, quota, plan, tries, answer, is_due in self._rows(_WINDOW, values):
             member = members.get(id_)
             if member is None:
                 member = members[id_] = Member(id_, code, closed, json.loads(reserves), turn)
@@ -295,6 +310,8 @@ class Ledger(LedgerFile):
                 member.reserves.remove(quota)
             if is_due:
                 member.due[quota] = tries
+                if answer is not None:
+                    member.refused[quota] = answer
             else:
                 member.was_asked = True
         return [*members.values()]
@@ -349,7 +366,11 @@ class Planning:
         self._database = database
         self._plan = plan
         # What is left of an earlier plan would be asked for beside the new one.
-        database.execute("UPDATE pairs SET state = 'skipped', reason = ? WHERE state = 'pending'", (REPLANNED,))
+        database.execute(
+            "UPDATE pairs SET state = CASE WHEN code IS NULL THEN 'skipped' ELSE 'rejected' END, reason = ?"
+            " WHERE state = 'pending'",
+            (REPLANNED,),
+        )
         database.execute("UPDATE members SET closed = NULL, reserves = '[]'")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
@@ -415,7 +436,7 @@ class Planning:
 
     def invited(self) -> int:
         """Return how many invites earlier plans have made, or may have made."""
-        query = "SELECT count(*) FROM pairs WHERE state IN ('invited', 'unknown')"
+        query = f"SELECT count(*) FROM pairs WHERE {INVITED}"  # noqa: S608  a constant
         return int(self._database.execute(query).fetchone()[0])
 
     def note(self, **facts: object) -> None:

@@ -162,7 +162,7 @@ class LedgerFile:
         try:
             self._lock.take()
         except JournalError:
-            raise LedgerError("is in use by another run of the campaign", path=self.path) from None
+            raise LedgerError("is in use by another run of the campaign", path=self.path, in_use=True) from None
         except OSError as exc:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         with suppress(OSError):

@@ -33,6 +33,7 @@ class Member:
         code: The member code.
         closed: Why it gets nothing more; None if it may.
         due: The quotas to ask for now, each with how often that was tried.
+        refused: The result code that the service answered last, for those of `due` that it did answer.
         reserves: The quotas that may take the place of others, the best first.
         turn: Which turn it is; a member gets a second one if something was refused.
         waiting: The quotas that were asked for and have no outcome yet.
@@ -46,6 +47,7 @@ class Member:
     reserves: list[int]
     turn: int
     due: dict[int, int] = field(factory=dict[int, int])
+    refused: dict[int, int] = field(factory=dict[int, int])
     waiting: set[int] = field(factory=set[int])
     tries: dict[int, int] = field(factory=dict[int, int])
     added: int = 0

@@ -124,7 +124,7 @@ def _header(summary: Summary, title: str) -> Html:
 
 def _figures(summary: Summary) -> Html:
     pairs = summary.pairs
-    asked = _asked(summary)
+    asked = summary.asked
     currency = "" if summary.currency_id is None else f"in currency {summary.currency_id}"
     figures = (
         (
@@ -149,10 +149,6 @@ def _figures(summary: Summary) -> Html:
     return section("In short", terms("figures", entries))
 
 
-def _asked(summary: Summary) -> int:
-    return summary.pairs.planned - summary.pairs.pending - summary.pairs.skipped
-
-
 def _funnel(summary: Summary) -> Html:
     pairs = summary.pairs
     members = (
@@ -160,7 +156,7 @@ def _funnel(summary: Summary) -> Html:
         ("Matched", summary.matched),
         ("With an invite", summary.invited_members),
     )
-    asked = (("Planned", pairs.planned), ("Asked for", _asked(summary)), ("Invited", pairs.invited))
+    asked = (("Planned", pairs.planned), ("Asked for", summary.asked), ("Invited", pairs.invited))
     return section(
         "From the panel to invites",
         tag("div", _stages("Members", members), _stages("Pairs of a member and a quota", asked), class_="two"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -12,6 +13,7 @@ from sampling_async import InviteRequest
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
+from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._moments import Waits
 from sampling_async.campaign._record import LedgerRecord
@@ -32,6 +34,9 @@ _WINDOW: Final = 500
 
 _POLL: Final = 0.5
 """Seconds between two looks at the limits and at the client."""
+
+_SIGN: Final = 1.0
+"""Seconds between two signs in the ledger that the run goes on."""
 
 
 class CampaignRun:
@@ -70,6 +75,7 @@ class CampaignRun:
         self._number = 0
         self._book = Book((), (), rules)  # until the ledger is read
         self._waits = Waits(0)
+        self._seen = 0.0
         self._pace = InvitePace()
         self._last_error = ""
         self._asked_before = 0
@@ -306,6 +312,11 @@ class CampaignRun:
             self.limits = limits
             self._record.changed.notify()
         snapshot, now = self._client.snapshot(), self._wall_clock()
+        if not 0 <= now - self._seen < _SIGN:
+            # If the process is killed, this is how long the run was active.
+            self._seen = now
+            with suppress(LedgerError):  # what it cannot write will be said of an outcome
+                await in_thread(partial(self._ledger.note, seen=now))
         self._record.moments.note_limit(now, snapshot.limit)
         if snapshot.away_for:
             self.waiting_for = "outage"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attrs import asdict, field, frozen
+from attrs import Factory, asdict, field, frozen
 
 if TYPE_CHECKING:
     from attrs import Attribute
@@ -135,6 +135,11 @@ class Wait:
         return (self.ended - self.began).total_seconds()
 
 
+def _asked_by_now(summary: Summary) -> int:
+    """Return how many pairs were asked for, if none of those that are pending was."""
+    return summary.pairs.planned - summary.pairs.pending - summary.pairs.skipped
+
+
 @frozen(kw_only=True)
 class Summary:
     """What became of a campaign.
@@ -151,6 +156,8 @@ class Summary:
         matched: Members with at least one pair.
         invited_members: Members with at least one invite.
         pairs: The pairs, by what became of them.
+        asked: Pairs that the service was asked for and has answered, or may have: all but those skipped or
+            pending, and of the pending ones those that wait for another try.
         requests: Requests sent.
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
@@ -177,6 +184,7 @@ class Summary:
     matched: int = 0
     invited_members: int = 0
     pairs: Pairs = field(factory=Pairs)
+    asked: int = field(default=Factory(_asked_by_now, takes_self=True))
     requests: int = 0
     planned_value: float = 0.0
     expected_value: float = 0.0
@@ -198,8 +206,7 @@ class Summary:
     @property
     def success_rate(self) -> float:
         """The share of the pairs that were asked for and ended in an invite, from 0 to 1."""
-        asked = self.pairs.planned - self.pairs.pending - self.pairs.skipped
-        return self.pairs.invited / asked if asked else 0.0
+        return self.pairs.invited / self.asked if self.asked else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it; times are ISO 8601 in UTC."""

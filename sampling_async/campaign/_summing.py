@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from sampling_async._contract.records import ResultCode
-from sampling_async.campaign._ledger import IN_FLIGHT, KILLED
+from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
 from sampling_async.campaign._lessons import rule_for
 from sampling_async.campaign._moments import SLOT, percentile
 from sampling_async.campaign._summary import (
@@ -53,7 +53,9 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
     by_quota, values, lost = _counted(ledger, quotas, is_running=is_running)
     states = sum(by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
-    runs = ledger.read("SELECT began, ended, reason FROM runs ORDER BY id")
+    runs = ledger.read(
+        f"SELECT began, coalesce(ended, {LAST_SIGN}), reason, ended IS NULL FROM runs ORDER BY id"  # noqa: S608
+    )
     now = datetime.now(UTC).timestamp()
     limits = ledger.limits()
     money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
@@ -62,13 +64,16 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
         reason=limits.reason if limits.paused and is_running else _reason(pairs, runs, is_running=is_running),
         planned_at=_moment(float(facts["planned_at"])),
         started_at=_moment(runs[0][0]) if runs else None,
-        ended_at=None if is_running or not runs else _moment(_ended(runs[-1], now)),
-        active_seconds=sum(_ended(run, now if is_running else run[0]) - run[0] for run in runs),
+        ended_at=None if is_running or not runs else _moment(runs[-1][1]),
+        active_seconds=sum(
+            (now if is_running and has_no_end else ended) - began for began, ended, _, has_no_end in runs
+        ),
         runs=len(runs),
         members=int(facts["members"]),
         matched=int(facts["matched"]),
         invited_members=money[1],
         pairs=pairs,
+        asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),
         requests=int(facts.get("requests", 0)),
         planned_value=sum(values.values()),
         expected_value=values["invited"],
@@ -117,6 +122,15 @@ def _counted(
     return by_quota, values, lost
 
 
+def _waiting_again(ledger: Ledger, *, is_running: bool) -> int:
+    """Return how many pending pairs were answered before, without those that a dead run had in flight."""
+    query = "SELECT count(*) FROM pairs WHERE state = 'pending' AND code IS NOT NULL"
+    if is_running:
+        return int(ledger.read(query)[0][0])
+    lost = f" AND (member, quota) NOT IN ({IN_FLIGHT})"
+    return int(ledger.read(query + lost, ledger.plan)[0][0])
+
+
 def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
     return QuotaFill(
         quota_id=quota.id,
@@ -149,10 +163,6 @@ def _reason(pairs: Pairs, runs: Sequence[tuple[Any, ...]], *, is_running: bool) 
     return str(runs[-1][2]) or KILLED
 
 
-def _ended(run: tuple[Any, ...], otherwise: float) -> float:
-    return float(run[1] if run[1] is not None else otherwise)
-
-
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
@@ -160,8 +170,7 @@ def _moment(seconds: float) -> datetime:
 def _codes(ledger: Ledger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
     names = dict(ledger.read("SELECT code, result FROM codes"))
     counts = ledger.read(
-        "SELECT code, count(*) FROM pairs WHERE state IN ('invited', 'rejected', 'not_sent', 'unknown')"
-        " GROUP BY code ORDER BY 2 DESC, 1"
+        f"SELECT code, count(*) FROM pairs WHERE {ASKED} GROUP BY code ORDER BY 2 DESC, 1"  # noqa: S608
     )
     found: list[CodeCount] = []
     for code, count in counts:

@@ -24,7 +24,7 @@ from sampling_async.matching._index import Member, QuotaIndex, UnknownQuotaError
 from sampling_async.matching._part import Rank, most_wanted
 from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic
-from sampling_async.matching._questions import Bands, Profile, QuestionKinds
+from sampling_async.matching._questions import AGE_ANSWERS, Bands, Profile, QuestionKinds
 from sampling_async.matching._result import MatchResult, QuotaIds
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AGE_ANSWERS",
     "Allocate",
     "Bands",
     "BatchReader",

@@ -206,6 +206,12 @@ class QuotaIndex:
                 was_open = True
         return was_open
 
+    def snapshot(self) -> QuotaIndex:
+        """Return a copy that stays as it is now, whatever is closed in this index later. It takes no time."""
+        index = copy(self)
+        index._open = self._open.copy()  # noqa: SLF001  its own class
+        return index
+
     def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
         """Set the list of members that a quota is for; it replaces an earlier list of this quota.
 

@@ -83,7 +83,7 @@ class LiveIndex(Standing):
 
     @property
     def index(self) -> QuotaIndex:
-        """The newest index. Take it once for several questions that belong together.
+        """The newest index, in which quotas may close at any moment; see `snapshot`.
 
         Raises:
             RuntimeError: There is none yet; `await live.ready()` waits for it.
@@ -91,6 +91,14 @@ class LiveIndex(Standing):
         if self._index is None:
             raise RuntimeError("there is no index yet: await live.ready() first")
         return self._index
+
+    def snapshot(self) -> QuotaIndex:
+        """Return the newest index as it is now, for several questions that belong together.
+
+        Raises:
+            RuntimeError: There is no index yet.
+        """
+        return self.index.snapshot()
 
     @property
     def status(self) -> WatchStatus:

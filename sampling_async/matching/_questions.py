@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Final, Literal, Self, TypeAlias
 
 from attrs import field, frozen
@@ -24,6 +26,22 @@ Profile: TypeAlias = Mapping[int, Value | Iterable[Value]]
 Known: TypeAlias = int | str | frozenset[int]
 """An answer in normal form: years of age, a plain postal code, or a set of answer IDs."""
 
+AGE_ANSWERS: Final[Bands] = {
+    2006351: (13, 17),
+    2006352: (18, 24),
+    2006353: (25, 29),
+    2006354: (30, 34),
+    2006355: (35, 39),
+    2006356: (40, 44),
+    2006357: (45, 49),
+    2006358: (50, 54),
+    2006359: (55, 59),
+    2006360: (60, 64),
+    2006361: (65, 99),
+}
+"""The answer IDs of the age question 1001538, as an operator publishes them for all cultures. Other ranges come
+in AnswerValues. Replace them with `QuestionKinds.with_age`."""
+
 OPEN_END: Final = 99
 OLDEST: Final = 150
 _DIGITS: Final = 19
@@ -38,9 +56,10 @@ class QuestionKinds:
     """The questions that are not matched by answer IDs only.
 
     The question IDs are the operator's; the reference data interface lists them. `default()` has the question
-    IDs seen in real responses. It does not know the meaning of the answer IDs of age, which differs by country:
+    IDs seen in real responses, and the published meaning of the answer IDs of age, `AGE_ANSWERS`. If your
+    operator gives them another meaning, that replaces it:
 
-        kinds = QuestionKinds.default().with_age(1001538, {2006351: (18, 24), 2006352: (25, 99)})
+        kinds = QuestionKinds.default().with_age(1001538, {9000001: (18, 29), 9000002: (30, 99)})
 
     Attributes:
         age: Questions answered with an age, each with the meaning of its answer IDs.
@@ -55,7 +74,9 @@ class QuestionKinds:
     @classmethod
     def default(cls) -> Self:
         """Return the kinds with age 1001538, postal code 1001042, DMA 1001568 and MSA 1001569."""
-        return cls(age={1001538: {}}, postal=frozenset({1001042}), ids=frozenset({1001568, 1001569}))
+        return cls(
+            age={1001538: dict(AGE_ANSWERS)}, postal=frozenset({1001042}), ids=frozenset({1001568, 1001569})
+        )
 
     def with_age(self, question_id: int, bands: Bands) -> QuestionKinds:
         """Return a copy with one more age question, or with other bands for it.
@@ -160,5 +181,28 @@ def lasting(profile: Profile) -> Profile:
 
 
 def plain_postal(code: str) -> str:
-    """Return a postal code in the form used for comparison: lower case, without blanks and hyphens."""
-    return "".join(code.split()).replace("-", "").casefold()
+    """Return a postal code in the form used for comparison: lower case, without blanks and hyphens.
+
+    What spreadsheets and typing make of a code is undone: `="01001"`, `'01001`, hyphens and blanks of all
+    kinds, those that are not seen, and digits of other scripts.
+    """
+    if code.isascii() and code.isalnum():
+        return code.lower()
+    code = unicodedata.normalize("NFKC", code)
+    code = "".join(map(_plain_character, code)).casefold()
+    # Excel writes ="01001" and '01001 so that a zero in front is kept. U+0301 is what NFKC makes of an acute.
+    return code.strip(_QUOTES)
+
+
+_QUOTES: Final = "=\"'`\u0301\u2018\u2019\u201a\u201b\u201c\u201d\u201e"
+_HYPHENS: Final = "\u02d7\u2043\u2212\u2500\u2796\u30fc"
+"""What looks like a hyphen and is none by its category: minus signs, a bullet, a line, a long sound of kana."""
+
+
+@lru_cache(maxsize=4096)
+def _plain_character(character: str) -> str:
+    """Return a character of a postal code as it counts: nothing for blanks, hyphens and what is not seen."""
+    category = unicodedata.category(character)
+    if category in {"Pd", "Cf", "Cc"} or category[0] == "Z" or character in _HYPHENS:
+        return ""
+    return str(unicodedata.decimal(character)) if category == "Nd" else character

@@ -27,13 +27,17 @@ OPEN_END: Final = 99
 AGE_BANDS: Final = {
     2006351: (13, 17),
     2006352: (18, 24),
-    2006353: (25, 34),
-    2006354: (35, 44),
-    2006355: (45, 54),
-    2006356: (55, 64),
-    2006357: (65, OPEN_END),
+    2006353: (25, 29),
+    2006354: (30, 34),
+    2006355: (35, 39),
+    2006356: (40, 44),
+    2006357: (45, 49),
+    2006358: (50, 54),
+    2006359: (55, 59),
+    2006360: (60, 64),
+    2006361: (65, OPEN_END),
 }
-"""The age bands of the answer IDs of the age question: first and last year."""
+"""The published age bands of the answer IDs of the age question: first and last year."""
 
 REGION_ANSWERS: Final = (2003001, 2003002, 2003003, 2003004)
 EXPOSED_POSTAL_CODES: Final = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -182,9 +183,9 @@ class Reader:
         if kind.id == DICTIONARY:
             return self._of_words(column, first, member)
         if self._beginnings is not None and is_text(kind):
-            codes = self._beginnings.numbers(column)
-            if codes is not None:
-                return codes.astype(self._codes)
+            # A text that is not UTF-8 is refused below.
+            with suppress(UnicodeDecodeError):
+                return self._beginnings.numbers(column).astype(self._codes)
         if is_text(kind) or kind.id in WHOLE:
             return self._of_words(column.dictionary_encode(), first, member)
         raise InvalidRequestError(
@@ -241,9 +242,8 @@ class Reader:
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
         """Return the classes of texts, or `_NONE` for texts that are not valid answers."""
         if self._beginnings is not None and is_text(words.type):
-            numbers = self._beginnings.numbers(words)
-            if numbers is not None:
-                return numbers
+            with suppress(UnicodeDecodeError):
+                return self._beginnings.numbers(words)
         try:
             texts = words.to_pylist()
         except UnicodeDecodeError:

@@ -16,6 +16,8 @@ from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._outputs import Output, name_of, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
+from sampling_async.matching.panel._postal import OddCodes
+from sampling_async.matching.panel._prices import Learning
 from sampling_async.matching.panel._top_k import TopK
 from sampling_async.matching.panel._types import is_settled, settled
 from sampling_async.matching.panel._workers import Workers, matched_by
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching._index import QuotaIndex
+    from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel._allocate import Candidates
     from sampling_async.matching.panel._plan import Columns
-    from sampling_async.matching.panel._prices import Learning
     from sampling_async.matching.panel._reader import BatchReader
     from sampling_async.matching.panel._worker import Piece
 
@@ -51,7 +53,7 @@ class PanelMatcher:
     later changes of the index have no effect on it. It can be pickled.
 
     Args:
-        index: The inventory.
+        index: The inventory. A `LiveIndex` must be ready.
         output: The result wanted: `Counts()`, `TopK(n)`, `Sample(per_quota)` or `Allocate(per_member)`.
             Default: `Counts()`.
 
@@ -59,8 +61,9 @@ class PanelMatcher:
         InvalidRequestError: A value, room or rate of `Allocate` is no good number.
     """
 
-    def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
+    def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
         output = Counts() if output is None else output
+        index = index.snapshot()  # quotas of a live index close at any moment, in another thread too
         compiled = tuple(index.quota_ids.compiled())
         market = None
         if isinstance(output, Allocate):
@@ -96,8 +99,11 @@ class PanelMatcher:
     @property
     def text_columns(self) -> frozenset[str]:
         """The columns that hold texts only, because a code may begin with a zero: member and postal codes."""
-        postal = (id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
-        return frozenset({MEMBER_CODE, *map(str, postal)})
+        return frozenset({MEMBER_CODE, *map(str, self._postal_questions)})
+
+    @property
+    def _postal_questions(self) -> tuple[int, ...]:
+        return tuple(id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
 
     def _for(self, output: Allocate | Candidates | Learning, source: Source) -> PanelMatcher:
         """Return a matcher with another output or order of the same inventory."""
@@ -243,10 +249,13 @@ class PanelMatcher:
 
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
-        first = 0
+        first, odd = 0, OddCodes(self._postal_questions)
         for batch in sized(map(self._fitted, batches)):
+            odd.look(batch, first)
             yield first, batch
             first += len(batch)
+        if not isinstance(self.output, Learning):  # then the panel is read once more
+            odd.tell()
 
     def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
         kernel: Kernel | None = None

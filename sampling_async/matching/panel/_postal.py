@@ -6,21 +6,26 @@ cuts a code to a prefix: with the mask 0xFFFF000000000000, the code "1001" becom
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sampling_async.matching.panel._arrow import booleans, integers, pc
+from sampling_async.matching._questions import plain_postal
+from sampling_async.matching.panel._arrow import booleans, integers, pa, pc
 from sampling_async.matching.panel._classes import OTHER, UNANSWERED
+from sampling_async.matching.panel._types import DICTIONARY, is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._classes import Classes
 
+_LOG: Final = logging.getLogger("sampling_async.matching")
 _PACKED: Final = 8
 _LAST: Final = np.iinfo(np.uint64).max
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -91,14 +96,13 @@ class Beginnings:
         self._are_long = max(map(len, map(str, classes.of)), default=0) > _PACKED
         self._by_length = list(_by_length(classes.of))
 
-    def numbers(self, words: Any) -> NDArray[np.intp] | None:
-        """Return the classes of texts, or None if a text needs slower code.
+    def numbers(self, words: Any) -> NDArray[np.intp]:
+        """Return the classes of texts.
 
-        Plain texts consist of ASCII letters, digits, blanks and hyphens; any other character needs slower code.
+        Raises:
+            UnicodeDecodeError: A text is not UTF-8.
         """
-        codes = _plain(pc.fill_null(words, "") if words.null_count else words)
-        if codes is None:
-            return None
+        codes, others = _plain(pc.fill_null(words, "") if words.null_count else words)
         numbers = np.full(len(codes), OTHER, dtype=np.intp)
         packed = _packed(codes)
         # The shortest prefixes come first, so that the class of the longest prefix replaces the others.
@@ -108,6 +112,9 @@ class Beginnings:
         # Eight letters do not decide about codes and prefixes that are longer: look these up one by one.
         for long in np.flatnonzero(_lengths(codes) > _PACKED) if self._are_long else ():
             numbers[long] = self._classes.number(codes[int(long)].as_py().lower())
+        if others is not None and len(others.places):
+            of_word = np.array([self._classes.number(word or None) for word in others.words])
+            numbers[others.places] = of_word[others.which]
         return numbers
 
 
@@ -130,14 +137,42 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
         yield _OfLength(_LAST << np.uint64(8 * (_PACKED - length)), _Table(numbers, classes))
 
 
-def _plain(words: Any) -> Any | None:
-    """Return postal codes without nulls as letters and digits only, or None if that needs slower code."""
-    codes = words
-    if not _are_alnum(words).all():
-        codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
-        if not (_are_alnum(codes) | (_lengths(codes) == 0)).all():
-            return None
-    return codes
+class _Others(NamedTuple):
+    """The codes of a column that are not only ASCII letters and digits.
+
+    Attributes:
+        words: The distinct codes, as they count.
+        places: The places of the column that hold one.
+        which: For each of these places, which word it is.
+    """
+
+    words: list[str]
+    places: NDArray[np.intp]
+    which: NDArray[np.intp]
+
+
+def _plain(words: Any) -> tuple[Any, _Others | None]:
+    """Return postal codes without nulls as ASCII letters and digits; what is something else becomes empty."""
+    if _are_alnum(words).all():
+        return words, None
+    codes = pc.replace_substring(pc.replace_substring(words, " ", ""), "-", "")
+    odd = _are_odd(codes)
+    if odd.any():
+        # The forms of spreadsheets: ="01001" and '01001.
+        codes = pc.ascii_trim(codes, "=\"'")
+        odd = _are_odd(codes)
+    if not odd.any():
+        return codes, None
+    # Each distinct text of this kind is parsed once: a whole column may be written so.
+    mask, places = pa.array(odd), np.flatnonzero(odd)
+    found = codes.filter(mask).dictionary_encode()
+    plain = [plain_postal(word) for word in found.dictionary.to_pylist()]
+    is_usual = np.array([not code or (code.isascii() and code.isalnum()) for code in plain])
+    usual = pa.array([code if each else "" for code, each in zip(plain, is_usual, strict=True)], codes.type)
+    codes = pc.replace_with_mask(codes, mask, usual.take(found.indices))
+    which = integers(found.indices)[0].astype(np.intp)
+    is_other = ~is_usual[which]
+    return codes, _Others(plain, places[is_other], which[is_other])
 
 
 def _packed(codes: Any) -> NDArray[np.uint64]:
@@ -151,9 +186,76 @@ def _packed(codes: Any) -> NDArray[np.uint64]:
     return np.frombuffer(same.buffers()[2] or b"", dtype=">u8", count=len(codes)).astype(np.uint64)
 
 
+def _are_odd(codes: Any) -> NDArray[np.bool_]:
+    odd: NDArray[np.bool_] = ~(_are_alnum(codes) | (_lengths(codes) == 0))
+    return odd
+
+
 def _are_alnum(texts: Any) -> NDArray[np.bool_]:
     return booleans(pc.ascii_is_alnum(texts))
 
 
 def _lengths(texts: Any) -> NDArray[np.integer[Any]]:
     return integers(pc.binary_length(texts))[0]
+
+
+_FINE: Final = np.zeros(256, dtype=np.bool_)
+_FINE[[ord(each) for each in " -0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]] = True
+"""The bytes of codes that need no closer look."""
+
+
+class OddCodes:
+    """Counts the cells of a panel that no list of postal codes can contain, because of a character in them.
+
+    Args:
+        question_ids: The questions about postal codes.
+    """
+
+    def __init__(self, question_ids: Iterable[int]) -> None:
+        self._names = [str(id_) for id_ in question_ids]
+        self._count = self._first = 0
+
+    def look(self, batch: Any, first: int) -> None:
+        """Look at the members of a batch.
+
+        Args:
+            batch: The members.
+            first: The place of the first member in the panel.
+        """
+        for name in self._names:
+            if name in batch.schema.names:
+                self._look(batch.column(name), first)
+
+    def _look(self, column: Any, first: int) -> None:
+        words = column.dictionary if column.type.id == DICTIONARY else column
+        if not is_text(words.type) or _are_fine(words):
+            return
+        words = column.dictionary_decode() if column.type.id == DICTIONARY else column
+        with suppress(UnicodeDecodeError):  # the reader of the column refuses it
+            others = _plain(pc.fill_null(words, ""))[1]
+            if others is not None:
+                is_odd = np.array([not word.isalnum() for word in others.words])
+                odd = others.places[is_odd[others.which]]
+                if len(odd) and not self._count:
+                    self._first = first + int(odd[0])
+                self._count += len(odd)
+
+    def tell(self) -> None:
+        """Log how many there were, if there were any."""
+        if self._count:
+            _LOG.warning(
+                "%s postal codes of the panel hold something else than letters and digits, so no list can "
+                "contain them; the first is in row %d",
+                f"{self._count:,}",
+                self._first,
+            )
+
+
+def _are_fine(words: Any) -> bool:
+    """Return whether all texts consist of ASCII letters, digits, blanks and hyphens."""
+    offsets, data = words.buffers()[1:]
+    if data is None:
+        return True
+    size = np.int64 if pa.types.is_large_string(words.type) else np.int32
+    ends = np.frombuffer(offsets, size, len(words) + 1, words.offset * np.dtype(size).itemsize)
+    return bool(_FINE[np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]].all())
