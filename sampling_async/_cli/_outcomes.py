@@ -85,8 +85,8 @@ def outcomes(
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
-    Invites are joined with the completions and terminates of a store. Invites
-    from a file get the time of the file.
+    Invites are joined with the completions, terminates and reconciliations of
+    a store. Invites from a file get the time of the file.
     """
     if invites and not store.exists():
         show.note(f"{store} is a new store: nothing was told to it yet")
@@ -205,6 +205,7 @@ def _funnel_json(row: QuotaFunnel) -> dict[str, Any]:
         "Open": row.open,
         "Uninvited": row.uninvited,
         "Corrected": row.corrected,
+        "Reconciled": row.reconciled,
         "Revenue": float(row.revenue),
     }
 
@@ -255,6 +256,8 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
             reasons[reason] = reasons.get(reason, 0) + count
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
     screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
+    if taken_back := sum(row.reconciled for row in funnel):
+        screen.print(Text(f"  {taken_back:,}  {Ending.RECONCILED}: revenue was taken back"))
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
         screen.print(
             Text(f"  {count:,}  ").append_text(show.plain(f"{Ending.TERMINATED}: {reason or 'no reason'}"))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-NotificationKind: TypeAlias = Literal["invite", "completion", "terminate", "survey_closed", "quota_status"]
+NotificationKind: TypeAlias = Literal[
+    "invite", "completion", "terminate", "survey_closed", "quota_status", "reconciliation"
+]
 """The kinds of notifications, named as in `sampling_async.notifications.Kind`."""
 
 KINDS: Final[tuple[NotificationKind, ...]] = (
@@ -28,6 +30,7 @@ KINDS: Final[tuple[NotificationKind, ...]] = (
     "survey_closed",
     "quota_status",
 )
+"""The kinds that have a URL. A reconciliation goes to that of completions."""
 
 
 @frozen
