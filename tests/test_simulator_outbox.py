@@ -41,7 +41,7 @@ async def facts_of(inbox: Inbox, *records):
 
 
 def test_its_kinds_are_those_of_the_inbox():
-    assert list(KINDS) == list(Kind)
+    assert [*KINDS, "reconciliation"] == list(Kind)
 
 
 async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):

@@ -42,8 +42,8 @@ SELECT * FROM (
 )
 UNION ALL
 SELECT * FROM (
-    SELECT e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount, e.label,
-        coalesce(e.ended, e.at), e.id, e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
+    SELECT e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount,
+        e.label, coalesce(e.ended, e.at), e.id, e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
     FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite)
     ORDER BY e.key, e.kind = 'reconciliation', e.id
 )

@@ -373,11 +373,12 @@ class SqliteStore:
         with self._failing("cannot be read"), closing(self._connected()) as database:
             # The index gives numbers and IDs. The oldest one's time is looked up, once a kind.
             rows = database.execute(
-                "SELECT kind, sum(pending), sum(dead), (SELECT at FROM facts WHERE id = min(first)) FROM ("
+                "SELECT kind, pending, dead, (SELECT at FROM facts WHERE id = first) FROM ("
+                "SELECT kind, sum(pending) AS pending, sum(dead) AS dead, min(first) AS first FROM ("
                 " SELECT kind, count(*) AS pending, 0 AS dead, min(id) AS first FROM facts"
                 " WHERE state = 'pending' GROUP BY kind UNION ALL"
                 " SELECT kind, 0, count(*), NULL FROM facts WHERE state = 'dead' GROUP BY kind"
-                ") GROUP BY kind"
+                ") GROUP BY kind)"
             ).fetchall()
         return [
             Backlog(kind=Kind(kind) if kind else None, pending=pending, dead=dead, oldest_at=at)
