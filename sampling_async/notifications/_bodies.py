@@ -17,7 +17,6 @@ from sampling_async.notifications._decoding import (
     MOST_BYTES,
     NotUnderstoodError,
     RefusedBodyError,
-    charset_in,
     decoded,
     decoded_value,
     uncompressed,
@@ -41,7 +40,7 @@ def is_compressed(body: bytes, headers: Iterable[tuple[str, str]]) -> bool:
     return body.startswith(b"\x1f\x8b") or bool(_header(headers, "content-encoding"))
 
 
-def read_fields(body: bytes, query: str = "", headers: Iterable[tuple[str, str]] = ()) -> Sequence[Fields]:
+def read_fields(body: bytes, query: str = "", headers: Sequence[tuple[str, str]] = ()) -> Sequence[Fields]:
     """Return the notifications in a body, each as its fields; mostly there is one.
 
     A list of objects is several notifications. An object with one member that is an object or a list is an
@@ -57,15 +56,14 @@ def read_fields(body: bytes, query: str = "", headers: Iterable[tuple[str, str]]
         NotUnderstoodError: The body is no JSON, XML or form, or has no fields in a form that can be read.
         RefusedBodyError: Its compression is not known (415), or there is too much in it (413).
     """
-    headers = list(headers)
-    body = uncompressed(body, _header(headers, "content-encoding"))
-    # Some write the character set into the wrong header.
-    charset = charset_in(_header(headers, "content-type")) or _header(headers, "content-encoding")
+    coding, content_type = _header(headers, "content-encoding"), _header(headers, "content-type")
+    body = uncompressed(body, coding)
     if match := _BOUNDARY.match(body):
         value: Any = _multipart(body, match[1])
     else:
-        text = decoded(body, charset) or decoded(_bytes_of(query))
-        value = _document(text) if _is_document(text) else _form(text, charset)
+        # Some write the character set into the wrong header.
+        text = decoded(body, content_type, coding) or decoded(_bytes_of(query))
+        value = _document(text) if _is_document(text) else _form(text, content_type)
     items = _opened(value)
     if len(items) > _MOST_ITEMS:
         raise RefusedBodyError(413, f"a list has more than {_MOST_ITEMS:,} notifications")
@@ -73,7 +71,7 @@ def read_fields(body: bytes, query: str = "", headers: Iterable[tuple[str, str]]
 
 
 def _header(headers: Iterable[tuple[str, str]], name: str) -> str:
-    return ", ".join(value for key, value in headers if key == name)
+    return ", ".join([value for key, value in headers if key == name])
 
 
 def _is_document(value: Any) -> bool:
@@ -160,19 +158,21 @@ _READER: Final = json.JSONDecoder(
 )
 
 
-def _form(text: str, charset: str | None) -> dict[str, str]:
+def _form(text: str, content_type: str) -> dict[str, str]:
     if not text:
         raise NotUnderstoodError("an empty body")
     pieces = [piece for piece in text.split("&") if piece]
     if not any("=" in piece for piece in pieces):
         raise NotUnderstoodError("neither JSON nor XML nor a form")
     pairs = (piece.partition("=") for piece in pieces[: MOST_FIELDS + 1])
-    return _object([(_unquoted(name, charset), _unquoted(value, charset)) for name, _, value in pairs])
+    return _object(
+        [(_unquoted(name, content_type), _unquoted(value, content_type)) for name, _, value in pairs]
+    )
 
 
-def _unquoted(text: str, charset: str | None) -> str:
+def _unquoted(text: str, content_type: str) -> str:
     raw = unquote_to_bytes(text.replace("+", " ").encode("utf-8", "surrogatepass"))
-    return decoded_value(raw, charset)
+    return decoded_value(raw, content_type)
 
 
 def _multipart(body: bytes, delimiter: bytes) -> dict[str, str]:

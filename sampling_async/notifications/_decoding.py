@@ -16,10 +16,11 @@ MOST_BYTES: Final = 1 << 20
 BLANKS: Final = "\ufeff\0 \t\r\n"
 """What may stand around a document. Buffers that are longer than their text leave NULs behind it."""
 
+_STARTS: Final = (b"{", b"[", b"<")
 _GZIP: Final = b"\x1f\x8b"
 _MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"\xff\xfe", b"\xfe\xff")
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
-_DECLARED: Final = re.compile(rb"\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
+_DECLARED: Final = re.compile(rb"<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 _ASCII: Final = bytes(range(1, 128))
 _LATIN: Final = {"ascii", "iso8859-1"}
 _FOREIGN: Final = "sampling_async.windows-1252"
@@ -62,13 +63,7 @@ def uncompressed(body: bytes, codings: str = "") -> bytes:
     return _unzipped(body)
 
 
-def charset_in(header: str) -> str | None:
-    """Return the character set that a header declares."""
-    match = _CHARSET.search(header)
-    return match[1] if match else None
-
-
-def decoded(body: bytes, charset: str | None = None) -> str:
+def decoded(body: bytes, *declared: str | None) -> str:
     """Return a document as text, without what may stand around it.
 
     The bytes decide: the zeros of UTF-16 and UTF-32, and whether they are UTF-8. Only then counts what is
@@ -77,31 +72,38 @@ def decoded(body: bytes, charset: str | None = None) -> str:
 
     Args:
         body: The bytes.
-        charset: The character set that was declared, by HTTP; XML may declare one itself.
+        *declared: Names of character sets, or headers with one: `text/json; charset=utf-8`. XML may declare
+            one itself.
     """
+    if body[:1] in _STARTS and body[1:2] != b"\0":  # as nearly all do
+        return _narrow(body, *declared)
     body = next((body[len(mark) :] for mark in _MARKS if body.startswith(mark)), body)
     # A document begins with a character of ASCII.
     match [byte != 0 for byte in body[:4]]:
         case [False, False, False, True]:
-            text = body.decode("utf-32-be", _FOREIGN)
+            return body.decode("utf-32-be", _FOREIGN).strip(BLANKS)
         case [True, False, False, False]:
-            text = body.decode("utf-32-le", _FOREIGN)
+            return body.decode("utf-32-le", _FOREIGN).strip(BLANKS)
         case [False, True, *_]:
-            text = body.decode("utf-16-be", _FOREIGN)
+            return body.decode("utf-16-be", _FOREIGN).strip(BLANKS)
         case [True, False, *_]:
-            text = body.decode("utf-16-le", _FOREIGN)
+            return body.decode("utf-16-le", _FOREIGN).strip(BLANKS)
         case _:
-            declared = _DECLARED.match(body)
-            text = decoded_value(body, charset, declared[1].decode() if declared else None)
-    return text.strip(BLANKS)
+            return _narrow(body, *declared)
 
 
-def decoded_value(value: bytes, *charsets: str | None) -> str:
+def _narrow(body: bytes, *declared: str | None) -> str:
+    by_xml = _DECLARED.match(body) if body.startswith(b"<?") else None
+    return decoded_value(body, *declared, by_xml[1].decode() if by_xml else None).strip(BLANKS)
+
+
+def decoded_value(value: bytes, *declared: str | None) -> str:
     """Return bytes as text that are not UTF-16 or UTF-32: UTF-8, or in one of the declared character sets."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        known = (_codec(charset) for charset in charsets if charset)
+        names = (match[1] if (match := _CHARSET.search(text)) else text for text in declared if text)
+        known = map(_codec, names)
         codec = next((name for name in known if name and _extends_ascii(name)), "utf-8")
         return value.decode("cp1252" if codec in _LATIN else codec, _FOREIGN)
 

@@ -36,6 +36,7 @@ _LOG: Final = logging.getLogger("sampling_async.notifications")
 _LONGEST_ERROR: Final = 500
 _LONGEST_RETRY: Final = 31 * 86_400
 _SHORTEST_RETRY: Final = 0.1
+_EXTRA_SECONDS: Final = 0.05
 _MOST_STUCK: Final = 32
 """How many handlers may hang in threads, which cannot be stopped, before they hold the places of others."""
 
@@ -148,6 +149,8 @@ class Handling(Standing):
         self._held: dict[int, _Running] = {}
         # Of its own: handlers that hang must not use up the threads of the application around.
         self._threads = anyio.CapacityLimiter(policy.at_once + _MOST_STUCK)
+        self._stuck = 0
+        self._no_extra_before = 0.0
         self._news_of_facts = anyio.Event()
         self._idle = Change()
         self._stopping = False
@@ -191,19 +194,22 @@ class Handling(Standing):
             self._submit(lambda store: store.release(self._owner))
 
     async def _claim(self) -> list[Fact[Notification]]:
-        running = Counter(each.fact.kind for each in self._held.values() if not each.is_stuck)
-        kinds, most = self._handlers.kinds, self._policy.at_once - running.total()
+        kinds, most = self._handlers.kinds, self._policy.at_once - len(self._held) + self._stuck
         only = kinds
         if most <= 0:
-            # The kinds that have no place yet, one fact after the other.
-            only, most = [kind for kind in kinds if not running[kind]], 1
-            if not only or self._policy.at_once == 1:
+            # The kinds that have no place yet, one fact after the other. While there is none, that is not asked
+            # for each fact that is handled.
+            busy = {running.fact.kind for running in self._held.values() if not running.is_stuck}
+            only, most = [kind for kind in kinds if kind not in busy], 1
+            if not only or self._policy.at_once == 1 or anyio.current_time() < self._no_extra_before:
                 return []
         now = self._clock()
         try:
             facts = await self._committer.run(
                 lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most, only=only)
             )
+            if not facts and only is not kinds:
+                self._no_extra_before = anyio.current_time() + _EXTRA_SECONDS
             # A lease that ran out while its handler was still running comes to us again.
             return [fact for fact in facts if fact.id not in self._held]
         except Exception as exc:  # noqa: BLE001  whatever it is, handling must go on
@@ -222,6 +228,7 @@ class Handling(Standing):
             with anyio.CancelScope(shield=True):
                 while self._held:
                     self._prolong()
+                    self._look_for_long_ones()
                     with anyio.move_on_after(self._policy.lease / 3):
                         await self._idle.wait()
 
@@ -232,18 +239,18 @@ class Handling(Standing):
 
     def _look_for_long_ones(self) -> None:
         """Warn of handlers that take long, and give away the places of those that hang in threads."""
-        now, stuck = anyio.current_time(), sum(running.is_stuck for running in self._held.values())
+        now = anyio.current_time()
         for running in self._held.values():
             seconds, what = now - running.since, _told_of(running)
             if seconds > self._policy.lease and not running.is_long:
                 running.is_long = True
                 _LOG.warning("%s has been running for %.0f seconds; its lease is prolonged", what, seconds)
             # A coroutine is cancelled at the timeout. What still runs after it is in a thread, or resists.
-            if seconds > self._policy.timeout and not running.is_stuck and stuck < _MOST_STUCK:
-                running.is_stuck, stuck = True, stuck + 1
+            if seconds > self._policy.timeout and not running.is_stuck and self._stuck < _MOST_STUCK:
+                running.is_stuck, self._stuck = True, self._stuck + 1
                 _LOG.error(
-                    "%s hangs: it has been running for %.0f seconds (HandlerPolicy.timeout is %g), and its"
-                    " thread cannot be stopped; others get its place",
+                    "%s hangs: it has been running for %.0f seconds (HandlerPolicy.timeout is %g), and"
+                    " cannot be stopped; others get its place",
                     *(what, seconds, self._policy.timeout),
                 )
                 self._look()
@@ -256,6 +263,7 @@ class Handling(Standing):
             self._submit(lambda store: store.settle(self._owner, settled))
         finally:
             del self._held[fact.id]
+            self._stuck -= running.is_stuck
             self._look()
             if not self._held:
                 self._idle.notify()
