@@ -470,6 +470,14 @@ async def test_a_reconciliation_has_a_handler_of_its_own(tmp_path):
     assert seen == [("completion",) * 2, ("reconciliation", "completion"), ("reconciliation",) * 2]
 
 
+async def test_a_reconciliation_without_a_handler_is_told_once(tmp_path, caplog):
+    inbox = with_fallback(new_inbox(tmp_path))
+    async with inbox:
+        for number in (1, 2):
+            await post(inbox, "terminate", {**TERMINATE, "ReconciliationID": number})
+    assert caplog.text.count("a reconciliation came, and there is no handler for it") == 1
+
+
 async def test_a_traceback_is_logged_without_member_codes_and_secrets(tmp_path, caplog):
     inbox = new_inbox(tmp_path)
 

@@ -20,7 +20,7 @@ _STARTS: Final = (b"{", b"[", b"<")
 _GZIP: Final = b"\x1f\x8b"
 _MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"\xff\xfe", b"\xfe\xff")
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
-_DECLARED: Final = re.compile(rb"<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
+_DECLARED: Final = re.compile(rb"\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 _ASCII: Final = bytes(range(1, 128))
 _LATIN: Final = {"ascii", "iso8859-1"}
 _FOREIGN: Final = "sampling_async.windows-1252"
@@ -93,7 +93,7 @@ def decoded(body: bytes, *declared: str | None) -> str:
 
 
 def _narrow(body: bytes, *declared: str | None) -> str:
-    by_xml = _DECLARED.match(body) if body.startswith(b"<?") else None
+    by_xml = _DECLARED.match(body)
     return decoded_value(body, *declared, by_xml[1].decode() if by_xml else None).strip(BLANKS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, get_origin
 
@@ -13,6 +14,7 @@ from sampling_async.notifications._store import Fact
 if TYPE_CHECKING:
     from sampling_async.notifications._records import Kind
 
+_LOG: Final = logging.getLogger("sampling_async.notifications")
 Handler: TypeAlias = Callable[[Fact[Any]], Awaitable[object] | object]
 
 RECORDS: Final[dict[type[Any], Kind | None]] = {
@@ -28,6 +30,7 @@ class Handlers:
     def __init__(self) -> None:
         self._handlers: dict[type[Any], Handler] = {}
         self._is_closed = False
+        self._warned: set[Kind] = set()
 
     def __bool__(self) -> bool:
         return bool(self._handlers)
@@ -69,6 +72,12 @@ class Handlers:
     def kinds(self) -> list[Kind | None]:
         """The kinds that have a handler; None stands for what was not understood."""
         return [RECORDS[record] for record in self._handlers]
+
+    def warn_without(self, kind: Kind) -> None:
+        """Log a warning if facts of a kind wait for a handler that is not there; once."""
+        if kind not in self.kinds and kind not in self._warned:
+            self._warned.add(kind)
+            _LOG.warning("a %s came, and there is no handler for it: register one, its facts wait", kind)
 
     def of(self, fact: Fact[Any]) -> Handler:
         """Return the handler of a fact."""

@@ -308,6 +308,8 @@ class Inbox:
                 _LOG.warning("a %s notification is answered with %d: %s", hit.kind, exc.status, verdict)
                 reply = _TOO_LARGE if exc.status == _TOO_LARGE.status else _NOT_READ
             return lambda store: store.receive(hit, (), verdict), reply
+        if self._handlers and any(entry.kind is Kind.RECONCILIATION for entry in entries):
+            self._handlers.warn_without(Kind.RECONCILIATION)
         return lambda store: store.receive(hit, entries), _STORED
 
     def _stored(self, reply: Reply) -> Reply:
