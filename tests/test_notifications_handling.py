@@ -687,12 +687,14 @@ def test_a_handler_is_annotated_for_its_records(tmp_path):
 
     def bare(fact: Terminate) -> None: ...
 
+    def either(fact: Fact[Completion] | Fact[Terminate]) -> None: ...
+
     class Handles:
         async def __call__(self, fact: Fact[Terminate]) -> None: ...
 
     def local(fact: Fact[NotThere]) -> None: ...  # noqa: F821
 
-    for handler in (ended, ends, bare, Handles(), partial(ended)):
+    for handler in (ended, ends, bare, either, Handles(), partial(ended)):
         with pytest.raises(InvalidRequestError, match=r"annotated for (Completion, )?Terminate"):
             inbox.on(QuotaStatus)(handler)
     for handler, record in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.notifications._records import Notification, UnknownNotification
@@ -104,8 +104,8 @@ def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
     Raises:
         InvalidRequestError: There is none, or one is no record, as of `@inbox.on` without its brackets.
     """
-    if not records:
-        raise InvalidRequestError("inbox.on takes the records of the handler: @inbox.on(Completion)")
+    if not records or any(inspect.isroutine(record) for record in records):
+        raise InvalidRequestError("inbox.on takes the records of the handler: write @inbox.on(Completion)")
     for record in records:
         kind_of(record)
     return records
@@ -119,10 +119,13 @@ def name_of(handler: object) -> str:
 def _annotated(handler: Handler) -> set[type[Any]]:
     """Return the records that the annotation of a handler's argument names; none if it says nothing of them."""
     try:
-        parameters = list(inspect.signature(handler, eval_str=True).parameters.values())
-        hint = parameters[0].annotation
+        first = next(iter(inspect.signature(handler, eval_str=True).parameters.values()))
     except Exception:  # noqa: BLE001  no signature, or names that are not there at run time: nothing is known
         return set()
-    if get_origin(hint) is Fact:
-        (hint,) = get_args(hint)
-    return {each for each in (get_args(hint) or (hint,)) if isinstance(each, type) and each in RECORDS}
+    return _records_in(first.annotation)
+
+
+def _records_in(hint: Any) -> set[type[Any]]:
+    if isinstance(hint, type) and hint in RECORDS:
+        return {hint}
+    return {record for part in get_args(hint) for record in _records_in(part)}

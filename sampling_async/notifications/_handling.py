@@ -147,8 +147,9 @@ class Handling(Standing):
         self._secrets = secrets
         self._owner = token_hex(8)
         self._held: dict[int, _Running] = {}
-        # Of its own: handlers that hang must not use up the threads of the application around.
-        self._threads = anyio.CapacityLimiter(policy.at_once + _MOST_STUCK)
+        # Of its own: handlers that hang must not use up the threads of the application around. The places
+        # bound how many are used.
+        self._threads = anyio.CapacityLimiter(math.inf)
         self._stuck = 0
         self._no_extra_before = 0.0
         self._news_of_facts = anyio.Event()
