@@ -158,11 +158,14 @@ def test_what_is_declared_counts_where_the_bytes_are_not_unicode(charset, text):
     assert read_fields(body, "", typed(f"application/json;charset={charset}")) == [{"UniqueCode": text}]
     xml = f'<?xml version="1.0" encoding="{charset}"?><N><UniqueCode>{text}</UniqueCode></N>'
     assert read_fields(xml.encode(charset)) == [{"UniqueCode": text}]
+    assert read_fields(xml.encode(charset), "", typed("text/xml; charset=utf-8")) == [{"UniqueCode": text}]
 
 
 def test_one_foreign_byte_spoils_no_other_field():
     body = JOSE_JSON.encode().replace(b"caf\xc3\xa9", b"caf\xe9")
     assert read_fields(body) == [JOSE]
+    for charset in ("windows-1252", "iso-8859-1", "utf-8"):
+        assert read_fields(body, "", typed(f"application/json; charset={charset}")) == [JOSE]
     assert read_fields(b'{"a": "\x81\x0b\n"}') == [{"a": "\x81\x0b\n"}]
     assert read_fields(b"a=caf%e9&b=caf%C3%A9&c=\xe9") == [{"a": "caf\u00e9", "b": "caf\u00e9", "c": "\u00e9"}]
     assert read_fields(b"<N><a>x\x0b</a><b>&#x1F;</b></N>") == [{"a": "x\ufffd", "b": "\ufffd"}]

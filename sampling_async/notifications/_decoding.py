@@ -22,7 +22,9 @@ _MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"\x
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
 _DECLARED: Final = re.compile(rb"\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 _ASCII: Final = bytes(range(1, 128))
-_LATIN: Final = {"ascii", "iso8859-1"}
+_WESTERN: Final = {"ascii", "cp1252", "iso8859-1", "utf-8"}
+"""What adds nothing to reading UTF-8 with single bytes of windows-1252 in it."""
+
 _FOREIGN: Final = "sampling_async.windows-1252"
 
 
@@ -104,8 +106,8 @@ def decoded_value(value: bytes, *declared: str | None) -> str:
     except UnicodeDecodeError:
         names = (match[1] if (match := _CHARSET.search(text)) else text for text in declared if text)
         known = map(_codec, names)
-        codec = next((name for name in known if name and _extends_ascii(name)), "utf-8")
-        return value.decode("cp1252" if codec in _LATIN else codec, _FOREIGN)
+        others = (name for name in known if name and name not in _WESTERN and _extends_ascii(name))
+        return value.decode(next(others, "utf-8"), _FOREIGN)
 
 
 def _unzipped(body: bytes) -> bytes:
