@@ -148,14 +148,22 @@ def test_show_selects_kinds_and_leaves_out_what_was_replaced(store):
 
 def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
     put(store, ("quota_status", [status(1, is_live=True, quota_id=number) for number in range(1, 70)]))
-    put(store, ("invite", b"?"), ("completion", {**COMPLETION, "EncryptedValue": "abc"}))
+    taken_back = {**COMPLETION, "Revenue": 225, "ReconciliationID": 7, "DateTime": "soon"}
+    put(
+        store,
+        ("invite", b"?"),
+        ("completion", {**COMPLETION, "EncryptedValue": "abc"}),
+        ("terminate", taken_back),
+    )
     monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
     monkeypatch.setenv("COLUMNS", "120")
     table = run("notifications", "show", "--store", store).stdout
-    assert "The last 50 of 71 facts" in table
+    assert "The last 50 of 72 facts" in table
     assert "neither JSON nor XML nor a form" in table
     assert "UniqueCode=m-1" in table
     assert "worth=1.50" in table  # Revenue counts hundredths
+    assert "worth=-2.25" in table
+    assert "anomaly=datetime" in table
     assert "EncryptedValue" not in table
     assert "No facts." in run("notifications", "dead", "--store", store).stdout
 

@@ -25,6 +25,7 @@ from sampling_async.notifications import (
     Completion,
     Inbox,
     Kind,
+    Reconciliation,
     SqliteStore,
     Standing,
     State,
@@ -392,6 +393,8 @@ def _told(fact: Fact[Any]) -> dict[str, Any]:
         means["reason"] = told.reason
     if isinstance(told, Completion):
         means["worth"] = f"{told.revenue:.2f}"  # the field Revenue counts hundredths
+    if isinstance(told, Reconciliation) and told.amount is not None:
+        means["worth"] = f"-{told.amount:.2f}"
     if fact.anomaly:
         means["anomaly"] = fact.anomaly
     return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}

@@ -50,7 +50,7 @@ def masked_traceback(exc: BaseException, fact: Fact[Any], secrets: Iterable[str]
 def _texts_of(fact: Fact[Any]) -> Iterator[str]:
     yield getattr(fact.notification, "member_code", "")
     for name, value in fact.fields.items():
-        if str(name).casefold() in _SECRET_FIELDS:
+        if re.sub(r"[\W_]", "", str(name).casefold()) in _SECRET_FIELDS:
             yield str(value)
 
 
