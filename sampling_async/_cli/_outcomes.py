@@ -20,7 +20,7 @@ from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
-from sampling_async._whole_files import written_whole
+from sampling_async._private_files import written_whole
 from sampling_async.notifications import Ending, OutcomeLedger
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: boo
 
 def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
-    # Rows hold member codes.
-    with written_whole(output, is_private=True) as unfinished:
+    with written_whole(output) as unfinished:
         # The table has needed the extra already.
         import_module("pyarrow.parquet").write_table(table, unfinished)
     show.note(f"Rows written to {output}: {table.num_rows:,}")

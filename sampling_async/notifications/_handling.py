@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.backoff import doubled
 from sampling_async._pacing.change import Change
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.threads import call_soon_here
@@ -89,9 +90,7 @@ class HandlerPolicy:
 
     def wait(self, attempts: int, random_number: float) -> float:
         """Return the seconds to wait after so many attempts; `random_number` is from 0 to 1."""
-        # ldexp with a bounded exponent: 2.0 ** 1100 is an OverflowError.
-        longest = min(self.longest_wait, math.ldexp(self.first_wait, min(attempts - 1, 60)))
-        return longest * (0.5 + random_number / 2)
+        return doubled(self.first_wait, attempts - 1, self.longest_wait) * (0.5 + random_number / 2)
 
 
 @define

@@ -18,9 +18,9 @@ from sampling_async._journal.database import (
     connected,
     failing,
     make_durable,
-    make_private,
     transaction,
 )
+from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Backlog, Fact, Settled, Standing, State, StoreError
