@@ -30,7 +30,7 @@ CORE = [
     "sampling_async/_client.py",
     "sampling_async/_profiles.py",
     "sampling_async/_snapshot.py",
-    "sampling_async/_whole_files.py",
+    "sampling_async/_private_files.py",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # Two a core, because a third of the time tests wait: for programs that they start, and for real sockets.

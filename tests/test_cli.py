@@ -751,6 +751,7 @@ def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
     assert [row["member_code"] for row in rows] == list(ran[0].members)
     assert len(rows) == 200
     assert json.loads(Path("p.bands.json").read_text())["2006352"] == [18, 24]
+    assert Path("p.jsonl").stat().st_mode & 0o777 == 0o600  # it holds member codes
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from contextlib import closing
 import pytest
 
 from sampling_async._journal import database as _database
-from sampling_async._journal.database import connected, make_durable, make_private, patiently, transaction
+from sampling_async._journal.database import connected, make_durable, patiently, transaction
+from sampling_async._private_files import make_private
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -274,6 +274,20 @@ async def test_notifications_take_effect(tmp_path):
             gate.set()
 
 
+async def test_a_closing_whose_time_cannot_be_read_takes_effect(tmp_path):
+    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
+        await live.ready()
+        async with live.follow(inbox):
+            await clock.advance(10)
+            for moment in ("soon", "later"):
+                await post(inbox, "survey_closed", {"SurveyID": 200, "WaveId": 1, "DateTime": moment})
+            await until(lambda: open_in(live) == [1, 3])
+            unclear = {"UpdateDateTimeUTC": "soon"}
+            await post(inbox, "quota_status", status(clock, 3, is_live=False) | unclear)
+            await until(lambda: open_in(live) == [1])
+
+
 async def test_a_notification_before_the_poll_has_no_effect(tmp_path):
     clock, service = HandClock(), FakeService(inventory(1, 2, 3))
     async with inbox_at(tmp_path, clock) as inbox:

@@ -216,6 +216,14 @@ def test_columns_of_json_lines_may_have_other_names(panel):
     ]
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_results_are_for_their_owner_only_whatever_was_there(panel, ending):
+    (panel / f"second.{ending}").touch(mode=0o666)
+    for name in ("first", "second"):
+        run("panel.csv", "--output", f"{name}.{ending}")
+        assert (panel / f"{name}.{ending}").stat().st_mode & 0o777 == 0o600
+
+
 def test_results_follow_a_symbolic_link_and_change_no_other_file(panel):
     (panel / "real").mkdir()
     (panel / "best.csv.part").write_text("mine")

@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import warnings
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
 import anyio
 import httpx
 import pytest
+import uvicorn
 from notifications_kit import COMPLETION, PEER, SECRET, encoded, facts_of
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from sampling_async.notifications import Inbox, Kind, _app
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
 
 @pytest.fixture
 def inbox(tmp_path):
     return Inbox(tmp_path / "n.db", secrets=SECRET)
+
+
+def test_two_tests_with_a_test_client_work_with_one_inbox(inbox):
+    @asynccontextmanager
+    async def lifespan(_app: object) -> AsyncIterator[None]:
+        async with inbox:
+            yield
+
+    app = Starlette(lifespan=lifespan, routes=[Mount("/events", app=inbox.app)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it deprecates httpx
+        from starlette.testclient import TestClient  # noqa: PLC0415
+
+        for number in (1, 2):
+            with TestClient(app) as client:
+                fields = {**COMPLETION, "WaveId": number}
+                assert client.post(f"/events{inbox.path(Kind.COMPLETION)}", json=fields).status_code == 200
+    assert anyio.run(facts_of, inbox)[1].notification.wave_id == 2
+
+
+@pytest.mark.parametrize("prefix", ["", "/events"])
+def test_the_access_log_of_the_server_shows_neither_secrets_nor_members(inbox, prefix, caplog):
+    app = Starlette(routes=[Mount(prefix, app=inbox.app)]) if prefix else inbox.app
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+    caplog.set_level("INFO", logger="uvicorn.access")
+    with socket.create_server(("127.0.0.1", 0)) as listener, running(server, listener) as url:
+        for path in (
+            f"/completion/{SECRET}",
+            f"/completion/{SECRET}/",
+            f"/completion/{SECRET}/x",
+            f"/{SECRET}",
+        ):
+            with suppress(HTTPError), urlopen(f"{url}{prefix}{path}?UniqueCode=m-1") as response:
+                response.read()
+    shown = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert len(shown) == 4
+    assert f'"GET {prefix}/completion/hidden HTTP/1.1" 503' in shown[0]
+    assert not any(SECRET in line or "m-1" in line for line in shown)
+
+
+@contextmanager
+def running(server: uvicorn.Server, listener: socket.socket) -> Iterator[str]:
+    """Serve from a thread, and yield the URL."""
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def asking(app) -> httpx.AsyncClient:

@@ -77,10 +77,10 @@ def test_what_was_acknowledged_survives_a_kill_and_the_urls_stay(store):
         assert receiver.urls == first
         assert receiver.post("completion", COMPLETION) == 200
         facts = shown(store)
-    assert [(fact["kind"], fact["receipts"]) for fact in facts] == [("completion", 3), ("unknown", 1)]
-    assert facts[0]["fields"] == COMPLETION
-    assert facts[1]["posted_as"] == "invite"
-    assert facts[1]["body"] == "?"
+    assert [(fact["Kind"], fact["Receipts"]) for fact in facts] == [("completion", 3), ("unknown", 1)]
+    assert facts[0]["Fields"] == COMPLETION
+    assert facts[1]["PostedAs"] == "invite"
+    assert facts[1]["Body"] == "?"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,23 +139,31 @@ def test_show_selects_kinds_and_leaves_out_what_was_replaced(store):
         ("terminate", TERMINATE),
         ("invite", MEMBER),
     )
-    assert [fact["kind"] for fact in shown(store)] == ["quota_status", "completion", "terminate", "invite"]
-    assert [fact["standing"] for fact in shown(store, "--all")][:2] == ["stale", "stands"]
-    assert shown(store)[0]["fields"]["IsLive"] is False
-    assert shown(store)[2]["standing"] == "overruled"
-    assert [fact["id"] for fact in shown(store, "--kind", "completion", "--kind", "invite")] == [3, 5]
+    assert [fact["Kind"] for fact in shown(store)] == ["quota_status", "completion", "terminate", "invite"]
+    assert [fact["Standing"] for fact in shown(store, "--all")][:2] == ["stale", "stands"]
+    assert shown(store)[0]["Fields"]["IsLive"] is False
+    assert shown(store)[2]["Standing"] == "overruled"
+    assert [fact["FactID"] for fact in shown(store, "--kind", "completion", "--kind", "invite")] == [3, 5]
 
 
 def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
     put(store, ("quota_status", [status(1, is_live=True, quota_id=number) for number in range(1, 70)]))
-    put(store, ("invite", b"?"), ("completion", {**COMPLETION, "EncryptedValue": "abc"}))
+    taken_back = {**COMPLETION, "Revenue": 225, "ReconciliationID": 7, "DateTime": "soon"}
+    put(
+        store,
+        ("invite", b"?"),
+        ("completion", {**COMPLETION, "EncryptedValue": "abc"}),
+        ("terminate", taken_back),
+    )
     monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
     monkeypatch.setenv("COLUMNS", "120")
     table = run("notifications", "show", "--store", store).stdout
-    assert "The last 50 of 71 facts" in table
+    assert "The last 50 of 72 facts" in table
     assert "neither JSON nor XML nor a form" in table
     assert "UniqueCode=m-1" in table
     assert "worth=1.50" in table  # Revenue counts hundredths
+    assert "worth=-2.25" in table
+    assert "anomaly=datetime" in table
     assert "EncryptedValue" not in table
     assert "No facts." in run("notifications", "dead", "--store", store).stdout
 
@@ -169,7 +177,7 @@ def test_dead_facts_are_shown_and_replayed(store):
         opened.settle("me", Settled(fact_id=1, state=State.DEAD, error="LookupError: no account"))
     opened.close()
     done = run("notifications", "dead", "--store", store)
-    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["LookupError: no account"]
+    assert [json.loads(line)["Error"] for line in done.stdout.splitlines()] == ["LookupError: no account"]
     done = run("notifications", "replay", "--store", store)
     assert (done.exit_code, done.stderr) == (0, "Due to their handlers again: 1\n")
     assert run("notifications", "dead", "--store", store).stdout == ""
@@ -192,7 +200,7 @@ def test_old_receipts_are_pruned(store):
     done = run("notifications", "prune", "--store", store, "--older-than", "0")
     assert (done.exit_code, done.stderr) == (0, "Receipts deleted: 3\n")
     shown = run("notifications", "show", "--store", store).stdout.splitlines()
-    assert [json.loads(line)["receipts"] for line in shown] == [2, 1]
+    assert [json.loads(line)["Receipts"] for line in shown] == [2, 1]
 
 
 def test_tail_prints_what_comes(store):
@@ -205,32 +213,51 @@ def test_tail_prints_what_comes(store):
         line = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    assert line["fields"]["UniqueCode"] == "m-9"
+    assert line["Fields"]["UniqueCode"] == "m-9"
 
 
 def test_settings_are_compared_with_those_of_the_operator(store, monkeypatch):
     sim = Simulator(notifying=Notifying())
     options = ("notifications", "settings", "--store", store, "--public-url", "https://partner.example")
     with sim.serve() as url:
-        rows = [json.loads(line) for line in run(*options).stdout.splitlines()]
-        assert [row["AtTheOperator"] for row in rows] == [None] * 5
+        done = run(*options)
+        urls = json.loads(done.stdout)
+        assert list(urls) == KINDS
         monkeypatch.setenv("SAMPLING_BASE_URL", url)
         monkeypatch.setenv("SAMPLING_PANEL_GUID", sim.panel_guid)
         monkeypatch.setenv("SAMPLING_API_KEY", sim.api_key)
         done = run(*options)
         assert done.exit_code == 1
-        verdicts = [json.loads(line)["AtTheOperator"] for line in done.stdout.splitlines()]
+        verdicts = [line.partition(": ")[2] for line in done.stderr.splitlines()]
         assert verdicts == ["not set", *["another URL"] * 4]
-        sim.notification_urls = {row["Kind"]: row["URL"] for row in rows}
+        sim.notification_urls = urls
         done = run(*options)
         assert done.exit_code == 0
-        assert {json.loads(line)["AtTheOperator"] for line in done.stdout.splitlines()} == {"same"}
+        assert {line.partition(": ")[2] for line in done.stderr.splitlines()} == {"same"}
         done = run(*options, "--rotate")
         assert done.exit_code == 1
-    assert all(
-        kept[1:] == [old["URL"].rpartition("/")[2]]
-        for kept, old in zip(kept_secrets(store).values(), rows, strict=True)
-    )
+    kept = kept_secrets(store)
+    assert [kept[kind][1:] for kind in urls] == [[url.rpartition("/")[2]] for url in urls.values()]
+
+
+def test_settings_show_the_url_of_the_serve_that_the_store_belongs_to(store, monkeypatch):
+    with Receiver(store, "--port", "0") as receiver:
+        assert json.loads(run("notifications", "settings", "--store", store).stdout) == receiver.urls
+    with Receiver(store, "--port", "0", "--public-url", "https://partner.example/events/") as receiver:
+        urls = receiver.urls
+    assert json.loads(run("notifications", "settings", "--store", store, "--json").stdout) == urls
+    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    monkeypatch.setenv("COLUMNS", "80")
+    table = run("notifications", "settings", "--store", store).stdout.splitlines()
+    assert [line.strip() for line in table[1::2]] == list(urls.values())
+    assert table[0] == "Invite Notification URL (not compared)"
+
+
+def test_the_json_of_settings_is_what_simulate_takes(store, tmp_path):
+    (tmp_path / "urls.json").write_text(run("notifications", "settings", "--store", store, "--json").stdout)
+    urls = Notify(notify=str(tmp_path / "urls.json")).urls()
+    assert list(urls) == KINDS
+    assert urls["invite"].startswith("http://127.0.0.1:8090/invite/")
 
 
 def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
@@ -248,8 +275,8 @@ def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
             invited = {each["QuotaID"] for each in map(json.loads, outcomes) if each["Status"] == "invited"}
             ended: set[int] = set()
             while ended != invited:
-                facts = [fact for fact in shown(store) if fact["kind"] in ("completion", "terminate")]
-                ended = {fact["fields"]["QuotaID"] for fact in facts}
+                facts = [fact for fact in shown(store) if fact["Kind"] in ("completion", "terminate")]
+                ended = {fact["Fields"]["QuotaID"] for fact in facts}
             simulated.send_signal(signal.SIGINT)
             assert simulated.wait(20) == 0
     assert invited

@@ -21,9 +21,12 @@ from sampling_async.notifications import (
     Inbox,
     InviteNotification,
     Kind,
+    KindStatus,
     QuotaStatus,
+    Reconciliation,
     RetryLater,
     SqliteStore,
+    Standing,
     State,
     SurveyClosed,
     Terminate,
@@ -406,6 +409,166 @@ async def test_what_came_while_the_clock_was_ahead_is_handled_at_once(tmp_path):
         await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m-2"})
         await until_states(inbox, *[State.HANDLED] * 2)
     assert seen == [1, 2]
+
+
+async def test_what_was_put_off_while_the_clock_was_ahead_is_handled_again(tmp_path):
+    ahead, seen = 30 * 86_400.0, []
+    patient = HandlerPolicy(first_wait=86_400.0, longest_wait=86_400.0, poll=0.01)
+
+    def with_handler() -> Inbox:
+        inbox = with_fallback(new_inbox(tmp_path, patient, clock=lambda: time.time() + ahead))
+        inbox.on(Completion)(handler)
+        return inbox
+
+    def handler(fact: Fact[Completion]) -> None:
+        seen.append(fact.attempts)
+        if ahead:
+            raise LookupError
+
+    async with with_handler() as inbox:
+        await post(inbox, "completion", COMPLETION)
+        await until(lambda: seen == [1])
+    ahead = 0.0
+    async with with_handler() as inbox:
+        await until_states(inbox, State.HANDLED)
+    assert seen == [1, 2]
+
+
+async def test_a_handler_is_told_that_its_terminate_was_overruled(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+    inbox.on(Completion)(lambda fact: seen.append("completion"))
+
+    @inbox.on(Terminate)
+    async def ended(fact: Fact[Terminate]) -> None:
+        seen.append((fact.corrects, fact.standing, fact.notification.reason))
+        if fact.corrects and fact.attempts == 1:
+            raise LookupError  # a correction is tried again, as any fact
+
+    async with inbox:
+        await post(inbox, "terminate", TERMINATE)
+        await until_states(inbox, State.HANDLED)
+        await post(inbox, "completion", COMPLETION)
+        await until_states(inbox, *[State.HANDLED] * 3)
+    corrections = [(1, Standing.OVERRULED, "SCREENED_OUT")] * 2
+    assert seen == [(None, Standing.STANDS, "SCREENED_OUT"), "completion", *corrections]
+
+
+async def test_a_reconciliation_has_a_handler_of_its_own(tmp_path):
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion, Terminate, Reconciliation)
+    async def member(fact: Fact[Completion | Terminate | Reconciliation]) -> None:
+        seen.append((fact.kind, fact.posted_as))
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "completion", {**COMPLETION, "ReconciliationID": 5})
+        await until_states(inbox, *[State.HANDLED] * 2)
+        assert (await post(inbox, "reconciliation", {**MEMBER, "ReconciliationID": 6})).status == 200
+        await until_states(inbox, *[State.HANDLED] * 3)
+    assert seen == [("completion",) * 2, ("reconciliation", "completion"), ("reconciliation",) * 2]
+
+
+async def test_a_reconciliation_without_a_handler_is_told_once(tmp_path, caplog):
+    inbox = with_fallback(new_inbox(tmp_path))
+    async with inbox:
+        for number in (1, 2):
+            await post(inbox, "terminate", {**TERMINATE, "ReconciliationID": number})
+    assert caplog.text.count("a reconciliation came, and there is no handler for it") == 1
+
+
+async def test_a_traceback_is_logged_without_member_codes_and_secrets(tmp_path, caplog):
+    inbox = new_inbox(tmp_path)
+
+    @inbox.on(Completion)
+    async def credits_nobody(fact: Fact[Completion]) -> None:
+        try:
+            {}[fact.notification.member_code]
+        except KeyError as exc:
+            raise LookupError(f"no account {fact.notification.additional_data} {SECRET} of the panel") from exc
+
+    @inbox.on(UnknownNotification)
+    def looks(fact: Fact[UnknownNotification]) -> None:
+        raise ValueError(fact.notification.body)
+
+    async with inbox:
+        await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m\u00e9 7"})
+        await post(inbox, "invite", b"?m-8")
+        await until_states(inbox, *[State.DEAD] * 2)
+    lines = caplog.text.splitlines()
+    assert lines.count("KeyError: '<hidden>'") == 3
+    assert lines.count("LookupError: no account <hidden> <hidden> of the panel") == 3
+    assert "in credits_nobody" in caplog.text
+    assert lines.count("ValueError: <hidden>") == 3
+    assert "in looks" in caplog.text
+    for secret in ("m\u00e9 7", "invite=1", SECRET, "m-8"):
+        assert secret not in caplog.text
+    levels = [record.levelname for record in caplog.records if "credits_nobody" in record.message]
+    assert levels == ["WARNING", "WARNING", "ERROR"]
+    assert all(record.exc_info is None for record in caplog.records)  # agents would show local variables
+
+
+async def test_the_status_counts_what_waits_and_what_failed(tmp_path):
+    now = 1_000.0
+    inbox = with_fallback(new_inbox(tmp_path, clock=lambda: now))
+
+    @inbox.on(Completion)
+    def fails(_fact: Fact[Completion]) -> None:
+        raise GiveUp
+
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await post(inbox, "terminate", {**TERMINATE, "UniqueCode": "m-2"})  # it has no handler
+        await until_states(inbox, State.DEAD, State.PENDING)
+        now += 50
+        status_now = await inbox.status()
+    assert (status_now.is_open, status_now.not_stored) == (True, 0)
+    assert (status_now.pending, status_now.dead, status_now.failed) == (1, 1, 1)
+    assert status_now.oldest_seconds == 50
+    assert status_now.by_kind[Kind.COMPLETION] == KindStatus(dead=1, failed=1)
+    assert status_now.by_kind[Kind.TERMINATE] == KindStatus(pending=1, oldest_seconds=50)
+    assert status_now.by_kind[None] == KindStatus()
+    closed = inbox.read_status()
+    assert (closed.is_open, closed.pending, closed.dead) == (False, 1, 1)
+
+
+def test_a_handler_is_registered_for_records(tmp_path):
+    inbox = new_inbox(tmp_path)
+
+    def handler(_fact: object) -> None: ...
+
+    for misuse in ((), (handler,), ("completion",), (Completion, handler)):
+        with pytest.raises(InvalidRequestError, match="Completion"):
+            inbox.on(*misuse)
+    assert inbox.on(Completion)(handler) is handler
+
+
+def test_a_handler_is_annotated_for_its_records(tmp_path):
+    inbox = new_inbox(tmp_path)
+
+    def ended(fact: Fact[Terminate]) -> None: ...
+
+    async def ends(fact: Fact[Completion | Terminate]) -> None: ...
+
+    def bare(fact: Terminate) -> None: ...
+
+    def either(fact: Fact[Completion] | Fact[Terminate]) -> None: ...
+
+    class Handles:
+        async def __call__(self, fact: Fact[Terminate]) -> None: ...
+
+    def local(fact: Fact[NotThere]) -> None: ...  # noqa: F821
+
+    for handler in (ended, ends, bare, either, Handles(), partial(ended)):
+        with pytest.raises(InvalidRequestError, match=r"annotated for (Completion, )?Terminate"):
+            inbox.on(QuotaStatus)(handler)
+    for handler, record in (
+        (ends, Completion),
+        (ended, Terminate),
+        (local, QuotaStatus),
+        (print, SurveyClosed),
+    ):
+        inbox.on(record)(handler)
 
 
 async def test_what_is_replayed_is_due_whatever_the_clock_was(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import sqlite3
 import threading
@@ -15,9 +16,11 @@ from decimal import Decimal
 import anyio
 import doubles
 import pytest
+from doubles import until
 from notifications_kit import CLOSED, COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, status
 
 from sampling_async import InvalidRequestError
+from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import (
     Completion,
     Inbox,
@@ -121,6 +124,101 @@ async def test_an_inbox_is_entered_once(path):
     async with inbox_at(path) as inbox:
         with pytest.raises(RuntimeError, match="entered once"):
             await inbox.__aenter__()
+
+
+def test_an_inbox_is_entered_again_in_another_event_loop(path):
+    """Two tests with a TestClient, and an inbox that belongs to a module."""
+    inbox, seen = inbox_at(path), []
+    inbox.on(Completion, Terminate, UnknownNotification)(lambda fact: seen.append(fact.id))
+
+    async def once(wave: int) -> None:
+        async with inbox:
+            assert (await post(inbox, "completion", {**COMPLETION, "WaveId": wave})).status == 200
+            await until(lambda: len(seen) == wave)
+
+    for wave in (1, 2, 3):
+        asyncio.run(once(wave))
+        assert (inbox.receive_sync("completion", b"", {}, PEER, secret=SECRET)).status == 503
+    assert seen == [1, 2, 3]
+
+
+def test_an_inbox_that_could_not_be_opened_may_be_opened_later(tmp_path):
+    inbox = inbox_at(tmp_path / "folder" / "n.db")
+
+    async def once() -> int:
+        async with inbox:
+            return (await post(inbox, "completion", COMPLETION)).status
+
+    with pytest.raises(StoreError):
+        asyncio.run(once())
+    (tmp_path / "folder").mkdir()
+    assert asyncio.run(once()) == 200
+
+
+async def test_a_compressed_body_is_stored_as_it_came(path):
+    body = gzip.compress(encoded(COMPLETION))
+    async with inbox_at(path) as inbox:
+        for headers in ({"Content-Encoding": "gzip"}, {}):
+            assert (await inbox.receive("completion", body, headers, PEER, secret=SECRET)).status == 200
+        assert inbox.store._open.execute("SELECT body FROM receipts").fetchone() == (body,)
+        (fact,) = await facts_of(inbox)
+    assert (fact.kind, fact.receipts) == ("completion", 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "expected"),
+    [
+        (b"\x1b\x00", "br", 415),
+        (encoded(COMPLETION), "zstd", 415),
+        (gzip.compress(b" " * (2 << 20), mtime=0), "gzip", 413),
+        (encoded([{"a": number} for number in range(20_001)]), "", 413),
+    ],
+)
+async def test_what_is_never_read_is_not_acknowledged(path, caplog, body, coding, expected):
+    async with inbox_at(path) as inbox:
+        headers = {"Content-Encoding": coding}
+        assert (await inbox.receive("completion", body, headers, PEER, secret=SECRET)).status == expected
+        assert (await in_thread(inbox.receive_sync, "completion", body, headers, PEER)).status == 404
+        assert await facts_of(inbox) == []
+        ((verdict, kept),) = inbox.store._open.execute("SELECT verdict, body FROM receipts").fetchall()
+    assert kept == body
+    assert f"a completion notification is answered with {expected}: {verdict}" in caplog.text
+
+
+async def test_a_long_list_is_read_whole(path):
+    items = [{**COMPLETION, "UniqueCode": f"m-{number}"} for number in range(1_500)]
+    async with inbox_at(path) as inbox:
+        assert (await post(inbox, "completion", items)).status == 200
+        assert len(await facts_of(inbox)) == 1_500
+
+
+async def test_a_proxy_behind_a_unix_socket_is_trusted_if_that_is_said(path):
+    guard = {"networks": ["198.51.100.0/24"], "trusted_proxies": ["unix"]}
+    there = {"X-Forwarded-For": "198.51.100.9"}
+
+    async def status_of(inbox, headers, peer) -> int:
+        return (await inbox.receive("invite", b"?", headers, peer, secret=SECRET)).status
+
+    async with inbox_at(path, **guard) as inbox:
+        for peer in ("", None, "unix:/run/app.sock"):
+            assert await status_of(inbox, there, peer) == 200
+            assert await status_of(inbox, {"X-Forwarded-For": "203.0.113.1"}, peer) == 403
+            assert await status_of(inbox, {}, peer) == 403
+        assert await status_of(inbox, there, "127.0.0.1") == 403  # of which it was not said
+    async with inbox_at(path, **{**guard, "trusted_proxies": ["127.0.0.1"]}) as inbox:
+        assert await status_of(inbox, there, "") == 403
+
+
+@pytest.mark.parametrize("value", [["x"], {"a": 1}, 5, True])
+async def test_a_signature_of_another_type_is_forged(path, value):
+    async with inbox_at(path, shared_secrets="supersecret") as inbox:
+        assert (await post(inbox, "completion", {**COMPLETION, "EncryptedValue": value})).status == 403
+        assert (await post(inbox, "completion", {**COMPLETION, "EncryptedValue": None})).status == 200
+
+
+async def test_a_reconciliation_must_be_signed_too(path):
+    async with inbox_at(path, shared_secrets="supersecret", require_signature=True) as inbox:
+        assert (await post(inbox, "completion", {**COMPLETION, "ReconciliationID": 1})).status == 403
 
 
 async def test_what_cannot_be_stored_is_not_acknowledged_and_nothing_else_is_lost(path, caplog):

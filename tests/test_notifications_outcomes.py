@@ -53,6 +53,73 @@ def told(member: str, fields=COMPLETION, **more):
     return {**fields, "UniqueCode": member, **more}
 
 
+TAKEN_BACK = {**COMPLETION, "ReconciliationID": 1, "ReconciliationDateTime": "2026-12-01 08:00:00"}
+WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
+
+
+async def rows_after(path, ledger, *hits) -> list[tuple[str, Decimal]]:
+    async with Inbox(path, secrets=SECRET) as inbox:
+        for kind, fields in hits:
+            assert (await post(inbox, kind, fields)).status == 200
+    return [(row.ending, row.revenue) for row in await ledger.rows()]
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+@pytest.mark.parametrize(
+    ("amount", "expected"), [({"Revenue": 100}, "-1"), ({"Revenue": -100}, "-1"), ({"Revenue": None}, "-1.5")]
+)
+async def test_a_reconciliation_is_money_taken_back(path, ledger, amount, expected, is_invited):
+    if is_invited:
+        await ledger.invited([invited("m-1")])
+    hits = [("terminate", {**TAKEN_BACK, **amount}), ("completion", COMPLETION)]
+    found = await rows_after(path, ledger, *hits, hits[0], ("terminate", TERMINATE))
+    assert found == [(Ending.COMPLETED, Decimal("1.5")), (Ending.RECONCILED, Decimal(expected))]
+    (quota,) = await ledger.funnel()
+    assert (quota.completed, quota.reconciled, quota.terminated, quota.open) == (1, 1, 0, 0)
+    assert quota.revenue == Decimal("1.5") + Decimal(expected)
+    assert (quota.invited, quota.uninvited) == ((1, 0) if is_invited else (0, 1))
+
+
+async def test_what_is_corrected_and_taken_back_twice_leaves_nothing(path, ledger):
+    await ledger.invited([invited("m-1")])
+    unclear = {**TAKEN_BACK, "Revenue": None}
+    found = await rows_after(
+        path,
+        ledger,
+        ("completion", COMPLETION),
+        ("completion", {**COMPLETION, "Revenue": 75}),
+        ("completion", {**unclear, "WaveId": None}),
+        ("completion", {**unclear, "ReconciliationID": 2}),
+    )
+    assert found == [
+        (Ending.COMPLETED, Decimal("1.5")),
+        (Ending.CORRECTED, Decimal("-0.75")),
+        (Ending.RECONCILED, Decimal("-0.75")),
+        (Ending.RECONCILED, Decimal(0)),
+    ]
+
+
+async def test_an_invite_whose_completion_is_not_known_is_not_open_when_it_is_taken_back(path, ledger):
+    await ledger.invited([invited("m-1")])
+    assert await rows_after(path, ledger, ("invite", TAKEN_BACK)) == [(Ending.RECONCILED, Decimal("-1.5"))]
+    (quota,) = await ledger.funnel()
+    assert (quota.invited, quota.open, quota.completed) == (1, 0, 0)
+    assert await ledger.overdue(0) == []
+
+
+async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(path, ledger):
+    await ledger.invited([invited("m-1"), invited("m-1", survey_id=1), invited("m-2")])
+    await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", told("m-3", WITHOUT_WAVE)))
+    ends = [(row.ending, row.is_auto_routed) for row in await ledger.rows()]
+    assert ends == [
+        (Ending.COMPLETED, False),
+        (Ending.OPEN, False),
+        (Ending.OPEN, False),
+        (Ending.COMPLETED, False),
+    ]
+    assert [row.member_code for row in await ledger.uninvited()] == ["m-3"]
+
+
 async def test_each_invite_has_its_end(path, ledger):
     outcomes = [invited(member) for member in ("m-1", "m-2", "m-3")]
     rejected = InviteOutcome(member_code="m-4", quota_id=1100, status="rejected")

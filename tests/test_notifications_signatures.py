@@ -73,6 +73,46 @@ def test_an_empty_secret_is_refused(secrets):
         verify_redirect(URL, secrets)
 
 
+PAGES = "https://partnerA.com?status=[status]&mc=[pid]"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        URL,
+        "https://partnera.com/?status=qualified&mc=mymember&",
+        "https://PARTNERA.com?status=qualified&mc=mymember&",
+        "https://partnera.com:443/?status=qualified&mc=mymember&",
+        "http://partnera.com/?status=qualified&mc=mymember&",  # behind a proxy with TLS
+    ],
+)
+def test_a_redirect_as_a_browser_asks_for_it_is_verified_with_its_end_page(url):
+    assert verify_redirect(f"{url}hash={HMAC}", SECRET, end_page=PAGES)
+    assert verify_redirect(f"{url}hash={HMAC}", SECRET, end_page=["https://partnerA.com/no", PAGES])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://partnera.com/?status=qualified&mc=another&",
+        "https://partnera.com/qualified?status=qualified&mc=mymember&",
+        "https://another.example/?status=qualified&mc=mymember&",
+        "https://partnera.com:444/?status=qualified&mc=mymember&",
+        "https://partnera.com:x/?status=qualified&mc=mymember&",
+        "ftp://partnera.com/?status=qualified&mc=mymember&",
+        "https://partnera.com/?mc=mymember&status=qualified&",
+    ],
+)
+def test_a_forged_one_is_not(url):
+    assert not verify_redirect(f"{url}hash={HMAC}", SECRET, end_page=PAGES)
+    assert not verify_redirect(f"{URL}hash={HMAC[:-1]}0", SECRET, end_page=PAGES)
+
+
+def test_an_added_slash_is_overlooked_without_the_end_page():
+    assert verify_redirect(f"{URL.replace('?', '/?')}hash={HMAC}", SECRET)
+    assert not verify_redirect(f"{URL.replace('?', '/a/?')}hash={HMAC}", SECRET)
+
+
 def verified(signature, *, secrets=(SECRET,), is_required=False, fields=COMPLETION, kind="completion"):
     return Signatures(secrets, is_required=is_required).verified(
         understand(Kind(kind), Named(fields)), signature
@@ -91,6 +131,24 @@ def test_encrypted_value_is_over_survey_wave_and_member(algorithm):
 def test_a_wrong_one_is_forged(signature):
     with pytest.raises(ForgedError, match="wrong signature"):
         verified(signature)
+
+
+@pytest.mark.parametrize("value", [["x"], {"a": 1}, 5, 1.5, True, False])
+def test_a_signature_of_another_type_is_wrong(value):
+    with pytest.raises(ForgedError, match="wrong signature"):
+        verified(Named({**COMPLETION, "EncryptedValue": value}).signature)
+    for absent in (None, "", " "):
+        assert Named({**COMPLETION, "EncryptedValue": absent}).signature is None
+
+
+@pytest.mark.parametrize("message", ["24010m-1", "2401m-1"])
+def test_without_a_wave_the_signature_is_over_wave_0_or_none(message):
+    fields = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
+    record = understand(Kind.COMPLETION, Named(fields))
+    checks = Signatures(SECRET, is_required=True)
+    assert checks.verified(record, signature_of(message), has_wave=False)
+    with pytest.raises(ForgedError, match="wrong signature"):
+        checks.verified(record, signature_of("2401m-2"), has_wave=False)
 
 
 def test_without_one_nothing_is_verified():

@@ -13,6 +13,7 @@ from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encod
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
+    Backlog,
     Kind,
     Receipt,
     Settled,
@@ -105,6 +106,139 @@ def test_a_completion_overrules_an_earlier_terminate(store):
     terminate, completion = facts(store)
     assert (terminate.standing, terminate.state) == (Standing.OVERRULED, State.SKIPPED)
     assert completion.standing is Standing.STANDS
+
+
+@pytest.mark.parametrize("state", [State.HANDLED, State.PENDING])
+def test_a_terminate_that_was_handled_and_then_overruled_is_corrected(store, state):
+    """A handler may be working on it at this moment: then the correction waits until it has ended."""
+    put(store, "terminate", TERMINATE)
+    (fact,) = claim(store)
+    if state is State.HANDLED:
+        settle(store, fact)
+    put(store, "completion", COMPLETION)
+    put(store, "completion", {**COMPLETION, "Revenue": 75})
+    if state is State.PENDING:
+        assert claim(store) == []
+        settle(store, fact)
+    (completion,) = claim(store)
+    settle(store, completion)
+    (correction,) = claim(store)
+    assert (correction.kind, correction.standing) == (Kind.TERMINATE, Standing.OVERRULED)
+    assert (correction.corrects, correction.receipts) == (fact.id, 0)
+    assert correction.notification == fact.notification
+    settle(store, correction, State.DEAD)
+    with store.transaction():
+        assert store.replay() == 1
+    assert [each.kind for each in facts(store)] == ["terminate", "completion", "terminate", "completion"]
+
+
+def test_a_terminate_that_nobody_handled_is_not_corrected(store):
+    put(store, "terminate", TERMINATE)
+    put(store, "completion", COMPLETION)
+    assert [each.kind for each in facts(store)] == ["terminate", "completion"]
+
+
+def test_a_reconciliation_is_one_fact_and_overrules_nothing(store):
+    put(store, "completion", COMPLETION)
+    taken_back = {**TERMINATE, "ReconciliationID": 9, "ReconciliationDateTime": "2026-12-01 08:00:00"}
+    assert put(store, "terminate", taken_back) == ["new"]
+    assert put(store, "completion", {**taken_back, "Revenue": 150}) == ["differs"]
+    assert put(store, "completion", {**taken_back, "ReconciliationID": 10}) == ["new"]
+    assert put(store, "terminate", TERMINATE) == ["overruled"]
+    found = facts(store)
+    assert [fact.kind for fact in found] == ["completion", "reconciliation", "reconciliation", "terminate"]
+    assert [fact.standing for fact in found] == [*[Standing.STANDS] * 3, Standing.OVERRULED]
+    assert found[1].posted_as is Kind.TERMINATE
+    assert [fact.kind for fact in claim(store)] == ["completion"]  # in order, for a member
+    assert facts(store, kinds=[Kind.RECONCILIATION]) == found[1:3]
+
+
+def test_a_closing_whose_time_cannot_be_read_closes_and_is_no_repetition(store):
+    assert put(store, "survey_closed", {**CLOSED, "DateTime": "soon"}) == ["new"]
+    assert put(store, "survey_closed", {**CLOSED, "DateTime": "later"}) == ["new"]
+    assert put(store, "survey_closed", {**CLOSED, "DateTime": "soon"}) == ["repeated"]
+    assert [fact.anomaly for fact in facts(store)] == ["datetime cannot be read"] * 2
+
+
+def test_a_quota_closes_without_a_time_but_does_not_open(store):
+    unclear = {"UpdateDateTimeUTC": "soon"}
+    assert put(store, "quota_status", status(1, is_live=True), at=DAY) == ["new"]
+    assert put(store, "quota_status", status(1, is_live=False) | unclear, at=DAY) == ["new"]
+    assert put(store, "quota_status", status(1, is_live=False) | unclear, at=DAY + 1) == ["repeated"]
+    assert put(store, "quota_status", status(2, is_live=True) | unclear, at=DAY + 2) == ["new"]
+    assert [fact.kind for fact in facts(store)] == ["quota_status", "quota_status", None]
+    assert [fact.standing for fact in facts(store)][:2] == [Standing.STALE, Standing.STANDS]
+    closing = facts(store)[1]
+    assert closing.notification.at is None
+    assert (
+        closing.anomaly
+        == "a closing without its time counts from when it came; updatedatetimeutc cannot be read"
+    )
+    # What the service says later counts again.
+    later = {"UpdateDateTimeUTC": "2026-11-22T10:02:00Z"}
+    assert put(store, "quota_status", status(1, is_live=True) | later, at=DAY + 90) == ["new"]
+    assert facts(store)[1].standing is Standing.STALE
+
+
+MONTH = 30 * 86_400.0
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_clock_that_is_set_back_makes_facts_due_again(store, is_settled):
+    put(store, "completion", COMPLETION, at=MONTH)
+    (fact,) = claim(store, "dead", now=MONTH)
+    if is_settled:
+        settle(store, fact, State.PENDING, "dead", due=MONTH + 600)
+    assert [fact.attempts for fact in claim(store, now=10.0)] == [2]
+    assert claim(store, now=11.0) == []  # it is ours now
+
+
+def test_a_lease_that_was_prolonged_by_a_wrong_clock_ends_too(store):
+    put(store, "completion", COMPLETION)
+    (fact,) = claim(store, "dead", now=10.0)
+    with store.transaction():
+        store.extend("dead", [fact.id], MONTH + 5)
+    assert claim(store, now=16.0, owner="other") == []
+    assert len(claim(store, now=15.0)) == 1
+
+
+def test_a_small_step_of_the_clock_leaves_leases_alone(store):
+    put(store, "completion", COMPLETION)
+    (fact,) = claim(store, "alive", now=70.0)
+    assert claim(store, now=69.0) == []
+    assert settle(store, fact, owner="alive")
+
+
+def test_the_backlog_is_counted_by_kind(store):
+    for number in range(3):
+        put(store, "completion", {**COMPLETION, "WaveId": number}, at=5.0 + number)
+    put(store, "invite", b"?", at=1.0)
+    first, *_ = claim(store)
+    settle(store, first, State.DEAD)
+    backlog = {row.kind: row for row in store.backlog()}
+    assert backlog == {
+        Kind.COMPLETION: Backlog(kind=Kind.COMPLETION, pending=2, dead=1, oldest_at=6.0),
+        None: Backlog(kind=None, pending=1, dead=0, oldest_at=1.0),
+    }
+
+
+def test_a_store_of_the_first_form_is_read_on(tmp_path):
+    path = tmp_path / "old.db"
+    kept_secrets(path)
+    with sqlite3.connect(path) as database:
+        for change in ("INDEX facts_dead", "TABLE served"):
+            database.execute(f"DROP {change}")
+        database.execute("ALTER TABLE facts DROP COLUMN since")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    opened = SqliteStore(path)
+    opened.open()
+    assert put(opened, "completion", COMPLETION) == ["new"]
+    with opened.transaction():
+        opened.keep_url("https://partner.example")
+        assert opened.url() == "https://partner.example"
+    assert len(claim(opened)) == 1
+    opened.close()
 
 
 def test_a_terminate_of_another_wave_stands(store):
@@ -304,7 +438,7 @@ def test_secrets_are_kept(tmp_path):
     path = tmp_path / "n.db"
     made = kept_secrets(path)
     assert set(made) == set(Kind)
-    assert len({secret for (secret,) in made.values()}) == 5
+    assert len({secret for (secret,) in made.values()}) == len(Kind)
     assert kept_secrets(SqliteStore(path)) == made
 
 

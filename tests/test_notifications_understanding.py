@@ -16,11 +16,12 @@ from sampling_async.notifications import (
     InviteNotification,
     Kind,
     QuotaStatus,
+    Reconciliation,
     SurveyClosed,
     Terminate,
 )
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._understanding import Named, kind_told, understand
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 
@@ -122,8 +123,17 @@ def test_revenue_is_never_guessed(revenue):
         read("completion", {**COMPLETION, "Revenue": revenue})
 
 
-@pytest.mark.parametrize("name", ["UniqueCode", "SurveyId", "WaveId", "Revenue"])
-@pytest.mark.parametrize("value", [None, "", [], {"a": 1}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("UniqueCode", "SurveyId", "Revenue")
+            for value in (None, "", [], {"a": 1})
+        ),
+        *(("WaveId", value) for value in ([], {"a": 1}, "x", -1)),
+    ],
+)
 def test_what_makes_a_completion_is_needed(name, value):
     with pytest.raises(NotUnderstoodError, match=name.lower()):
         read("completion", {**COMPLETION, name: value})
@@ -151,6 +161,11 @@ def test_a_quota_status_has_a_time(moment):
         " 2026-11-22 10:00 ",
         "/Date(1795341600000)/",
         "/Date(1795341600000+0200)/",
+        "2026-11-22 10:00:00.00 +00:00",
+        "2026-11-22 10:00:00 +00:00",
+        "2026-11-22 12:00:00.0000000 +0200",
+        "2026-11-22 10:00:00.  00:00",  # from a form in which the plus was not escaped
+        "2026-11-22T10:00:00.0 Z",
     ],
 )
 def test_times_are_utc_unless_they_have_a_zone(moment):
@@ -159,6 +174,85 @@ def test_times_are_utc_unless_they_have_a_zone(moment):
 
 def test_a_time_that_cannot_be_read_is_left_out_where_it_is_not_needed():
     assert read("completion", {**COMPLETION, "DateTime": "soon"}).at is None
+
+
+@pytest.mark.parametrize("fraction", ["", ".", ".99", ".990", ".9900", ".99000", ".990000", ".9900000"])
+@pytest.mark.parametrize("zone", ["", "Z", " Z", "+00:00", " +00:00", " +0000", "-00:00"])
+@pytest.mark.parametrize("between", ["T", " "])
+def test_every_form_of_the_inventory_is_a_time(between, fraction, zone):
+    moment = f"2026-11-26{between}19:58:42{fraction}{zone}"
+    at = read("quota_status", {**status(1, is_live=False), "UpdateDateTimeUTC": moment}).at
+    assert at == datetime(2026, 11, 26, 19, 58, 42, 990_000 if "9" in fraction else 0, UTC)
+    assert read("survey_closed", {**CLOSED, "DateTime": moment}).at == at
+
+
+@pytest.mark.parametrize("moment", ["soon", 5, "26/11/2026 19:58"])
+def test_a_time_that_cannot_be_read_is_told(moment):
+    for kind, fields, name in (
+        ("completion", COMPLETION, "DateTime"),
+        ("survey_closed", CLOSED, "DateTime"),
+        ("quota_status", status(1, is_live=False), "UpdateDateTimeUTC"),
+    ):
+        named = Named({**fields, name: moment})
+        assert understand(Kind(kind), named).at is None
+        assert f"{name.lower()} cannot be read" in named.anomaly
+    assert anomaly_of("completion", COMPLETION) is None
+
+
+def anomaly_of(kind, fields):
+    named = Named(fields)
+    understand(Kind(kind), named)
+    return named.anomaly
+
+
+@pytest.mark.parametrize("wave", [{}, {"WaveId": None}, {"WaveId": ""}])
+@pytest.mark.parametrize(("kind", "fields"), [("completion", COMPLETION), ("terminate", TERMINATE)])
+def test_without_a_wave_it_is_wave_0(kind, fields, wave):
+    fields = {name: value for name, value in fields.items() if name != "WaveId"} | wave
+    assert read(kind, fields).wave_id == 0
+    assert anomaly_of(kind, fields) == "there is no WaveId: it counts as wave 0"
+    assert anomaly_of(kind, {**fields, "WaveId": 0}) is None
+
+
+RECONCILIATION = {
+    **MEMBER,
+    "Revenue": -150,
+    "Reason": "FRAUD",
+    "ReconciliationID": 9,
+    "ReconciliationDateTime": "2026-12-01 08:00:00",
+}
+
+
+def test_a_reconciliation_takes_money_back():
+    assert read("reconciliation", RECONCILIATION) == Reconciliation(
+        member_code="m-1",
+        survey_id=2401,
+        wave_id=77,
+        reconciliation_id="9",
+        amount=Decimal("1.50"),
+        reason="FRAUD",
+        at=datetime(2026, 12, 1, 8, tzinfo=UTC),
+        quota_id=1100,
+        survey_ref="S-2401",
+        additional_data="invite=1&quota=1100",
+    )
+    assert read("reconciliation", {**MEMBER, "reconciliation_id": "r-9"}).amount is None
+    with pytest.raises(NotUnderstoodError, match="reconciliationid"):
+        read("reconciliation", {**RECONCILIATION, "ReconciliationID": ["9"]})
+
+
+@pytest.mark.parametrize("posted_as", ["invite", "completion", "terminate"])
+def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
+    assert kind_told(Kind(posted_as), Named(RECONCILIATION)) is Kind.RECONCILIATION
+    only_time = {**RECONCILIATION, "ReconciliationID": None}
+    assert kind_told(Kind(posted_as), Named(only_time)) is Kind.RECONCILIATION
+
+
+@pytest.mark.parametrize("empty", [None, "", 0, "0", "00000000-0000-0000-0000-000000000000"])
+def test_a_field_without_a_value_makes_no_reconciliation(empty):
+    fields = {**COMPLETION, "ReconciliationID": empty, "ReconciliationDateTime": "0001-01-01T00:00:00"}
+    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert kind_told(Kind.QUOTA_STATUS, Named(RECONCILIATION)) is Kind.QUOTA_STATUS
 
 
 def test_a_survey_that_is_not_closed_is_not_understood():

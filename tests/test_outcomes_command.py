@@ -23,7 +23,9 @@ from sampling_async.simulator import Notifying, Simulator
 def day(tmp_path_factory):
     """A day of a simulator: outcomes as lines and as a journal, and a store with what was told."""
     folder = tmp_path_factory.mktemp("day")
-    sim = Simulator(seed=4, surveys=8, members=20, notifying=Notifying(completes=0.5, corrected=0.3))
+    sim = Simulator(
+        seed=4, surveys=8, members=20, notifying=Notifying(completes=0.5, corrected=0.3, reconciled=0.3)
+    )
 
     async def live() -> None:
         quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
@@ -70,6 +72,19 @@ def test_completes_without_an_invite_are_an_exit_code(store):
     done = run("outcomes", "--store", store, "--uninvited")
     assert done.exit_code == 1
     assert {json.loads(line)["Ending"] for line in done.stdout.splitlines()} == {"completed", "corrected"}
+
+
+def test_what_is_taken_back_is_shown(day, store, monkeypatch):
+    sim, folder = day
+    rows = lines_of("--store", store, "--invites", folder / "outcomes.jsonl")
+    taken_back = sum(posting.kind == "reconciliation" for posting in sim.notifications.told)
+    assert sum(row["Reconciled"] for row in rows) == taken_back > 0
+    endings = [
+        row["Revenue"] < 0 for row in lines_of("--store", store, "--rows") if row["Ending"] == "reconciled"
+    ]
+    assert len(endings) == taken_back
+    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    assert f"{taken_back:,}  reconciled: revenue was taken back" in run("outcomes", "--store", store).stdout
 
 
 def test_overdue_invites_are_an_exit_code(day, tmp_path):

@@ -41,7 +41,7 @@ async def facts_of(inbox: Inbox, *records):
 
 
 def test_its_kinds_are_those_of_the_inbox():
-    assert list(KINDS) == list(Kind)
+    assert [*KINDS, "reconciliation"] == list(Kind)
 
 
 async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):
@@ -111,6 +111,7 @@ BADLY = Notifying(
     drifted=0.5,
     corrected=0.2,
     terminated_late=0.2,
+    reconciled=0.2,
     survey_seconds=600.0,
 )
 
@@ -139,8 +140,11 @@ async def test_however_badly_they_are_delivered_the_facts_are_the_same(tmp_path,
     assert all(fact.kind == "terminate" for fact in overruled)
     members = {fact.notification.member_code for fact in completions}
     assert {fact.notification.member_code for fact in overruled} <= members
+    taken_back = [fact for fact in facts if fact.kind == "reconciliation"]
+    assert {fact.notification.member_code for fact in taken_back} <= members
+    assert {fact.posted_as for fact in taken_back} == {"completion"}
     if shared_secret:
-        assert all(fact.verified for fact in facts if fact.kind in ("completion", "terminate"))
+        assert all(fact.verified for fact in [*completions, *overruled, *taken_back])
 
 
 async def test_what_is_not_due_waits(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from watch_kit import inventory
 
+from sampling_async._private_files import make_private
 from sampling_async._watch.cache import _LATE_START, _LEFTOVER, CacheFile
 
 NOW = 1_700_000_000.0
@@ -156,7 +157,7 @@ def test_what_cannot_be_removed_is_left(tmp_path, monkeypatch, caplog):
 
 
 def test_an_empty_file_is_none(tmp_path, caplog):
-    (tmp_path / "cache").write_text("")
+    make_private(tmp_path / "cache")
     assert CacheFile(tmp_path / "cache", "me", 1000).load(NOW) is None
     assert caplog.messages == [
         f"the cache {tmp_path / 'cache'} is not used: $: expected JSON, found an empty body"

@@ -24,6 +24,7 @@ from sampling_async._contract.exchange import (
     UNAVAILABLE,
 )
 from sampling_async._contract.records import ResultCode
+from sampling_async._pacing.backoff import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -122,7 +123,7 @@ class RetryPolicy:
         last = failures[-1]
         throttled = isinstance(last, ServiceError) and last.status in _THROTTLED
         base = self.throttled_base if throttled else self.base
-        jittered = random() * min(self.cap, base * 2.0 ** (len(failures) - 1))
+        jittered = random() * doubled(base, len(failures) - 1, self.cap)
         if last.retry_after is None:
             return jittered
         # Never earlier than Retry-After. All clients may have received it at the same moment, so a random part

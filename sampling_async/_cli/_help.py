@@ -100,7 +100,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async notifications show \\\n  --store notifications.db",
         (
             "sampling-async notifications show --kind completion \\\n"
-            "  --store notifications.db | jq .fields.Revenue"
+            "  --store notifications.db | jq .Fields.Revenue"
         ),
     ),
     "notifications tail": ("sampling-async notifications tail \\\n  --store notifications.db",),
@@ -118,6 +118,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
             "  --store notifications.db \\\n"
             "  --public-url https://partner.example/events"
         ),
+        "sampling-async notifications settings \\\n  --store notifications.db --json > urls.json",
     ),
     "outcomes": (
         "sampling-async outcomes --store notifications.db \\\n  --invites outcomes.jsonl",

@@ -25,6 +25,7 @@ from sampling_async.notifications import (
     Completion,
     Inbox,
     Kind,
+    Reconciliation,
     SqliteStore,
     Standing,
     State,
@@ -32,11 +33,12 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._records import SETTINGS
 from sampling_async.notifications._store import run_once
 from sampling_async.simulator._listening import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping
 
     from sampling_async import PartnerSettings, SamplingClient
     from sampling_async.notifications import Fact
@@ -48,6 +50,8 @@ _BACKLOG: Final = 2048
 _WIDE: Final = 100
 _POLL_SECONDS: Final = 0.5
 _UNKNOWN: Final = "unknown"
+_PORT: Final = 8090
+_SERVED_AT: Final = f"http://127.0.0.1:{_PORT}"
 
 app: Final = typer.Typer(
     cls=Group,
@@ -93,7 +97,7 @@ class Guard:
         list[str] | None,
         typer.Option(
             "--trusted-proxy",
-            help="Addresses of your own proxies: their X-Forwarded-For is believed.",
+            help="Addresses of your own proxies: their X-Forwarded-For is believed. `unix` for a Unix socket.",
             metavar="NETWORK",
             show_default=False,
             rich_help_panel=_WHO,
@@ -134,7 +138,7 @@ def serve(
     guard: Guard,
     *,
     store: StoreFile,
-    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = 8090,
+    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = _PORT,
     host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     public_url: PublicURL = None,
     as_json: AsJSON = False,
@@ -148,8 +152,9 @@ def serve(
     """
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
-    inbox = ended_by_failure(lambda: guard.inbox(SqliteStore(store)))
-    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, host, port, public_url, as_json=as_json)))
+    kept = SqliteStore(store)
+    inbox = ended_by_failure(lambda: guard.inbox(kept))
+    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, kept, host, port, public_url, as_json=as_json)))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
@@ -157,13 +162,17 @@ def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
 
 
-async def _serve(inbox: Inbox, host: str, port: int, public_url: str | None, *, as_json: bool) -> None:
+async def _serve(
+    inbox: Inbox, store: SqliteStore, host: str, port: int, public_url: str | None, *, as_json: bool
+) -> None:
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
     with listening(host, port) as listener:
         listener.listen(_BACKLOG)
         address = f"[{host}]" if ":" in host else host
-        urls = inbox.urls(public_url or f"http://{address}:{listener.getsockname()[1]}")
+        base = public_url or f"http://{address}:{listener.getsockname()[1]}"
+        urls = inbox.urls(base)
+        run_once(SqliteStore(store.path), lambda opened: opened.keep_url(base))  # for `settings`
         config = uvicorn.Config(
             inbox.app,
             lifespan="off",
@@ -183,7 +192,7 @@ def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         show.emit_json({str(kind): url for kind, url in urls.items()})
         return
-    show.print_pairs((kind.setting, Text(url, style="cyan")) for kind, url in urls.items())
+    show.print_pairs((SETTINGS[kind], Text(url, style="cyan")) for kind, url in urls.items())
     show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
 
 
@@ -286,32 +295,34 @@ def settings(
 ) -> None:
     """Show the five URLs to enter at the operator, and whether its settings have them.
 
+    Without --public-url it is the address of the last `serve` with this store.
     The settings are read if the service's address is given; exit code 1 says
-    that one differs. The URLs hold secrets.
+    that one differs. The URLs hold secrets. In JSON they are what `simulate
+    --notify` takes.
     """
     if not store.exists():
         typer.echo(f"{store} is a new store, with new secrets; `serve` must get the same file", err=True)
     opened = SqliteStore(store)
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
-    urls = Inbox(opened, secrets=secrets).urls(public_url or "http://127.0.0.1:8090")
+    base = public_url or ended_by_failure(lambda: run_once(opened, SqliteStore.url)) or _SERVED_AT
+    urls = ended_by_failure(lambda: Inbox(opened, secrets=secrets).urls(base))
     found = service.call(_read_settings) if service.is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
-        rows = (
-            {"Kind": kind, "Setting": kind.setting, "URL": url, "AtTheOperator": verdicts[kind]}
-            for kind, url in urls.items()
-        )
-        ended_by_failure(lambda: _emit(rows))
+        ended_by_failure(lambda: _emit([urls]))
+        for kind, verdict in verdicts.items():
+            if verdict is not None:
+                typer.echo(f"{SETTINGS[kind]}: {verdict}", err=True)
     else:
         show.print_pairs(
-            (kind.setting, Text(f"{url}  {verdicts[kind] or 'not compared'}")) for kind, url in urls.items()
+            (f"{SETTINGS[kind]} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
         )
     raise typer.Exit(INCOMPLETE if set(verdicts.values()) - {None, "same"} else DONE)
 
 
-def _emit(rows: Iterable[dict[str, Any]]) -> None:
+def _emit(rows: Iterable[Mapping[Any, Any]]) -> None:
     for row in rows:
-        show.emit_json(row)
+        show.emit_json(dict(row))
 
 
 async def _read_settings(client: SamplingClient) -> PartnerSettings:
@@ -322,7 +333,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     """Return what the operator has for a kind: the same, another one, or nothing; None if that is not known."""
     if found is None:
         return None
-    value = found.value(kind.setting)
+    value = found.value(SETTINGS[kind])
     if value is None:
         return "not set"
     if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:
@@ -382,6 +393,10 @@ def _told(fact: Fact[Any]) -> dict[str, Any]:
         means["reason"] = told.reason
     if isinstance(told, Completion):
         means["worth"] = f"{told.revenue:.2f}"  # the field Revenue counts hundredths
+    if isinstance(told, Reconciliation) and told.amount is not None:
+        means["worth"] = f"-{told.amount:.2f}"
+    if fact.anomaly:
+        means["anomaly"] = fact.anomaly
     return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
 
 
@@ -392,23 +407,24 @@ def _kind_name(fact: Fact[Any]) -> str:
 def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     notification = fact.notification
     unknown = (
-        {"reason": notification.reason, "body": notification.body.decode("utf-8", "backslashreplace")}
+        {"Reason": notification.reason, "Body": notification.body.decode("utf-8", "backslashreplace")}
         if isinstance(notification, UnknownNotification)
         else {}
     )
     return {
-        "id": fact.id,
-        "kind": _kind_name(fact),
-        "posted_as": fact.posted_as,
-        "fields": fact.fields,
-        "receipts": fact.receipts,
-        "differing": fact.differing,
-        "received_at": fact.received_at.isoformat(),
-        "verified": fact.verified,
-        "corrects": fact.corrects,
-        "standing": fact.standing,
-        "state": fact.state,
-        "attempts": fact.attempts,
-        "error": fact.error,
+        "FactID": fact.id,
+        "Kind": _kind_name(fact),
+        "PostedAs": fact.posted_as,
+        "Fields": fact.fields,
+        "Anomaly": fact.anomaly,
+        "Receipts": fact.receipts,
+        "Differing": fact.differing,
+        "ReceivedAt": fact.received_at.isoformat(),
+        "Verified": fact.verified,
+        "Corrects": fact.corrects,
+        "Standing": fact.standing,
+        "State": fact.state,
+        "Attempts": fact.attempts,
+        "Error": fact.error,
         **unknown,
     }

@@ -95,6 +95,7 @@ class Notify:
             drifted=0.2,
             corrected=0.02,
             terminated_late=0.02,
+            reconciled=0.02,
         )
 
 

@@ -20,7 +20,7 @@ from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
-from sampling_async._whole_files import written_whole
+from sampling_async._private_files import written_whole
 from sampling_async.notifications import Ending, OutcomeLedger
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def outcomes(
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
-    Invites are joined with the completions and terminates of a store. Invites
-    from a file get the time of the file.
+    Invites are joined with the completions, terminates and reconciliations of
+    a store. Invites from a file get the time of the file.
     """
     if invites and not store.exists():
         show.note(f"{store} is a new store: nothing was told to it yet")
@@ -164,8 +164,7 @@ def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: boo
 
 def _write(ledger: OutcomeLedger, output: Path) -> None:
     table = ledger.read_arrow()
-    # Rows hold member codes.
-    with written_whole(output, is_private=True) as unfinished:
+    with written_whole(output) as unfinished:
         # The table has needed the extra already.
         import_module("pyarrow.parquet").write_table(table, unfinished)
     show.note(f"Rows written to {output}: {table.num_rows:,}")
@@ -205,6 +204,7 @@ def _funnel_json(row: QuotaFunnel) -> dict[str, Any]:
         "Open": row.open,
         "Uninvited": row.uninvited,
         "Corrected": row.corrected,
+        "Reconciled": row.reconciled,
         "Revenue": float(row.revenue),
     }
 
@@ -255,6 +255,8 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
             reasons[reason] = reasons.get(reason, 0) + count
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
     screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
+    if taken_back := sum(row.reconciled for row in funnel):
+        screen.print(Text(f"  {taken_back:,}  {Ending.RECONCILED}: revenue was taken back"))
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
         screen.print(
             Text(f"  {count:,}  ").append_text(show.plain(f"{Ending.TERMINATED}: {reason or 'no reason'}"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import InvalidRequestError
-from sampling_async._whole_files import written_whole
+from sampling_async._private_files import written_whole
 from sampling_async.matching.panel._arrow import pa, pc
 from sampling_async.matching.panel._files import alike, is_query
 

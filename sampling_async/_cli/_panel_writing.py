@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match import bands_file
-from sampling_async._whole_files import written_whole
+from sampling_async._private_files import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

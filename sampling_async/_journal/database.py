@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._private_files import require_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -18,24 +18,17 @@ _BRIEF: Final = 0.01
 _BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def make_private(path: Path) -> None:
-    """Make an empty file that only its owner can read and write.
-
-    SQLite would make it as the umask says. It gives `-wal` and `-shm` the mode of the file.
-
-    Raises:
-        FileExistsError: There is one.
-    """
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-
-
 def connected(path: Path, seconds: float) -> sqlite3.Connection:
     """Return a connection to a file that several processes may use; any thread may have it, one at a time.
 
     Args:
         path: The file. It must be there: to read a database must not make an empty one.
         seconds: How long a statement waits for another process.
+
+    Raises:
+        OSError: The file is somebody else's, see `require_private`.
     """
+    require_private(path)
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._journal.database import beside, make_private, remove
+from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.mending import salvage
 from sampling_async._journal.rows import DIGEST, FORM, UNREADABLE, Note, Rows
+from sampling_async._private_files import make_private, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -104,6 +105,7 @@ class JournalFile:
         with self._alone, _typed(self.path):
             try:
                 if self._is_wanted:
+                    require_private(self.path)
                     self._lock.take()
                     self._open()
             except BaseException:
@@ -265,9 +267,8 @@ class JournalFile:
         _LOG.warning("a damaged journal was mended: %d rows of %d", rows.header.rows, expected)
         # Keep a copy of the damaged file. SQLite's newest rows are in the file that ends in `-wal`.
         for end in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(beside(self._real, end), beside(self._real, f"-damaged{end}"))
-                beside(self._real, f"-damaged{end}").chmod(0o600)
+            with suppress(FileNotFoundError), written_whole(beside(self._real, f"-damaged{end}")) as copy:
+                shutil.copyfile(beside(self._real, end), copy)
         # The `-wal` file must go before the new file comes, or SQLite would apply it to the new file.
         beside(self._real, "-wal").unlink(missing_ok=True)
         mended.replace(self._real)
@@ -314,7 +315,7 @@ class JournalFile:
             with _typed(self.path):
                 rows = self._opened()
             with _typed(path):
-                _copy(rows, Path(os.path.realpath(path)))
+                _copy(rows, target_of(path))
 
     def _opened(self) -> Rows:
         if self._rows is None:

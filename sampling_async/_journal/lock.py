@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
 
 from sampling_async._contract.errors import JournalError
+from sampling_async._private_files import open_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,11 +68,11 @@ class JournalLock:
 
         Raises:
             JournalError: Another run has it.
-            OSError: The file cannot be used.
+            OSError: The file cannot be used, or is somebody else's.
         """
         until = time.monotonic() + _BRIEF
         while True:
-            self._file = os.open(self.path, os.O_CREAT | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
+            self._file = open_private(self.path)
             try:
                 _lock(self._file)
                 if self._is_in_place():
@@ -102,7 +103,7 @@ class JournalLock:
         There is no way to look at a lock without taking it. So a run waits a little, see `take`.
         """
         try:
-            file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
         except OSError:
             return False
         try:

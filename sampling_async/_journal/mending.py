@@ -10,9 +10,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.wire import INT64_MAX
-from sampling_async._journal.database import beside, make_private, remove
+from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage
 from sampling_async._journal.rows import ANSWERED, SENT, UNREADABLE, Note, Rows
+from sampling_async._private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

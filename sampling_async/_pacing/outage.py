@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._pacing.backoff import doubled
 from sampling_async._pacing.change import Change
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 # The time limit of a probe. It is short, because a probe that hangs delays the next one.
 _PROBE_SECONDS: Final = 2.0
 
-_MOST_DOUBLINGS: Final = 30  # keeps the power of 2 finite; the pause is at its maximum long before
 
 # Each fourth probe has no such limit: the service may be back, but slower than before.
 _UNLIMITED_EACH: Final = 4
@@ -257,8 +257,7 @@ class Outage:
         """Set the time of the next probe. The pause doubles each time up to a maximum, with a random part."""
         # The default pauses are 0.25, 0.5, 1, then always 1.5 s, each drawn at random from its half up. Without
         # the random part, all clients that lost the service at one moment would return at one moment.
-        doubled = self.policy.first_pause * 2.0 ** min(self._probes, _MOST_DOUBLINGS)
-        longest = min(self.policy.longest_pause, doubled)
+        longest = doubled(self.policy.first_pause, self._probes, self.policy.longest_pause)
         pause = longest * (0.5 + 0.5 * self._random())
         self._probe_at = self._clock() + max(pause, min(retry_after, MAX_RETRY_AFTER))
 

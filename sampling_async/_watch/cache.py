@@ -21,7 +21,7 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
 from sampling_async._json.codec import packed, parse, unpacked
 from sampling_async._json.gc_pauses import put_off_a_pause
-from sampling_async._whole_files import UNFINISHED, target_of, written_whole
+from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
     import os
@@ -60,6 +60,7 @@ class CacheFile:
             # A pipe, for one, would be read for ever.
             if self._path.exists() and not self._path.is_file():
                 raise ValueError("it is no regular file")  # noqa: TRY301
+            require_private(self._path)
             body = self._path.read_bytes()
         except FileNotFoundError:
             return None
@@ -94,7 +95,8 @@ class CacheFile:
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
         try:
-            with written_whole(self._path, is_private=True) as unfinished, unfinished.open("wb") as file:
+            require_private(self._path)
+            with written_whole(self._path) as unfinished, unfinished.open("wb") as file:
                 file.writelines(self._lines(quotas, began))
         except Exception as exc:  # noqa: BLE001  nobody waits for this thread
             self._warn("written", exc)

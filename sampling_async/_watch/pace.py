@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import ldexp
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.errors import ForbiddenError, SamplingError
+from sampling_async._pacing.backoff import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,14 +53,12 @@ class Pace:
     def after_failure(self, error: SamplingError) -> float:
         """Return the seconds from a failure to the next poll."""
         self.failures += 1
-        # ldexp with a bounded exponent: 2.0 ** 1100 is an OverflowError.
-        doubled = ldexp(1.0, min(self.failures - 1, 60))
         first = self.soonest
         # After a refusal, any failure delays the healing: the successes must come in a row.
         if self._unhealed or isinstance(error, ForbiddenError) or error.permanent:
             self._unhealed, first = _HEALED, max(self._every, _REFUSED)
         longest = max(self._every, _LONGEST)
-        pause = self._jittered(min(longest, first * doubled))
+        pause = self._jittered(doubled(first, self.failures - 1, longest))
         return max(pause, min(error.retry_after or 0.0, longest))
 
     def _jittered(self, seconds: float) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._journal.database import make_private
+from sampling_async._private_files import make_private
 from sampling_async.campaign._report import report
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
@@ -140,8 +140,8 @@ def write_files(
             )
             _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
             told = {"ledger": ledger.path.name, **summary.to_dict()}
-            (new / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
-            (new / "report.html").write_text(report(summary, title=title), encoding="utf-8")
+            _write_text(json.dumps(told, indent=1) + "\n", new / "summary.json")
+            _write_text(report(summary, title=title), new / "report.html")
             wanted.check()
             written = sorted(new.iterdir())
             for path in written:
@@ -291,8 +291,12 @@ def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
         writer.close()
 
 
+def _write_text(text: str, path: Path) -> None:
+    make_private(path)
+    path.write_text(text, encoding="utf-8")
+
+
 def _writer(path: Path, schema: Any) -> Any:
-    # Invites hold member codes and links, so that only their owner may read them.
     make_private(path)
     if path.suffix == ".parquet":
         return import_module("pyarrow.parquet").ParquetWriter(path, schema)

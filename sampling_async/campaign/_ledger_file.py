@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._journal.database import connected, failing, make_durable, make_private, transaction
+from sampling_async._journal.database import connected, failing, make_durable, transaction
 from sampling_async._journal.lock import JournalLock
+from sampling_async._private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -65,7 +65,7 @@ class Following(Standing):
         elif told.is_live:
             # Services tell this of all quotas, again and again. Only one that is not known to be open is news.
             since = self._watch.since
-            is_old = since is not None and _utc(told.at) < since - _SKEW
+            is_old = since is not None and told.at is not None and _utc(told.at) < since - _SKEW
             if not is_old and not self._watch.is_open(told.quota_id):
                 self._watch.refresh_soon(came)
             return

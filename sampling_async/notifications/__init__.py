@@ -28,13 +28,16 @@ from sampling_async.notifications._records import (
     Kind,
     Notification,
     QuotaStatus,
+    Reconciliation,
     SurveyClosed,
     Terminate,
     UnknownNotification,
 )
 from sampling_async.notifications._signatures import verify_redirect
 from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._status import InboxStatus, KindStatus
 from sampling_async.notifications._store import (
+    Backlog,
     Entry,
     Fact,
     Receipt,
@@ -47,6 +50,7 @@ from sampling_async.notifications._store import (
 )
 
 __all__ = [
+    "Backlog",
     "Completion",
     "Ending",
     "Entry",
@@ -55,8 +59,10 @@ __all__ = [
     "GiveUp",
     "HandlerPolicy",
     "Inbox",
+    "InboxStatus",
     "InviteNotification",
     "Kind",
+    "KindStatus",
     "Notification",
     "NotificationsApp",
     "OutcomeLedger",
@@ -64,6 +70,7 @@ __all__ = [
     "QuotaFunnel",
     "QuotaStatus",
     "Receipt",
+    "Reconciliation",
     "Reply",
     "RetryLater",
     "Settled",

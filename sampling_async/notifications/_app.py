@@ -18,6 +18,7 @@ _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
 _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 _KINDS: Final = frozenset(Kind)
+_HIDDEN: Final = "hidden"
 _BODY_SECONDS: Final = 30.0
 """How long a body may take to come, so that slow senders do not pile up."""
 
@@ -46,6 +47,8 @@ class NotificationsApp:
         ]
         peer = (scope.get("client") or ("",))[0] or ""
         kind, secret = _kind_and_secret(scope["path"])
+        query = (scope.get("query_string") or b"").decode("utf-8", "surrogateescape")
+        _hide_secrets(scope, kind, secret)
         refusal = self._inbox.refuses(kind, headers, peer, secret=secret)
         if refusal is not None:
             await _send_reply(send, refusal.status, refusal.body)
@@ -61,7 +64,6 @@ class NotificationsApp:
             return
         if body is None:  # the sender has gone, and hears no response
             return
-        query = (scope.get("query_string") or b"").decode("utf-8", "surrogateescape")
         reply = await self._inbox.receive(kind, body, headers, peer, secret=secret, query=query)
         await _send_reply(send, reply.status, reply.body)
 
@@ -70,6 +72,20 @@ def _kind_and_secret(path: str) -> tuple[str, str]:
     """Return the last two parts of a path: what stands before is where the application is mounted."""
     before, _, last = path.rstrip("/").rpartition("/")
     return (before.rpartition("/")[2], last) if last not in _KINDS else (last, "")
+
+
+def _hide_secrets(scope: MutableMapping[str, Any], kind: str, secret: str) -> None:
+    """Take the secret, and the query, which may name a member, out of what access logs show.
+
+    uvicorn and others read path and query from the scope that they have passed, when the response begins.
+    """
+    path = scope["path"]
+    if kind not in _KINDS:  # the secret may stand anywhere
+        path = f"/{_HIDDEN}"
+    elif secret:
+        path = path.rstrip("/").removesuffix(secret) + _HIDDEN
+    scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
+    scope["query_string"] = b""
 
 
 async def _read_body(receive: _Receive) -> bytes | None:

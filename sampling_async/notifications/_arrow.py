@@ -11,8 +11,28 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._store import Fact
 
-_OF_FACTS: Final = ("id", "received_at", "receipts", "differing", "verified", "corrects", "standing", "state")
-_OF_RECORDS: Final = ("member_code", "survey_id", "wave_id", "quota_id", "revenue", "reason", "is_live", "at")
+_OF_FACTS: Final = (
+    "id",
+    "received_at",
+    "receipts",
+    "differing",
+    "verified",
+    "anomaly",
+    "corrects",
+    "standing",
+    "state",
+)
+_OF_RECORDS: Final = (
+    "member_code",
+    "survey_id",
+    "wave_id",
+    "quota_id",
+    "revenue",
+    "amount",
+    "reason",
+    "is_live",
+    "at",
+)
 
 
 def arrow() -> Any:
@@ -35,7 +55,8 @@ def facts_table(facts: Sequence[Fact[Any]]) -> Any:
         **dict.fromkeys(("received_at", "at"), moment),
         **dict.fromkeys(("verified", "is_live"), pa.bool_()),
         **dict.fromkeys(("standing", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
-        "revenue": pa.decimal128(38, 2),
+        **dict.fromkeys(("revenue", "amount"), pa.decimal128(38, 2)),
+        "anomaly": text,
     }
     columns: dict[str, list[Any]] = {
         "kind": [None if fact.kind is None else str(fact.kind) for fact in facts],

@@ -1,66 +1,115 @@
-"""Bodies of notifications as fields: JSON, XML and forms. The content type is not believed, the body is.
+"""Bodies of notifications as fields: JSON, XML, forms and multipart. The body is believed, not its type.
 
-Every function raises only `NotUnderstoodError`, whatever the bytes are.
+Every function raises only `NotUnderstoodError` or `RefusedBodyError`, whatever the bytes are.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from email.parser import BytesHeaderParser
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NoReturn
-from urllib.parse import parse_qsl
-from xml.parsers import expat
+from urllib.parse import unquote_to_bytes
+
+from sampling_async.notifications._decoding import (
+    BLANKS,
+    MOST_BYTES,
+    NotUnderstoodError,
+    RefusedBodyError,
+    decoded,
+    decoded_value,
+    uncompressed,
+)
+from sampling_async.notifications._xml import DEEPEST, MOST_FIELDS, read_xml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sampling_async.notifications._records import Fields
 
-MOST_BYTES: Final = 1 << 20
-"""The size of a body that is read, 1 MiB. A longer one is refused with 413."""
+__all__ = ["MOST_BYTES", "NotUnderstoodError", "RefusedBodyError", "is_compressed", "read_fields"]
 
-_DEEPEST: Final = 16
-_MOST_FIELDS: Final = 200
-_MOST_ITEMS: Final = 1_000
-# Byte order marks, blanks, and the zeros of UTF-16: all that may stand before the first character of a body.
-_BEFORE: Final = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
+_MOST_ITEMS: Final = 20_000
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_BOUNDARY: Final = re.compile(rb"\s*(--[ -~]{1,200}?)[ \t]*\r?\n")
 
 
-class NotUnderstoodError(ValueError):
-    """A body is not what it should be. The text is the reason, without any value of the body."""
+def is_compressed(body: bytes, headers: Iterable[tuple[str, str]]) -> bool:
+    """Return whether a body may become much larger than it came."""
+    return body.startswith(b"\x1f\x8b") or bool(_header(headers, "content-encoding"))
 
 
-def read_fields(body: bytes, query: str = "") -> Sequence[Fields]:
+def read_fields(body: bytes, query: str = "", headers: Sequence[tuple[str, str]] = ()) -> Sequence[Fields]:
     """Return the notifications in a body, each as its fields; mostly there is one.
 
     A list of objects is several notifications. An object with one member that is an object or a list is an
-    envelope, and is opened. If the body is empty, the query string of the URL is read as a form.
+    envelope, and is opened; so is a text that is a document again. If the body is empty, the query string of
+    the URL is read as a form.
 
     Args:
-        body: At most 1 MiB, in any encoding.
+        body: At most 1 MiB, in any encoding, compressed or not.
         query: The query string, without its question mark.
+        headers: The headers, with names in lower case.
 
     Raises:
         NotUnderstoodError: The body is no JSON, XML or form, or has no fields in a form that can be read.
+        RefusedBodyError: Its compression is not known (415), or there is too much in it (413).
     """
-    first = body.lstrip(_BEFORE)[:1]
-    if first in (b"{", b"["):
-        value = _json(body)
-    elif first == b"<":
-        value = _xml(body)
+    coding, content_type = _header(headers, "content-encoding"), _header(headers, "content-type")
+    body = uncompressed(body, coding)
+    if match := _BOUNDARY.match(body):
+        value: Any = _multipart(body, match[1])
     else:
-        value = _form(body if first else _bytes_of(query))
+        # Some write the character set into the wrong header.
+        text = decoded(body, content_type, coding) or decoded(_bytes_of(query))
+        value = _document(text) if _is_document(text) else _form(text, content_type)
+    items = _opened(value)
+    if len(items) > _MOST_ITEMS:
+        raise RefusedBodyError(413, f"a list has more than {_MOST_ITEMS:,} notifications")
+    return items
+
+
+def _header(headers: Iterable[tuple[str, str]], name: str) -> str:
+    return ", ".join([value for key, value in headers if key == name])
+
+
+def _is_document(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip(BLANKS)[:1] in ("{", "[", "<", '"')
+
+
+def _document(text: str) -> Any:
+    """Return the value of a document in JSON or XML."""
+    text = text.strip(BLANKS)
+    value = read_xml(text) if text.startswith("<") else _json(text)
     if not _is_plain(value):
         raise NotUnderstoodError("it is nested too deeply, or has half of a character")
-    return _opened(value)
+    return value
+
+
+def _opened(value: Any, depth: int = DEEPEST) -> list[Fields]:
+    """Return the notifications in a value: without envelopes, and with texts that are documents read."""
+    if not depth:
+        raise NotUnderstoodError("it is nested too deeply")
+    match value:
+        case str() if _is_document(value):
+            return _opened(_document(value), depth - 1)
+        case list() if value:
+            return [item for part in value for item in _opened(part, depth - 1)]
+        case dict() if len(value) == 1 and (
+            isinstance(only := next(iter(value.values())), dict | list) or _is_document(only)
+        ):
+            return _opened(only, depth - 1)
+        case dict() if value:
+            return [value]
+        case _:
+            raise NotUnderstoodError("there are no fields in it")
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is not nested too deeply, and all its texts can be written as UTF-8."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(DEEPEST):
         if any(isinstance(each, str) and _SURROGATES.search(each) for each in level):
             return False
         names = [name for each in level if isinstance(each, dict) for name in each]
@@ -71,23 +120,23 @@ def _is_plain(value: Any) -> bool:
     return False
 
 
-def _json(body: bytes) -> Any:
+def _json(text: str) -> Any:
     try:
-        return json.loads(body, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite)
+        return _READER.decode(text)
     except NotUnderstoodError:
         raise
     except RecursionError:
         raise NotUnderstoodError("JSON is nested too deeply") from None
-    except ValueError:  # also of an encoding, and of a number with more than 4,300 digits
+    except ValueError:  # also of a number with more than 4,300 digits
         raise NotUnderstoodError("not valid JSON") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > _MOST_FIELDS:
-        raise NotUnderstoodError(f"an object has more than {_MOST_FIELDS} fields")
+    if len(pairs) > MOST_FIELDS:
+        raise NotUnderstoodError(f"an object has more than {MOST_FIELDS} fields")
     fields = dict(pairs)
     # `{"Revenue": 100, "Revenue": 900}`: which one is meant is a guess, and guesses are not for money.
-    if len(fields) < len(pairs):
+    if len(fields) < len(pairs) and any(fields[name] != value for name, value in pairs):
         raise NotUnderstoodError("an object has a field twice")
     return fields
 
@@ -103,17 +152,44 @@ def _refuse_constant(name: str) -> NoReturn:
     raise NotUnderstoodError(f"{name} is no JSON")
 
 
-def _form(body: bytes) -> dict[str, str]:
-    if not body:
+# Not strict: a line break in a free text is nothing to lose a notification for.
+_READER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite, strict=False
+)
+
+
+def _form(text: str, content_type: str) -> dict[str, str]:
+    if not text:
         raise NotUnderstoodError("an empty body")
-    try:
-        text = body.decode("utf-8-sig").strip()
-        pairs = parse_qsl(
-            text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=_MOST_FIELDS
-        )
-    except ValueError:
-        raise NotUnderstoodError("neither JSON nor XML nor a form") from None
-    return _object([(name, value) for name, value in pairs])
+    pieces = [piece for piece in text.split("&") if piece]
+    if not any("=" in piece for piece in pieces):
+        raise NotUnderstoodError("neither JSON nor XML nor a form")
+    pairs = (piece.partition("=") for piece in pieces[: MOST_FIELDS + 1])
+    return _object(
+        [(_unquoted(name, content_type), _unquoted(value, content_type)) for name, _, value in pairs]
+    )
+
+
+def _unquoted(text: str, content_type: str) -> str:
+    raw = unquote_to_bytes(text.replace("+", " ").encode("utf-8", "surrogatepass"))
+    return decoded_value(raw, content_type)
+
+
+def _multipart(body: bytes, delimiter: bytes) -> dict[str, str]:
+    """Return the fields of multipart/form-data. The first line says what stands between the parts."""
+    pairs: list[tuple[str, str]] = []
+    pieces = re.split(rb"(?:\r?\n|\A\s*)" + re.escape(delimiter), body, maxsplit=MOST_FIELDS + 2)
+    for piece in pieces[1:]:
+        if piece.startswith(b"--"):
+            break
+        part = BytesHeaderParser().parsebytes(piece.lstrip(b" \t").removeprefix(b"\r").removeprefix(b"\n"))
+        name = part.get_param("name", header="content-disposition")
+        content = part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(content, bytes):
+            pairs.append((name, decoded_value(content, part.get_content_charset())))
+    if not pairs:
+        raise NotUnderstoodError("multipart without a field")
+    return _object(pairs)
 
 
 def _bytes_of(query: str) -> bytes:
@@ -121,91 +197,3 @@ def _bytes_of(query: str) -> bytes:
         return query.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise NotUnderstoodError("the query has half of a character") from None
-
-
-class _Element:
-    """An open element of an XML document: its text, and the elements in it."""
-
-    def __init__(self, name: str, attributes: dict[str, str]) -> None:
-        self.name = name
-        self.attributes = [(_local(key), value) for key, value in attributes.items()]
-        self.elements: list[tuple[str, Any]] = []
-        self.text: list[str] = []
-
-    def value(self) -> Any:
-        """Return the text of a leaf; otherwise a dict, with a list for each name that stands more than once."""
-        text = "".join(self.text).strip()
-        if not self.elements and (text or not self.attributes):
-            return text
-        fields: dict[str, list[Any]] = {}
-        for name, value in [*self.attributes, *self.elements]:
-            fields.setdefault(name, []).append(value)
-        return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
-
-
-class _Reader:
-    """Builds elements from the events of expat, within bounds."""
-
-    def __init__(self) -> None:
-        self.root: dict[str, Any] | None = None
-        self._open: list[_Element] = []
-        self._count = 0
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        self._count += 1
-        if len(self._open) >= _DEEPEST or self._count > _MOST_FIELDS * _MOST_ITEMS:
-            raise NotUnderstoodError("XML is nested too deeply, or has too many elements")
-        self._open.append(_Element(_local(name), attributes))
-
-    def text(self, data: str) -> None:
-        self._open[-1].text.append(data)
-
-    def end(self, _name: str) -> None:
-        element = self._open.pop()
-        if self._open:
-            self._open[-1].elements.append((element.name, element.value()))
-        else:
-            self.root = {element.name: element.value()}
-
-    def refuse(self, *_: object) -> NoReturn:
-        # Entities are declared in a DOCTYPE: without one there are no bombs of entities and no files to fetch.
-        raise NotUnderstoodError("XML with a DOCTYPE is not read")
-
-
-def _xml(body: bytes) -> Any:
-    reader = _Reader()
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.buffer_text = True
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
-    parser.StartDoctypeDeclHandler = reader.refuse
-    try:
-        parser.Parse(body.lstrip(b" \t\r\n"), True)
-    except NotUnderstoodError:
-        raise
-    except (expat.ExpatError, ValueError, LookupError):  # the latter two of encodings that Python does not know
-        raise NotUnderstoodError("not valid XML") from None
-    return reader.root
-
-
-def _local(name: str) -> str:
-    """Return a name without its namespace; expat puts a blank between the two."""
-    return name.rpartition(" ")[2]
-
-
-def _opened(value: Any) -> Sequence[Fields]:
-    for _ in range(_DEEPEST):
-        match value:
-            case list() if len(value) == 1:
-                value = value[0]
-            case dict() if len(value) == 1 and isinstance(only := next(iter(value.values())), dict | list):
-                value = only
-            case _:
-                break
-    items = value if isinstance(value, list) else [value]
-    if len(items) > _MOST_ITEMS:
-        raise NotUnderstoodError(f"a list has more than {_MOST_ITEMS:,} notifications")
-    if not items or not all(isinstance(item, dict) and item for item in items):
-        raise NotUnderstoodError("there are no fields in it")
-    return items

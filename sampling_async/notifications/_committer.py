@@ -58,6 +58,7 @@ class Committer:
             StoreError: The store cannot be opened.
         """
         self._store.open()
+        self._jobs, self._waiting_bytes = SimpleQueue(), 0  # it may have been stopped before
         self._is_open = True
         self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
         self._thread.start()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     _Network: TypeAlias = IPv4Network | IPv6Network
 
 _SHORTEST: Final = 16
+_UNIX: Final = "unix"
 _UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
 
 
@@ -29,7 +30,8 @@ class Entrance:
         secrets: The secrets in the paths of each kind; all of a kind are valid.
         basic: Names and passwords of Basic auth, which stand in place of a secret.
         networks: Where hits may come from, such as `"198.51.100.0/24"`; empty: from everywhere.
-        trusted_proxies: The networks of the proxies in front, whose X-Forwarded-For is believed.
+        trusted_proxies: The networks of the proxies in front, whose X-Forwarded-For is believed; `"unix"` for
+            one that connects through a Unix socket, and so has no address.
 
     Raises:
         InvalidRequestError: A secret or password is short, or a network is none.
@@ -49,7 +51,9 @@ class Entrance:
         }
         self._basic = [f"{name}:{_checked(password, 'password')}".encode() for name, password in basic]
         self._networks = [_network(text) for text in networks]
-        self._proxies = [_network(text) for text in trusted_proxies]
+        proxies = list(trusted_proxies)
+        self._trusts_socket = _UNIX in proxies
+        self._proxies = [_network(text) for text in proxies if text != _UNIX]
 
     def admits(self, kind: Kind, secret: str, headers: Iterable[tuple[str, str]]) -> bool:
         """Return whether the secret of a path is one of the kind's, or the headers have a valid password.
@@ -69,12 +73,17 @@ class Entrance:
         X-Forwarded-For is read from its end, and only as far as trusted proxies have written it: what stands
         before could be written by anybody.
         """
-        if not self._proxies:
+        if not self._proxies and not self._trusts_socket:
             return peer
         hops = [hop.strip() for name, value in headers if name == "x-forwarded-for" for hop in value.split(",")]
-        while hops and _is_in(peer, self._proxies):
+        while hops and self._is_proxy(peer):
             peer = _without_port(hops.pop())
         return peer
+
+    def _is_proxy(self, peer: str) -> bool:
+        # Servers give no address for a Unix socket, or its path.
+        is_socket = not peer or peer.startswith(("unix:", "/"))
+        return self._trusts_socket if is_socket else _is_in(peer, self._proxies)
 
     def allows(self, source: str) -> bool:
         """Return whether hits from this address are let in."""

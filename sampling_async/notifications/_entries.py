@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +14,12 @@ from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
     QuotaStatus,
+    Reconciliation,
     SurveyClosed,
     Terminate,
 )
 from sampling_async.notifications._store import Entry, SurveyEnd
-from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._understanding import TIMES, Named, kind_told, understand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,10 @@ def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
 
     Raises:
         ForgedError: A signature in it is wrong, or missing.
+        RefusedBodyError: Its compression is not known, or there is too much in it.
     """
     try:
-        items = read_fields(hit.body, hit.query)
+        items = read_fields(hit.body, hit.query, hit.headers)
     except NotUnderstoodError as exc:
         content = _hash(hit.body, hit.query.encode("utf-8", "surrogatepass"))
         return [_unknown(hit.kind, {}, content, str(exc))]
@@ -48,22 +50,22 @@ def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
 
 
 def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
-    kind = hit.kind
     try:
         named = Named(fields)
+        kind = kind_told(hit.kind, named)
         record = understand(kind, named)
     except NotUnderstoodError as exc:
-        return _unknown(kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
-    verified = signatures.verified(record, named.signature)
+        return _unknown(hit.kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
+    verified = signatures.verified(record, named.signature, has_wave=named.has_wave)
     content = named.digest()
-    key, more = _about(record, content, hit.at)
+    key, more = _about(record, named, content, hit.at)
     return Entry(
         kind=kind,
-        posted_as=kind,
+        posted_as=hit.kind,
         key=key,
         identity=json.dumps([kind, key, more]),
         content=content,
-        rank=_rank(record, latest=hit.at + _AHEAD),
+        rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),
         verified=verified,
         end=_end(record),
@@ -76,24 +78,25 @@ def member_key(survey_id: int, wave_id: int, member_code: str) -> str:
 
 
 def _end(record: Notification) -> SurveyEnd | None:
-    if not isinstance(record, Completion | Terminate):
+    if not isinstance(record, Completion | Terminate | Reconciliation):
         return None
+    amount = record.revenue if isinstance(record, Completion) else getattr(record, "amount", None)
     return SurveyEnd(
         member_code=record.member_code,
         survey_id=record.survey_id,
         wave_id=record.wave_id,
         quota_id=record.quota_id,
         original_survey_id=record.original_survey_id,
-        hundredths=hundredths(record.revenue) if isinstance(record, Completion) else 0,
-        reason=record.reason if isinstance(record, Terminate) else None,
+        hundredths=None if amount is None else hundredths(amount),
+        reason=None if isinstance(record, Completion) else record.reason,
         at=None if record.at is None else record.at.timestamp(),
     )
 
 
-def _about(record: Notification, content: str, came: float) -> tuple[str, str | int | None]:
+def _about(record: Notification, named: Named, content: str, came: float) -> tuple[str, str | int | None]:
     """Return the key of what a record is about, and what else makes it the same as another one.
 
-    Order is kept for each key. It is the same for a completion and a terminate of a member.
+    Order is kept for each key. It is the same for all ends of a member's survey, and for what is taken back.
     """
     match record:
         case Completion():
@@ -101,11 +104,15 @@ def _about(record: Notification, content: str, came: float) -> tuple[str, str | 
             return member_key(record.survey_id, record.wave_id, record.member_code), str(record.revenue)
         case Terminate():
             return member_key(record.survey_id, record.wave_id, record.member_code), None
+        case Reconciliation():
+            member = member_key(record.survey_id, record.wave_id, record.member_code)
+            return member, record.reconciliation_id
         case QuotaStatus():
-            return json.dumps(["quota", record.quota_id]), _rank(record, latest=inf)
+            when = _unclear_time(named, came) if record.at is None else _rank(record, came=came, latest=inf)
+            return json.dumps(["quota", record.quota_id]), when
         case SurveyClosed():
-            # A survey may open again, and close again. Without a time, that is told apart by the day.
-            when = int(came // _DAY) if record.at is None else record.at.isoformat()
+            # A survey may open again, and close again.
+            when = _unclear_time(named, came) if record.at is None else record.at.isoformat()
             return json.dumps(["survey", record.survey_id, record.wave_id]), when
         case InviteNotification():
             return json.dumps(["invite", content]), None
@@ -113,14 +120,20 @@ def _about(record: Notification, content: str, came: float) -> tuple[str, str | 
             raise AssertionError(record)
 
 
-def _rank(record: Notification, *, latest: float) -> int | None:
+def _unclear_time(named: Named, came: float) -> str | int:
+    """Return what tells two closings apart without a time: the text that should be one, else the day."""
+    texts = [named.unread[name] for name in sorted(TIMES & named.unread.keys())]
+    return json.dumps(texts) if texts else int(came // _DAY)
+
+
+def _rank(record: Notification, *, came: float, latest: float) -> int | None:
     """Return the order of a quota's statuses: the time in microseconds. Of the same time, closed is last.
 
-    A time after `latest`, in seconds since 1970, counts as that one.
+    Without a time it is when it came. A time after `latest`, in seconds since 1970, counts as that one.
     """
     if not isinstance(record, QuotaStatus):
         return None
-    since = record.at - _EPOCH
+    since = timedelta(seconds=came) if record.at is None else record.at - _EPOCH
     moment = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return int(min(moment, latest * 1_000_000)) * 2 + (not record.is_live)
 

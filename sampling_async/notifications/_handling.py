@@ -6,34 +6,40 @@ import inspect
 import logging
 import math
 import random
-import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections import Counter
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._pacing.backoff import doubled
 from sampling_async._pacing.change import Change
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.threads import call_soon_here
-from sampling_async.notifications._records import Notification, UnknownNotification
+from sampling_async.notifications._handlers import name_of
 from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError
+from sampling_async.notifications._tracebacks import masked_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from sampling_async.notifications._committer import Committer
-    from sampling_async.notifications._records import Kind
+    from sampling_async.notifications._handlers import Handler, Handlers
+    from sampling_async.notifications._records import Kind, Notification
 
-Handler: TypeAlias = Callable[[Fact[Any]], Awaitable[object] | object]
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _LONGEST_ERROR: Final = 500
 _LONGEST_RETRY: Final = 31 * 86_400
 _SHORTEST_RETRY: Final = 0.1
+_EXTRA_SECONDS: Final = 0.05
+_MOST_STUCK: Final = 32
+"""How many handlers may hang in threads, which cannot be stopped, before they hold the places of others."""
 
 
 class RetryLater(Exception):  # noqa: N818  what it asks for
@@ -59,11 +65,15 @@ class HandlerPolicy:
     """How handlers are called.
 
     Attributes:
-        at_once: How many facts are handled at a time.
+        at_once: How many facts are handled at a time. If all these places are taken, a kind that has none of
+            them gets one more, so that a slow kind does not hold up the others; not if it is 1.
         attempts: How many times a handler is called with a fact before the fact is dead.
         first_wait: Seconds before the second call; each later wait is twice as long, at random 50 to 100 %.
         longest_wait: The longest of these waits.
-        lease: Seconds after which another process may take over a fact, if this one has died.
+        timeout: Seconds that a handler may take. A coroutine is cancelled then, and this counts as a failure. A
+            thread cannot be stopped: its fact stays with it, and its place is given to another one.
+        lease: Seconds after which another process may take over a fact, if this one has died. A handler that
+            runs longer keeps its fact, with a warning.
         poll: Seconds between two looks for facts that other processes have stored.
         grace: Seconds that running handlers get to end when the inbox is closed. A handler that is no
             coroutine function runs in a thread, which is waited for in any case.
@@ -73,84 +83,48 @@ class HandlerPolicy:
     attempts: int = field(default=15, validator=whole_from_1)
     first_wait: float = field(default=1.0, validator=positive)
     longest_wait: float = field(default=600.0, validator=positive)
+    timeout: float = field(default=300.0, validator=positive)
     lease: float = field(default=60.0, validator=positive)
     poll: float = field(default=1.0, validator=positive)
     grace: float = field(default=10.0, validator=positive)
 
     def wait(self, attempts: int, random_number: float) -> float:
         """Return the seconds to wait after so many attempts; `random_number` is from 0 to 1."""
-        # ldexp with a bounded exponent: 2.0 ** 1100 is an OverflowError.
-        longest = min(self.longest_wait, math.ldexp(self.first_wait, min(attempts - 1, 60)))
-        return longest * (0.5 + random_number / 2)
+        return doubled(self.first_wait, attempts - 1, self.longest_wait) * (0.5 + random_number / 2)
 
 
-class Handlers:
-    """The handlers of an inbox, by the record that they take."""
+@define
+class _Running:
+    """A fact whose handler runs.
 
-    def __init__(self) -> None:
-        self._handlers: dict[type[Any], Handler] = {}
-        self._is_closed = False
-
-    def __bool__(self) -> bool:
-        return bool(self._handlers)
-
-    def add(self, records: tuple[type[Any], ...], handler: Handler) -> None:
-        """Register a handler.
-
-        Raises:
-            RuntimeError: The inbox is open already.
-            InvalidRequestError: A record is none, or has a handler already.
-        """
-        if self._is_closed:
-            raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
-        for record in records:
-            kind_of(record)
-            if record in self._handlers:
-                raise InvalidRequestError(f"{record.__name__} has a handler already")
-        self._handlers.update(dict.fromkeys(records, handler))
-
-    def close(self) -> None:
-        """Take no more handlers.
-
-        Raises:
-            InvalidRequestError: There are handlers, and none for what is not understood.
-        """
-        if self._handlers and UnknownNotification not in self._handlers:
-            raise InvalidRequestError(
-                "register a handler for UnknownNotification too: money may be in what was not understood"
-            )
-        self._is_closed = True
-
-    @property
-    def kinds(self) -> list[Kind | None]:
-        """The kinds that have a handler; None stands for what was not understood."""
-        return [RECORDS[record] for record in self._handlers]
-
-    def of(self, fact: Fact[Any]) -> Handler:
-        """Return the handler of a fact."""
-        return self._handlers[type(fact.notification)]
-
-
-RECORDS: Final[dict[type[Any], Kind | None]] = {
-    record: getattr(record, "kind", None) if record is not UnknownNotification else None
-    for record in Notification.__args__
-}
-"""The records, with their kinds."""
-
-
-def kind_of(record: type[Any]) -> Kind | None:
-    """Return the kind of a record; None for what was not understood.
-
-    Raises:
-        InvalidRequestError: It is no record.
+    Attributes:
+        fact: The fact.
+        handler: Its handler.
+        since: When it began, by the event loop's clock.
+        is_long: Whether a warning said that it takes long.
+        is_stuck: Whether it hangs in a thread, and its place is given to another one.
     """
-    if record not in RECORDS:
-        raise InvalidRequestError(f"{record!r} is no notification; see sampling_async.notifications")
-    return RECORDS[record]
+
+    fact: Fact[Any]
+    handler: Handler
+    since: float
+    is_long: bool = False
+    is_stuck: bool = False
 
 
 class Handling(Standing):
-    """Leases facts from the store, calls their handlers, and keeps what came of it, while its block is open."""
+    """Leases facts from the store, calls their handlers, and keeps what came of it, while its block is open.
+
+    Args:
+        committer: Runs operations on the store.
+        handlers: The handlers.
+        policy: How they are called.
+        secrets: Texts that no log may show.
+        clock: The clock, in seconds since 1970.
+
+    Attributes:
+        failed: How many calls of handlers have failed, by kind.
+    """
 
     _called = "handling of notifications"
 
@@ -160,6 +134,7 @@ class Handling(Standing):
         handlers: Handlers,
         policy: HandlerPolicy,
         *,
+        secrets: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -167,8 +142,15 @@ class Handling(Standing):
         self._handlers = handlers
         self._policy = policy
         self._clock = clock
-        self._owner = secrets.token_hex(8)
-        self._held: dict[int, Fact[Any]] = {}
+        self.failed: Counter[Kind | None] = Counter()
+        self._secrets = secrets
+        self._owner = token_hex(8)
+        self._held: dict[int, _Running] = {}
+        # Of its own: handlers that hang must not use up the threads of the application around. The places
+        # bound how many are used.
+        self._threads = anyio.CapacityLimiter(math.inf)
+        self._stuck = 0
+        self._no_extra_before = 0.0
         self._news_of_facts = anyio.Event()
         self._idle = Change()
         self._stopping = False
@@ -200,8 +182,10 @@ class Handling(Standing):
                     self._news_of_facts = anyio.Event()
                     facts = await self._claim()
                     for fact in facts:
-                        self._held[fact.id] = fact
-                        tasks.start_soon(self._handle, fact)
+                        handler = self._handlers.of(fact)
+                        running = _Running(fact, handler, anyio.current_time())
+                        self._held[fact.id] = running
+                        tasks.start_soon(self._handle, running)
                     if not facts:
                         with anyio.move_on_after(self._policy.poll):
                             await self._news_of_facts.wait()
@@ -210,14 +194,22 @@ class Handling(Standing):
             self._submit(lambda store: store.release(self._owner))
 
     async def _claim(self) -> list[Fact[Notification]]:
-        most = self._policy.at_once - len(self._held)
+        kinds, most = self._handlers.kinds, self._policy.at_once - len(self._held) + self._stuck
+        only = kinds
         if most <= 0:
-            return []
-        kinds, now = self._handlers.kinds, self._clock()
+            # The kinds that have no place yet, one fact after the other. While there is none, that is not asked
+            # for each fact that is handled.
+            busy = {running.fact.kind for running in self._held.values() if not running.is_stuck}
+            only, most = [kind for kind in kinds if kind not in busy], 1
+            if not only or self._policy.at_once == 1 or anyio.current_time() < self._no_extra_before:
+                return []
+        now = self._clock()
         try:
             facts = await self._committer.run(
-                lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most)
+                lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most, only=only)
             )
+            if not facts and only is not kinds:
+                self._no_extra_before = anyio.current_time() + _EXTRA_SECONDS
             # A lease that ran out while its handler was still running comes to us again.
             return [fact for fact in facts if fact.id not in self._held]
         except Exception as exc:  # noqa: BLE001  whatever it is, handling must go on
@@ -228,13 +220,15 @@ class Handling(Standing):
     async def _keep_leases(self) -> None:
         try:
             while True:
-                await anyio.sleep(self._policy.lease / 3)
+                await anyio.sleep(min(self._policy.lease / 3, self._policy.timeout / 2))
                 self._prolong()
+                self._look_for_long_ones()
         finally:
             # A handler in a thread cannot be cancelled, and must keep its fact until it has ended.
             with anyio.CancelScope(shield=True):
                 while self._held:
                     self._prolong()
+                    self._look_for_long_ones()
                     with anyio.move_on_after(self._policy.lease / 3):
                         await self._idle.wait()
 
@@ -243,24 +237,50 @@ class Handling(Standing):
         if held:
             self._submit(lambda store: store.extend(self._owner, held, until))
 
-    async def _handle(self, fact: Fact[Any]) -> None:
+    def _look_for_long_ones(self) -> None:
+        """Warn of handlers that take long, and give away the places of those that hang in threads."""
+        now = anyio.current_time()
+        for running in self._held.values():
+            seconds, what = now - running.since, _told_of(running)
+            if seconds > self._policy.lease and not running.is_long:
+                running.is_long = True
+                _LOG.warning("%s has been running for %.0f seconds; its lease is prolonged", what, seconds)
+            # A coroutine is cancelled at the timeout. What still runs after it is in a thread, or resists.
+            if seconds > self._policy.timeout and not running.is_stuck and self._stuck < _MOST_STUCK:
+                running.is_stuck, self._stuck = True, self._stuck + 1
+                _LOG.error(
+                    "%s hangs: it has been running for %.0f seconds (HandlerPolicy.timeout is %g), and"
+                    " cannot be stopped; others get its place",
+                    *(what, seconds, self._policy.timeout),
+                )
+                self._look()
+
+    async def _handle(self, running: _Running) -> None:
+        fact = running.fact
         try:
-            settled = await self._attempt(fact)
+            settled = await self._attempt(running)
             # Nobody waits for this to be stored: if it is not, the fact is handled once more.
             self._submit(lambda store: store.settle(self._owner, settled))
         finally:
             del self._held[fact.id]
+            self._stuck -= running.is_stuck
             self._look()
             if not self._held:
                 self._idle.notify()
 
-    async def _attempt(self, fact: Fact[Any]) -> Settled:
+    async def _attempt(self, running: _Running) -> Settled:
+        fact = running.fact
         if fact.attempts > self._policy.attempts:
             error = "no attempt has ended: each time the process died, or lost its lease"
-            _LOG.warning("fact %d: %s; it is dead", fact.id, error)
+            self.failed[fact.kind] += 1
+            _LOG.error("fact %d: %s; it is dead", fact.id, error)
             return Settled(fact_id=fact.id, state=State.DEAD, error=error)
         try:
-            await _called(self._handlers.of(fact), fact)
+            with anyio.move_on_after(self._policy.timeout) as scope:
+                await self._call(running.handler, fact)
+            if scope.cancelled_caught:
+                seconds = self._policy.timeout
+                raise TimeoutError(f"no end after {seconds:g} seconds (HandlerPolicy.timeout)")  # noqa: TRY301
         except RetryLater as exc:
             due = self._clock() + max(exc.seconds, _SHORTEST_RETRY)
             return Settled(fact_id=fact.id, state=State.PENDING, due=due, counts=False)
@@ -274,10 +294,18 @@ class Handling(Standing):
                 raise
             error = _text_of(exc)
             is_dead = isinstance(exc, GiveUp) or fact.attempts >= self._policy.attempts
-            # The text of the exception may hold a member code, and belongs into the store only.
-            _LOG.warning(
-                "fact %d: its handler raised %s in attempt %d%s",
-                *(fact.id, type(exc).__name__, fact.attempts, "; it is dead" if is_dead else ""),
+            self.failed[fact.kind] += 1
+            # As text: a record with the exception itself would hand the local variables to whoever reports it.
+            _LOG.log(
+                logging.ERROR if is_dead else logging.WARNING,
+                "%s raised %s in attempt %d%s\n%s",
+                *(
+                    _told_of(running),
+                    type(exc).__name__,
+                    fact.attempts,
+                    "; it is dead" if is_dead else "",
+                ),
+                masked_traceback(exc, fact, self._secrets),
             )
             if is_dead:
                 return Settled(fact_id=fact.id, state=State.DEAD, error=error)
@@ -285,11 +313,25 @@ class Handling(Standing):
             return Settled(fact_id=fact.id, state=State.PENDING, due=self._clock() + wait, error=error)
         return Settled(fact_id=fact.id, state=State.HANDLED)
 
+    async def _call(self, handler: Handler, fact: Fact[Any]) -> None:
+        if inspect.iscoroutinefunction(handler):
+            await handler(fact)
+            return
+        # In a list, because trio refuses a function in a thread that returns a coroutine.
+        (result,) = await anyio.to_thread.run_sync(lambda: [handler(fact)], limiter=self._threads)
+        if inspect.isawaitable(result):  # a callable object whose __call__ is a coroutine function
+            await result
+
     def _submit(self, operation: Callable[[Store], object]) -> None:
         try:
             self._committer.submit(operation).add_done_callback(_told)
         except StoreError as exc:
             _LOG.warning("the state of facts cannot be stored: %s", exc)
+
+
+def _told_of(running: _Running) -> str:
+    fact = running.fact
+    return f"fact {fact.id}: the {fact.kind or 'unknown'} handler {name_of(running.handler)}"
 
 
 def _is_ours() -> bool:
@@ -304,16 +346,6 @@ def _text_of(exc: BaseException) -> str:
     except Exception:  # noqa: BLE001  a __str__ may raise anything
         text = "its text cannot be read"
     return f"{type(exc).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
-
-
-async def _called(handler: Handler, fact: Fact[Any]) -> None:
-    if inspect.iscoroutinefunction(handler):
-        await handler(fact)
-        return
-    # In a list, because trio refuses a function in a thread that returns a coroutine.
-    (result,) = await anyio.to_thread.run_sync(lambda: [handler(fact)])
-    if inspect.isawaitable(result):  # a callable object whose __call__ is a coroutine function
-        await result
 
 
 def _told(future: Future[object]) -> None:

@@ -17,15 +17,17 @@ from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import once_made
 from sampling_async._pacing.threads import begun, finished, in_thread
-from sampling_async.notifications._bodies import MOST_BYTES
+from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entrance import Entrance
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._handling import HandlerPolicy, Handlers, Handling, kind_of
+from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
+from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
-from sampling_async.notifications._records import Kind
+from sampling_async.notifications._records import SETTINGS, Kind
 from sampling_async.notifications._signatures import ForgedError, Signatures
 from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._store import Receipt, StoreError, run_once
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ _NOT_ALLOWED: Final = Reply(403, b"This address may not post here")
 _NOT_SIGNED: Final = Reply(403, b"The signature is missing or wrong")
 _NOT_FOUND: Final = Reply(404, b"Not found")
 _TOO_LARGE: Final = Reply(413, b"The body is too large")
+_NOT_READ: Final = Reply(415, b"The content encoding is not known; gzip and deflate are")
 _NOT_STORED: Final = Reply(503, b"Not stored; send it again")
 
 
@@ -81,7 +84,8 @@ class Inbox:
     Enter the URLs of `inbox.urls("https://partner.example/notifications")` at the operator. Each one holds
     a secret: keep them out of logs. Any framework can also call `receive` or `receive_sync`.
 
-    It can be entered once. Before and after its block, hits are answered with 503, so that they are sent again.
+    Before and after its block, hits are answered with 503, so that they are sent again. It may be entered
+    again, in another event loop too, as each test with a `TestClient` does.
 
     Args:
         store: A file, or a store of your own.
@@ -89,7 +93,8 @@ class Inbox:
             mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
         basic: Names and passwords of Basic auth, in place of secrets or beside them.
         networks: Where hits may come from, such as `"198.51.100.0/24"`; by default from everywhere.
-        trusted_proxies: The networks of your proxies, whose X-Forwarded-For is believed.
+        trusted_proxies: The networks of your proxies, whose X-Forwarded-For is believed; `"unix"` for one that
+            connects through a Unix socket.
         shared_secrets: The secrets that EncryptedValue is checked with. A wrong one is refused with 403: its
             receipt is kept, and gives no fact.
         require_signature: Whether a completion or terminate without EncryptedValue is refused likewise.
@@ -125,7 +130,7 @@ class Inbox:
         self._clock = clock
         self._committer = Committer(self.store)
         self._handling: Handling | None = None
-        self._was_entered = False
+        self._is_entered = False
         self._is_open = False
         self._not_stored_count = 0
 
@@ -136,15 +141,18 @@ class Inbox:
     # --- Opening and closing
 
     async def __aenter__(self) -> Self:
-        if self._was_entered:
-            raise RuntimeError("an inbox is entered once; make another one")
+        if self._is_entered:
+            raise RuntimeError("an inbox is entered once at a time; make another one over the same store")
         self._handlers.close()
-        self._was_entered = True
+        self._is_entered = True
         self._reading = anyio.Lock()
         try:
             await finished(begun(self._committer.start))
             if self._handlers:
-                self._handling = Handling(self._committer, self._handlers, self._policy, clock=self._clock)
+                hidden = [secret for each in self._secrets.values() for secret in each]
+                self._handling = Handling(
+                    self._committer, self._handlers, self._policy, secrets=hidden, clock=self._clock
+                )
                 await self._handling.__aenter__()
             self._is_open = True
         except BaseException:
@@ -163,9 +171,11 @@ class Inbox:
                 try:
                     await self._handling.finish()
                 finally:
-                    await self._handling.__aexit__(exc_type, exc, traceback)
+                    handling, self._handling = self._handling, None
+                    await handling.__aexit__(exc_type, exc, traceback)
         finally:
             await finished(begun(self._committer.stop))
+            self._is_entered = False
 
     # --- The way in
 
@@ -180,7 +190,9 @@ class Inbox:
         return NotificationsApp(self)
 
     def urls(self, base: str) -> dict[Kind, str]:
-        """Return the URL of each kind, to be entered at the operator. They hold secrets.
+        """Return the URL of each kind that has a setting, to be entered at the operator. They hold secrets.
+
+        Reconciliations come to those of the other kinds of a member; for a URL of their own see `path`.
 
         Args:
             base: The URL that `app` is reached at from outside.
@@ -190,7 +202,7 @@ class Inbox:
         """
         if not re.match(r"https?://[^/?#]", base, re.IGNORECASE):
             raise InvalidRequestError(f"the public URL must be like https://partner.example, not {base!r:.60}")
-        return {kind: f"{base.rstrip('/')}{self.path(kind)}" for kind in Kind}
+        return {kind: f"{base.rstrip('/')}{self.path(kind)}" for kind in SETTINGS}
 
     def path(self, kind: Kind) -> str:
         """Return the path of a kind below `app`, with its first secret: `/completion/<secret>`."""
@@ -224,11 +236,12 @@ class Inbox:
         """Take in a hit: it is on the disk when this returns a status of 200.
 
         Nothing raises, whatever comes: 404 for a wrong secret or kind, 403 for an address or a signature, 413
-        for a body over 1 MiB, 503 if it could not be stored. If cancelled, it may be stored all the same.
+        for a body over 1 MiB, 415 for a compression that is neither gzip nor deflate, 503 if it could not be
+        stored. If cancelled, it may be stored all the same.
 
         Args:
             kind: The kind whose URL was called.
-            body: The body as it came, decompressed.
+            body: The body as it came, or decompressed.
             headers: The headers.
             peer: The address of the other end of the connection.
             secret: The secret in the path.
@@ -238,7 +251,7 @@ class Inbox:
             hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
             if isinstance(hit, Reply):
                 return hit
-            if len(hit.body) < _LARGE:
+            if len(hit.body) < _LARGE and not is_compressed(hit.body, hit.headers):
                 operation, reply = self._prepared(hit)
             else:
                 # A large body takes longer to read than the event loop should stall; two at once no less.
@@ -288,9 +301,15 @@ class Inbox:
         """Return the operation that stores a hit, and the response when it is stored."""
         try:
             entries = read_entries(hit, self._signatures)
-        except ForgedError as exc:
+        except (ForgedError, RefusedBodyError) as exc:
             verdict = str(exc)
-            return lambda store: store.receive(hit, (), verdict), _NOT_SIGNED
+            reply = _NOT_SIGNED
+            if isinstance(exc, RefusedBodyError):
+                _LOG.warning("a %s notification is answered with %d: %s", hit.kind, exc.status, verdict)
+                reply = _TOO_LARGE if exc.status == _TOO_LARGE.status else _NOT_READ
+            return lambda store: store.receive(hit, (), verdict), reply
+        if self._handlers and any(entry.kind is Kind.RECONCILIATION for entry in entries):
+            self._handlers.warn_without(Kind.RECONCILIATION)
         return lambda store: store.receive(hit, entries), _STORED
 
     def _stored(self, reply: Reply) -> Reply:
@@ -309,6 +328,29 @@ class Inbox:
         self._not_stored_count += 1
         return _NOT_STORED
 
+    # --- State
+
+    async def status(self) -> InboxStatus:
+        """Return what a readiness probe and a metric need: how much waits, for how long, and what is dead.
+
+        The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return await in_thread(self.read_status)
+
+    def read_status(self) -> InboxStatus:
+        """Return what `status` returns, in this thread: for callbacks of metrics."""
+        failed = self._handling.failed if self._handling is not None else {}
+        return status_of(
+            self.store.backlog(),
+            dict(failed),
+            is_open=self._is_open,
+            not_stored=self._not_stored_count,
+            now=self._clock(),
+        )
+
     # --- Facts
 
     def on(self, *records: type[Any]) -> Callable[[H], H]:
@@ -325,12 +367,14 @@ class Inbox:
             *records: `Completion`, `Terminate`, ...
 
         Raises:
-            InvalidRequestError: A record is none, or has a handler already.
+            InvalidRequestError: There is no record, one is none or has a handler already, or the annotation of
+                the handler's argument says another one, as `Fact[Terminate]` for `Completion`.
             RuntimeError: The inbox was entered already.
         """
+        kinds = checked_records(records)
 
         def register(handler: H) -> H:
-            self._handlers.add(records, handler)
+            self._handlers.add(kinds, handler)
             return handler
 
         return register

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 _JOINED: Final = """
 WITH told AS (
     -- A correction may leave out the original survey, and must join the invite of what it corrects.
-    SELECT f.*, (
+    -- Wave 0 says that none was told: then the invite is one of the same survey.
+    SELECT f.*, coalesce((
         SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
-    ) AS via
-    FROM facts AS f WHERE f.kind IN ('completion', 'terminate') AND f.standing = 'stands'
+    ), CASE f.wave WHEN 0 THEN f.survey END) AS via
+    FROM facts AS f
+    WHERE f.kind IN ('completion', 'terminate', 'reconciliation') AND f.standing = 'stands'
 ), ends AS MATERIALIZED (
     -- An end belongs to the invite of its member, survey and wave; of a routed member, to the last invite of
     -- the original survey.
@@ -31,15 +33,19 @@ WITH told AS (
     FROM told AS f
 )
 SELECT * FROM (
-    SELECT coalesce(e.key, i.key) AS key, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
-        e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, e.key != i.key AS routed
-    FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key ORDER BY i.rowid, e.key, e.id
+    SELECT i.key AS invite, coalesce(e.key, i.key) AS key, coalesce(e.survey, i.survey) AS ended_in,
+        i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
+        e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact,
+        e.key != i.key AND NOT (e.wave = 0 AND e.survey = i.survey) AS routed
+    FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key
+    ORDER BY i.rowid, e.kind = 'reconciliation', e.key, e.id
 )
 UNION ALL
 SELECT * FROM (
-    SELECT e.key, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount, e.label,
-        coalesce(e.ended, e.at), e.id, e.via IS NOT NULL
-    FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite) ORDER BY e.key, e.id
+    SELECT e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount,
+        e.label, coalesce(e.ended, e.at), e.id, e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
+    FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite)
+    ORDER BY e.key, e.kind = 'reconciliation', e.id
 )
 """
 

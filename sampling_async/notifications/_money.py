@@ -21,6 +21,11 @@ def hundredths(amount: Decimal) -> int:
     return int(_EXACT.scaleb(amount, 2))
 
 
+def size_of(amount: Decimal) -> Decimal:
+    """Return an amount without its sign."""
+    return amount.copy_abs()
+
+
 def added(one: Decimal, other: Decimal) -> Decimal:
     """Return the sum of two amounts."""
     return _EXACT.add(one, other)

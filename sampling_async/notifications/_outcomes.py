@@ -35,12 +35,24 @@ _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Ending(StrEnum):
-    """How a member's survey has ended. A `CORRECTED` row changes the revenue of a `COMPLETED` one."""
+    """How a member's survey has ended.
+
+    A `CORRECTED` row changes the revenue of a `COMPLETED` one, and a `RECONCILED` row takes it back.
+    """
 
     OPEN = "open"
     COMPLETED = "completed"
     CORRECTED = "corrected"
+    RECONCILED = "reconciled"
     TERMINATED = "terminated"
+
+
+_ENDINGS: Final[Mapping[str | None, Ending]] = {
+    "completion": Ending.COMPLETED,
+    "terminate": Ending.TERMINATED,
+    "reconciliation": Ending.RECONCILED,
+    None: Ending.OPEN,
+}
 
 
 @frozen(kw_only=True)
@@ -54,8 +66,8 @@ class OutcomeRow:
         quota_id: The quota of the invite; without an invite that of the notification, if it says one.
         ending: How it has ended.
         revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
-            what was told before, so that the sum of all rows is what is paid.
-        reason: The reason of a terminate.
+            what was told before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
+        reason: The reason of a terminate or a reconciliation.
         invited_at: When the invite was recorded; None if there is no invite.
         entered_at: When the member was sent to the survey, if that was recorded.
         ended_at: When the service says that it ended; when it was received, if the service does not say.
@@ -93,7 +105,8 @@ class QuotaFunnel:
         open: Invites without an end.
         uninvited: Completes without an invite.
         corrected: Corrections of the revenue.
-        revenue: The sum of the revenue, corrections included, in units of the currency.
+        reconciled: Reconciliations, which take revenue back.
+        revenue: The sum of the revenue, corrections and reconciliations included, in units of the currency.
     """
 
     survey_id: int
@@ -107,11 +120,12 @@ class QuotaFunnel:
     open: int = 0
     uninvited: int = 0
     corrected: int = 0
+    reconciled: int = 0
     revenue: Decimal = Decimal(0)
 
 
 class OutcomeLedger:
-    """Joins invites with the completions and terminates of an inbox, in the inbox's store.
+    """Joins invites with the completions, terminates and reconciliations of an inbox, in the inbox's store.
 
         ledger = OutcomeLedger("notifications.db")
         async with client.fan_out(requests) as outcomes:
@@ -123,7 +137,8 @@ class OutcomeLedger:
             print(quota.quota_id, quota.invited, quota.completed, quota.revenue)
 
     An invite and its end belong together by member, survey and wave, since a member can be targeted to one
-    quota of a survey only; of an auto-routed end, by member and original survey. Each method works in a thread,
+    quota of a survey only; of an auto-routed end, by member and original survey; of an end without a wave, by
+    member and survey. Each method works in a thread,
     with a connection of its own, beside an open inbox or without one.
 
     Args:
@@ -183,15 +198,11 @@ class OutcomeLedger:
 
     def read_rows(self) -> Iterator[OutcomeRow]:
         """Yield what `rows` returns, in this thread and in constant memory."""
-        revenue, key = Decimal(0), None
+        invite, account = None, _Account()
         for row in InviteStore(self._path).joined():
-            told, is_first = _row(row), row["key"] != key
-            if told.ending is Ending.COMPLETED:
-                amount = told.revenue
-                if not is_first:
-                    told = _corrected(told, difference(amount, revenue))
-                revenue, key = amount, row["key"]
-            yield told
+            if row["invite"] != invite:
+                invite, account = row["invite"], _Account()
+            yield account.booked(row)
 
     async def funnel(self) -> list[QuotaFunnel]:
         """Return a row for each quota, by survey, wave and quota.
@@ -273,6 +284,30 @@ class OutcomeLedger:
         return await in_thread(lambda: run_once(InviteStore(self._path), operation))
 
 
+class _Account:
+    """What was paid for an invite, while its rows are read: completions, then reconciliations."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Decimal] = {}
+        self._paid: dict[int, Decimal] = {}
+
+    def booked(self, row: Mapping[str, Any]) -> OutcomeRow:
+        """Return a row with what it adds to the revenue."""
+        told, key, survey = _row(row), row["key"], row["ended_in"]
+        paid = self._paid.get(survey, Decimal(0))
+        if told.ending is Ending.COMPLETED:
+            before = self._told.get(key)
+            self._told[key] = told.revenue
+            if before is not None:
+                told = evolve(told, ending=Ending.CORRECTED, revenue=difference(told.revenue, before))
+        elif told.ending is Ending.RECONCILED:
+            # Without an amount, all that was paid is taken back.
+            taken = max(paid, Decimal(0)) if row["amount"] is None else told.revenue
+            told = evolve(told, revenue=difference(Decimal(0), taken))
+        self._paid[survey] = added(paid, told.revenue)
+        return told
+
+
 class _Counts:
     """The counts of a quota, while its rows are read."""
 
@@ -311,18 +346,18 @@ class _Counts:
             open=self._endings[Ending.OPEN],
             uninvited=self._uninvited,
             corrected=self._endings[Ending.CORRECTED],
+            reconciled=self._endings[Ending.RECONCILED],
             revenue=self._revenue,
         )
 
 
 def _row(row: Mapping[str, Any]) -> OutcomeRow:
-    ending = {"completion": Ending.COMPLETED, "terminate": Ending.TERMINATED, None: Ending.OPEN}[row["kind"]]
     return OutcomeRow(
         member_code=row["member"],
         survey_id=row["survey"],
         wave_id=row["wave"],
         quota_id=row["quota"],
-        ending=ending,
+        ending=_ENDINGS[row["kind"]],
         revenue=of_hundredths(row["amount"] or 0),
         reason=None if row["label"] is None else json.loads(row["label"]),
         invited_at=_moment(row["invited"]),
@@ -341,7 +376,3 @@ def _moment(seconds: float | None) -> datetime | None:
     except (ValueError, OverflowError, OSError):
         # Some services send the last moment that they know of, and as a float it may be in the year 10000.
         return _LATEST if seconds > 0 else _EARLIEST
-
-
-def _corrected(row: OutcomeRow, revenue: Decimal) -> OutcomeRow:
-    return evolve(row, ending=Ending.CORRECTED, revenue=revenue)

@@ -66,7 +66,7 @@ class FactStream(Generic[N]):
         """Return the facts that are left as an Arrow table, one row each. It needs the extra `panel`.
 
         The columns are those of `Fact`, the fields as JSON, and of the records what most have: member, survey,
-        wave, quota, revenue, reason, `is_live` and `at`; null where a record has no such thing.
+        wave, quota, revenue, amount, reason, `is_live` and `at`; null where a record has no such thing.
 
         Raises:
             ImportError: pyarrow is missing.

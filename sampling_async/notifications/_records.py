@@ -1,6 +1,7 @@
 """The notifications of the contract's section Events, as frozen values.
 
-The contract names five kinds and shows no payload. The fields here are those that services send.
+The contract names five kinds and shows no payload. The fields here are those that services send. A sixth kind,
+reconciliations, is not in the contract: it takes money back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from attrs import field, frozen
 
@@ -17,27 +18,32 @@ from sampling_async._contract.records import hidden
 
 
 class Kind(StrEnum):
-    """The five kinds of notification. The value is the kind's name in URLs and in output."""
+    """The kinds of notification. The value is the kind's name in URLs and in output.
+
+    Five of them have a setting of Get Settings. A `RECONCILIATION` comes to the URL of another kind.
+    """
 
     INVITE = "invite"
     COMPLETION = "completion"
     TERMINATE = "terminate"
     SURVEY_CLOSED = "survey_closed"
     QUOTA_STATUS = "quota_status"
+    RECONCILIATION = "reconciliation"
 
     @property
-    def setting(self) -> str:
-        """The setting of Get Settings that holds the URL for this kind."""
-        return _SETTINGS[self]
+    def setting(self) -> str | None:
+        """The setting of Get Settings that holds the URL for this kind; None for a `RECONCILIATION`."""
+        return SETTINGS.get(self)
 
 
-_SETTINGS = {
+SETTINGS: Final[Mapping[Kind, str]] = {
     Kind.INVITE: "Invite Notification URL",
     Kind.COMPLETION: "Completion Notification URL",
     Kind.TERMINATE: "Terminate Notification URL",
     Kind.SURVEY_CLOSED: "Survey Notification URL",
     Kind.QUOTA_STATUS: "Quota Notification URL",
 }
+"""The kinds that the operator has a URL for, with the settings that hold them."""
 
 
 @frozen(kw_only=True)
@@ -60,7 +66,8 @@ class Completion:
     """A member has completed a survey. A member, survey and wave have one completion, and its corrections.
 
     `revenue` is in units of the currency; it comes as a whole number of hundredths. `additional_data` is the
-    whole query string of the invite URL.
+    whole query string of the invite URL. Older partners get no wave: `wave_id` is 0 then, and `Fact.anomaly`
+    says so.
     """
 
     kind: ClassVar[Kind] = Kind.COMPLETION
@@ -96,6 +103,30 @@ class Terminate:
 
 
 @frozen(kw_only=True)
+class Reconciliation:
+    """Money of a completion is taken back. It never counts as a completion or a terminate.
+
+    `reconciliation_id` is the service's text; with the same one, a member's reconciliation is a repetition.
+    `amount` is what is taken back, 0 or more, in units of the currency; None if the service does not say: then
+    it is the whole revenue of the completion.
+    """
+
+    kind: ClassVar[Kind] = Kind.RECONCILIATION
+    member_code: str = field(repr=hidden)
+    survey_id: int
+    wave_id: int
+    reconciliation_id: str
+    amount: Decimal | None = None
+    reason: str | None = None
+    at: datetime | None = None
+    quota_id: int | None = None
+    survey_ref: str | None = None
+    additional_data: str | None = field(default=None, repr=hidden)
+    is_auto_routed: bool | None = None
+    original_survey_id: int | None = None
+
+
+@frozen(kw_only=True)
 class SurveyClosed:
     """A survey was closed; `wave_id` is the wave, or None if the service did not say."""
 
@@ -108,12 +139,15 @@ class SurveyClosed:
 
 @frozen(kw_only=True)
 class QuotaStatus:
-    """A quota is live or not since `at`. Of several, the one with the newest `at` is true."""
+    """A quota is live or not since `at`. Of several, the one with the newest `at` is true.
+
+    `at` is None for a closing without a time that can be read: it is true from the moment at which it came.
+    """
 
     kind: ClassVar[Kind] = Kind.QUOTA_STATUS
     quota_id: int
     is_live: bool
-    at: datetime
+    at: datetime | None
     survey_id: int | None = None
     wave_id: int | None = None
 
@@ -131,7 +165,13 @@ class UnknownNotification:
 
 
 Notification: TypeAlias = (
-    InviteNotification | Completion | Terminate | SurveyClosed | QuotaStatus | UnknownNotification
+    InviteNotification
+    | Completion
+    | Terminate
+    | Reconciliation
+    | SurveyClosed
+    | QuotaStatus
+    | UnknownNotification
 )
 """What a fact tells."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hmac
 import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async.notifications._records import Completion, Terminate
+from sampling_async.notifications._records import Completion, Reconciliation, Terminate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # The length of the digits tells the hash.
 _HASHES: Final = {64: "sha256", 40: "sha1", 32: "md5"}
+_PORTS: Final = {"http": 80, "https": 443}
+_SLASHES: Final = 3  # of https://partner.example/
 _HEX: Final = re.compile("[0-9a-fA-F]+", re.ASCII)
 
 
@@ -60,7 +63,7 @@ class Signatures:
 
     Args:
         secrets: The shared secrets; none if it is not checked.
-        is_required: Whether completions and terminates must have it.
+        is_required: Whether completions, terminates and reconciliations must have it.
 
     Raises:
         InvalidRequestError: A secret is empty, or it is required and there is no secret.
@@ -73,20 +76,26 @@ class Signatures:
         self._secrets = shared_secrets(given, "shared_secrets") if given else ()
         self._is_required = is_required
 
-    def verified(self, notification: Notification, signature: str | None) -> bool:
+    def verified(self, notification: Notification, signature: str | None, *, has_wave: bool = True) -> bool:
         """Return whether a signature proves survey, wave and member; False if it is not there, or not checked.
+
+        Args:
+            notification: The notification.
+            signature: The signature that came with it; None without one.
+            has_wave: Whether it named its wave. If not, the signature may be over survey and member alone.
 
         Raises:
             ForgedError: The signature is wrong, or is required and not there.
         """
-        if not self._secrets or not isinstance(notification, Completion | Terminate):
+        if not self._secrets or not isinstance(notification, Completion | Terminate | Reconciliation):
             return False
         if signature is None:
             if self._is_required:
                 raise ForgedError("no signature")
             return False
-        message = f"{notification.survey_id}{notification.wave_id}{notification.member_code}"
-        if not is_signed(message, signature, self._secrets):
+        survey, member = notification.survey_id, notification.member_code
+        messages = [f"{survey}{notification.wave_id}{member}", *([] if has_wave else [f"{survey}{member}"])]
+        if not any(is_signed(message, signature, self._secrets) for message in messages):
             raise ForgedError("wrong signature")
         return True
 
@@ -95,12 +104,22 @@ class ForgedError(ValueError):
     """A notification is not from who shares the secrets. The text is the verdict of its receipt."""
 
 
-def verify_redirect(url: str, secrets: str | Iterable[str], *, parameter: str | None = None) -> bool:
+def verify_redirect(
+    url: str,
+    secrets: str | Iterable[str],
+    *,
+    parameter: str | None = None,
+    end_page: str | Iterable[str] | None = None,
+) -> bool:
     """Return whether a redirect to an end page was signed with one of the secrets.
 
     The signature is the last parameter of the URL: an HMAC (SHA-256, SHA-1 or MD5, hexadecimal) over all that
     stands before it, the `&` included. So pass the URL as it came, with scheme and host, and not as a framework
     has parsed and joined it: another order of the parameters, or another escape, is another text.
+
+    The signature was made over the end page as it is configured. A browser lowers the case of its host, and
+    asks for `/` where it has no path. So pass the configured end page too: without it, an added `/` is
+    overlooked, but not another case of the host.
 
         verify_redirect("https://partner.example?status=qualified&mc=m1&hash=9f0c...", ["shared secret"])
 
@@ -109,6 +128,10 @@ def verify_redirect(url: str, secrets: str | Iterable[str], *, parameter: str | 
         secrets: The secrets shared with the operator; several, while they are rotated.
         parameter: The name that the last parameter must have, see the setting "Standard EncryptionResult
             Parameter Name". By default it may have any name: the signature itself is what counts.
+        end_page: The end page as it is configured at the operator, or several, such as
+            `settings.qualified_url`; its query does not matter. Scheme, host and path of the signed text are
+            taken from it, and the URL must be of the same host and path. The scheme may differ: behind a proxy
+            with TLS, a service sees http.
 
     Returns:
         False also if the URL has no signature in that place.
@@ -125,4 +148,27 @@ def verify_redirect(url: str, secrets: str | Iterable[str], *, parameter: str | 
     name, equals, signature = last.partition("=")
     if not ampersand or not equals or (parameter is not None and name.casefold() != parameter.casefold()):
         return False
-    return is_signed(start + ampersand, signature, known)
+    page, _, query = (start + ampersand).partition("?")
+    pages = _signed_pages(page, end_page)
+    return any(is_signed(f"{each}?{query}", signature, known) for each in pages)
+
+
+def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str]:
+    """Return the texts that a signature may have been made over: of a URL, what stands before its query."""
+    if configured is None:
+        return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]
+    pages = [configured] if isinstance(configured, str) else list(configured)
+    bases = [each.partition("#")[0].partition("?")[0] for each in pages]
+    return [base for base in bases if _place(base) == _place(page) is not None]
+
+
+def _place(page: str) -> tuple[str, str] | None:
+    """Return host and path of a URL as a browser writes them; None if it is no URL of the web."""
+    try:
+        parts = urlsplit(page)
+        if parts.scheme.lower() not in _PORTS:
+            return None
+        host = f"{parts.hostname}:{parts.port or ''}".removesuffix(f":{_PORTS[parts.scheme.lower()]}")
+    except ValueError:
+        return None
+    return host.rstrip(":"), parts.path or "/"

@@ -18,13 +18,18 @@ from sampling_async._journal.database import (
     connected,
     failing,
     make_durable,
-    make_private,
-    patiently,
     transaction,
 )
+from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Fact, Settled, Standing, State, StoreError
+from sampling_async.notifications._store import Backlog, Fact, Settled, Standing, State, StoreError
+from sampling_async.notifications._tables import (
+    CLAIM,
+    CLAIM_OF_KIND,
+    COLUMNS,
+    make_tables,
+)
 from sampling_async.notifications._understanding import Named, understand
 
 if TYPE_CHECKING:
@@ -35,66 +40,10 @@ if TYPE_CHECKING:
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
 
-_APPLICATION: Final = 0x53414E4F
-"""Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
-
-_FORM: Final = 1
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
-
-_TABLES: Final = f"""
-BEGIN IMMEDIATE;
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_FORM};
-CREATE TABLE IF NOT EXISTS receipts (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
-    peer TEXT NOT NULL, headers TEXT NOT NULL, query TEXT NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS facts (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, receipt INTEGER NOT NULL,
-    kind TEXT NOT NULL, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
-    content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
-    receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
-    standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
-    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
-    member TEXT, survey INTEGER, wave INTEGER, quota INTEGER, origin INTEGER, amount INTEGER, label TEXT,
-    ended REAL
-);
-CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
-CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands';
-CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pending';
-CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
-CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
-CREATE TABLE IF NOT EXISTS invites (
-    key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
-    quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL
-);
-CREATE INDEX IF NOT EXISTS invites_member ON invites (member, survey);
-CREATE TABLE IF NOT EXISTS secrets (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, secret TEXT NOT NULL
-);
-COMMIT;
-"""
-
-_COLUMNS: Final = (
-    "id, at, receipt, posted_as, kind, fields, reason, verified, receipts, differing, corrects, standing,"
-    " state, attempts, error"
-)
-
-_CLAIM: Final = f"""
-UPDATE facts SET due = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
-    SELECT id FROM (%s) ORDER BY due, id LIMIT ?
-) RETURNING {_COLUMNS}
-"""  # noqa: S608  the columns are ours
-
-# One query for each kind, so that the index finds what is due of it, however much waits of other kinds.
-_CLAIM_OF_KIND: Final = """
-SELECT * FROM (
-    SELECT id, due FROM facts AS f WHERE state = 'pending' AND kind = ? AND due <= ? AND NOT EXISTS (
-        SELECT 1 FROM facts AS e WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND e.kind IN (%s)
-    ) ORDER BY due, id LIMIT ?
-)
-"""
+_STEP_SECONDS: Final = 60.0
+"""The largest step of a clock that is corrected in small steps."""
 
 
 class SqliteStore:
@@ -133,8 +82,7 @@ class SqliteStore:
                 make_private(self.path)
             database = self._connected()
             try:
-                if _form_of(database, self.path) < _FORM:
-                    patiently(lambda: database.executescript(_TABLES), _BUSY_SECONDS)
+                make_tables(database, self.path, _BUSY_SECONDS)
                 make_durable(database, _BUSY_SECONDS)
             except BaseException:
                 database.close()
@@ -195,6 +143,17 @@ class SqliteStore:
             known.setdefault(Kind(kind), []).append(secret)
         return {kind: known[kind] for kind in Kind if kind in known}
 
+    # --- Where it is served
+
+    def keep_url(self, url: str) -> None:
+        """Keep the URL that the inbox of this store is reached at."""
+        self._open.execute("INSERT OR REPLACE INTO served (id, url) VALUES (1, ?)", (url,))
+
+    def url(self) -> str | None:
+        """Return the URL that was kept last; None if there is none."""
+        row = self._open.execute("SELECT url FROM served").fetchone()
+        return None if row is None else str(row[0])
+
     # --- What comes in
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
@@ -222,8 +181,8 @@ class SqliteStore:
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         cursor = self._open.execute(
             "INSERT INTO facts (at, receipt, kind, posted_as, key, identity, content, rank, fields,"
-            " reason, verified, due, member, survey, wave, quota, origin, amount, label, ended)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " reason, verified, due, since, member, survey, wave, quota, origin, amount, label, ended)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (identity) DO NOTHING",
             (
                 at,
@@ -238,6 +197,7 @@ class SqliteStore:
                 entry.reason,
                 entry.verified,
                 at,  # so that a retry that is due earlier comes before
+                at,
                 *_end_values(entry.end),
             ),
         )
@@ -250,9 +210,9 @@ class SqliteStore:
             ).fetchall()
             return "repeated" if content == entry.content else "differs"
         assert cursor.lastrowid is not None
-        return self._place(cursor.lastrowid, entry)
+        return self._place(cursor.lastrowid, entry, receipt, at)
 
-    def _place(self, number: int, entry: Entry) -> str:
+    def _place(self, number: int, entry: Entry, receipt: int, at: float) -> str:
         """Hold a new fact against the older ones of its key: which of them are still true?"""
         if entry.rank is not None:
             newest = self._one(
@@ -268,6 +228,7 @@ class SqliteStore:
             first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
             if first != number:
                 self._open.execute("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
+            self._correct_terminate(entry.key, receipt, at)
             self._dethrone(Standing.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
         elif entry.kind is Kind.TERMINATE and self._one(
             "SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, Kind.COMPLETION
@@ -275,6 +236,18 @@ class SqliteStore:
             self._dethrone(Standing.OVERRULED, "id = ?", number)
             return Standing.OVERRULED
         return "new"
+
+    def _correct_terminate(self, key: str, receipt: int, at: float) -> None:
+        """Make a fact which tells the handler of a terminate that a completion has overruled it."""
+        self._open.execute(
+            "INSERT INTO facts (at, receipt, receipts, kind, posted_as, key, identity, content, fields,"
+            " verified, corrects, standing, due, since)"
+            " SELECT ?, ?, 0, kind, posted_as, key, 'overruled ' || id, content, fields, verified, id, ?, ?, ?"
+            # Also one that is being handled now: this one waits until its handler has ended.
+            " FROM facts WHERE key = ? AND kind = ? AND standing = 'stands'"
+            " AND (state = 'handled' OR (state = 'pending' AND owner IS NOT NULL))",
+            (at, receipt, Standing.OVERRULED, at, at, key, Kind.TERMINATE),
+        )
 
     def _dethrone(self, standing: Standing, where: str, *values: object) -> None:
         # A fact that is being handled stays pending, so that the next one of its key waits for the handler.
@@ -316,39 +289,50 @@ class SqliteStore:
     # --- Handlers
 
     def claim(
-        self, owner: str, kinds: Sequence[Kind | None], now: float, until: float, most: int
+        self,
+        owner: str,
+        kinds: Sequence[Kind | None],
+        now: float,
+        until: float,
+        most: int,
+        *,
+        only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival."""
         # What fell while its handler ran, and whose lease is over since, needs no handler any more.
         self._open.execute(
             "UPDATE facts SET state = 'skipped', owner = NULL"
-            " WHERE state = 'pending' AND standing != 'stands' AND due <= ?",
+            " WHERE state = 'pending' AND standing != 'stands' AND corrects IS NULL AND due <= ?",
             (now,),
         )
         if now < self._claimed_at:
-            # What came while the clock was ahead would wait until the clock is there again.
+            # What came, was leased or was put off while the clock was ahead would wait until the clock is
+            # there again. A small step leaves leases alone: their owners may live, and prolong them.
             self._open.execute(
-                "UPDATE facts SET due = ? WHERE state = 'pending' AND owner IS NULL AND due = at AND at > ?",
-                (now, now),
+                "UPDATE facts SET due = ?, since = ? WHERE state = 'pending' AND since > ?"
+                " AND (owner IS NULL OR (owner != ? AND since > ?))",
+                (now, now, now, owner, now + _STEP_SECONDS),
             )
         self._claimed_at = now
-        names = _names(kinds)
-        of_kinds = " UNION ALL ".join([_CLAIM_OF_KIND % _marks(kinds)] * len(names))
-        values = [value for name in names for value in (name, now, *names, most)]
-        rows = self._open.execute(_CLAIM % of_kinds, (until, owner, *values, most)).fetchall()
+        names, leased = _names(kinds), _names(kinds if only is None else only)
+        of_kinds = " UNION ALL ".join([CLAIM_OF_KIND % _marks(kinds)] * len(leased))
+        values = [value for name in leased for value in (name, now, *names, most)]
+        rows = self._open.execute(CLAIM % of_kinds, (until, now, owner, *values, most)).fetchall()
         return [_fact(row, partial(_body, self._open)) for row in sorted(rows)]
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
         """Prolong leases."""
         self._open.executemany(
-            "UPDATE facts SET due = ? WHERE id = ? AND owner = ? AND state = 'pending'",
-            [(until, number, owner) for number in fact_ids],
+            # The lease is as long as before, so it begins so long before its new end.
+            "UPDATE facts SET since = ? - (due - since), due = ?"
+            " WHERE id = ? AND owner = ? AND state = 'pending'",
+            [(until, until, number, owner) for number in fact_ids],
         )
 
     def release(self, owner: str) -> None:
         """End all leases of somebody, without counting their last attempt."""
         self._open.execute(
-            "UPDATE facts SET due = 0, owner = NULL, attempts = attempts - 1"
+            "UPDATE facts SET due = 0, since = 0, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
             (owner,),
         )
@@ -357,7 +341,8 @@ class SqliteStore:
         """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
         cursor = self._open.execute(
             "UPDATE facts SET"
-            " state = CASE WHEN ? = 'handled' OR standing = 'stands' THEN ? ELSE 'skipped' END, due = ?,"
+            " state = CASE WHEN ? = 'handled' OR standing = 'stands' OR corrects IS NOT NULL THEN ?"
+            " ELSE 'skipped' END, due = ?,"
             " owner = NULL, error = ?, attempts = attempts - ? WHERE id = ? AND owner = ?",
             # Not numbered (`?1`): Python 3.12.0 to 3.12.3 warn of that, as if they were names.
             (
@@ -373,8 +358,8 @@ class SqliteStore:
         What a handler has got just now needs no replay, and is passed over.
         """
         change = (
-            "UPDATE facts SET state = 'pending', due = 0, attempts = 0"
-            " WHERE standing = 'stands' AND owner IS NULL"
+            "UPDATE facts SET state = 'pending', due = 0, since = 0, attempts = 0"
+            " WHERE (standing = 'stands' OR corrects IS NOT NULL) AND owner IS NULL"
         )
         if fact_ids is None:
             return self._open.execute(f"{change} AND state = 'dead'").rowcount
@@ -382,6 +367,23 @@ class SqliteStore:
         return sum(self._open.execute(f"{change} AND id = ?", (number,)).rowcount for number in numbers)
 
     # --- Reading
+
+    def backlog(self) -> Sequence[Backlog]:
+        """Return how many facts of each kind wait for their handlers, or are dead; no kinds without any."""
+        with self._failing("cannot be read"), closing(self._connected()) as database:
+            # The index gives numbers and IDs. The oldest one's time is looked up, once a kind.
+            rows = database.execute(
+                "SELECT kind, pending, dead, (SELECT at FROM facts WHERE id = first) FROM ("
+                "SELECT kind, sum(pending) AS pending, sum(dead) AS dead, min(first) AS first FROM ("
+                " SELECT kind, count(*) AS pending, 0 AS dead, min(id) AS first FROM facts"
+                " WHERE state = 'pending' GROUP BY kind UNION ALL"
+                " SELECT kind, 0, count(*), NULL FROM facts WHERE state = 'dead' GROUP BY kind"
+                ") GROUP BY kind)"
+            ).fetchall()
+        return [
+            Backlog(kind=Kind(kind) if kind else None, pending=pending, dead=dead, oldest_at=at)
+            for kind, pending, dead, at in rows
+        ]
 
     def last_id(self) -> int:
         """Return the ID of the newest fact; 0 if there is none."""
@@ -405,7 +407,7 @@ class SqliteStore:
         if state is not None:
             conditions.append("state = ?")
             values.append(state)
-        query = f"SELECT {_COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"  # noqa: S608
+        query = f"SELECT {COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"  # noqa: S608
         with self._failing("cannot be read"), closing(self._connected()) as database:
             while True:
                 rows = database.execute(query, values).fetchall()
@@ -439,24 +441,6 @@ def _marks(kinds: Sequence[Kind | None]) -> str:
     return ", ".join("?" * len(kinds))
 
 
-def _form_of(database: sqlite3.Connection, path: Path) -> int:
-    """Return the form of the tables in a file; 0 if there are none.
-
-    Raises:
-        StoreError: The file is of something else, or of a newer version.
-    """
-    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    application: int = database.execute("PRAGMA application_id").fetchone()[0]
-    form: int = database.execute("PRAGMA user_version").fetchone()[0]
-    if tables and application != _APPLICATION:
-        raise StoreError(f"{path} is a database of something else; name another file")
-    if form > _FORM:
-        raise StoreError(
-            f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
-        )
-    return form
-
-
 def _body(database: sqlite3.Connection, receipt: int) -> bytes:
     row = database.execute("SELECT body FROM receipts WHERE id = ?", (receipt,)).fetchone()
     return bytes(row[0]) if row else b""
@@ -467,10 +451,13 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
     corrects, standing, state, attempts, error = rest
     fields = json.loads(fields_json)
     notification: Notification
+    anomaly = None
     try:
         if not kind:
             raise NotUnderstoodError(reason)  # noqa: TRY301
-        notification = understand(Kind(kind), Named(fields))
+        named = Named(fields)
+        notification = understand(Kind(kind), named)
+        anomaly = named.anomaly
     except NotUnderstoodError as exc:  # or another version has understood it
         notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
     return Fact(
@@ -481,6 +468,8 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
         receipts=receipts,
         differing=differing,
         verified=bool(verified),
+        anomaly=anomaly,
+        posted_as=Kind(posted_as),
         corrects=corrects,
         standing=Standing(standing),
         state=State(state),

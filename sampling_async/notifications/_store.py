@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.records import hidden
@@ -29,7 +29,7 @@ class Standing(StrEnum):
     """Whether a fact is still true.
 
     `OVERRULED`: a terminate of a member who has a completion of the same survey and wave. `STALE`: a quota
-    status that is older than another one of its quota. Handlers get only facts that stand.
+    status that is older than another one of its quota. Handlers get only facts that stand, and corrections.
     """
 
     STANDS = "stands"
@@ -68,8 +68,8 @@ class SurveyEnd:
         wave_id: The wave.
         quota_id: The quota, if it is known.
         original_survey_id: The survey of the invite, if the member was routed to another one.
-        hundredths: The revenue of a completion.
-        reason: The reason of a terminate.
+        hundredths: The revenue of a completion; what a reconciliation takes back. None if it is not given.
+        reason: The reason of a terminate or a reconciliation.
         at: When it ended, in seconds since 1970, if it is known.
     """
 
@@ -78,7 +78,7 @@ class SurveyEnd:
     wave_id: int
     quota_id: int | None
     original_survey_id: int | None
-    hundredths: int
+    hundredths: int | None
     reason: str | None
     at: float | None
 
@@ -126,7 +126,10 @@ class Fact(Generic[N_co]):
         differing: How many of these differed from the first in some field.
         verified: Whether EncryptedValue proves the survey, the wave and the member. It never proves the kind
             or the revenue.
-        corrects: For a completion with another revenue than the member's first: the ID of that first fact.
+        anomaly: What was odd about the fields, in words, such as a time that cannot be read; else None.
+        posted_as: The kind whose URL it came to.
+        corrects: For a completion with another revenue than the member's first: the ID of that first fact. For
+            a terminate that was handled and then overruled by a completion: the ID of that terminate.
         standing: Whether it is still true.
         state: How far its handling is.
         attempts: How many times a handler was called with it, this time included.
@@ -140,6 +143,8 @@ class Fact(Generic[N_co]):
     receipts: int = 1
     differing: int = 0
     verified: bool = False
+    anomaly: str | None = None
+    posted_as: Kind = field(default=Factory(lambda self: self.notification.kind, takes_self=True))
     corrects: int | None = None
     standing: Standing = Standing.STANDS
     state: State = State.PENDING
@@ -149,12 +154,7 @@ class Fact(Generic[N_co]):
     @property
     def kind(self) -> Kind | None:
         """The kind, or None if the notification was not understood."""
-        return None if isinstance(self.notification, UnknownNotification) else self.posted_as
-
-    @property
-    def posted_as(self) -> Kind:
-        """The kind whose URL it came to."""
-        return self.notification.kind
+        return None if isinstance(self.notification, UnknownNotification) else self.notification.kind
 
 
 @frozen(kw_only=True)
@@ -176,10 +176,27 @@ class Settled:
     counts: bool = True
 
 
+@frozen(kw_only=True)
+class Backlog:
+    """The facts of a kind that wait for their handler, or for a replay.
+
+    Attributes:
+        kind: The kind; None for what was not understood.
+        pending: How many wait for their handler, or are with it now.
+        dead: How many wait for a replay.
+        oldest_at: When the oldest pending one came, in seconds since 1970; None if there is none.
+    """
+
+    kind: Kind | None
+    pending: int
+    dead: int
+    oldest_at: float | None
+
+
 class Store(Protocol):
     """Where receipts and facts are kept. Every method is called in one thread, and may block.
 
-    Each method but `open`, `close` and `facts` is called inside the block of `transaction()`. What
+    Each method but `open`, `close`, `backlog` and `facts` is called inside the block of `transaction()`. What
     was done there must be on the disk when the block ends, or the block must raise `StoreError`. If the block
     is left by an exception, nothing of it may stay.
     """
@@ -215,7 +232,14 @@ class Store(Protocol):
         ...
 
     def claim(
-        self, owner: str, kinds: Sequence[Kind | None], now: float, until: float, most: int
+        self,
+        owner: str,
+        kinds: Sequence[Kind | None],
+        now: float,
+        until: float,
+        most: int,
+        *,
+        only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
 
@@ -225,6 +249,8 @@ class Store(Protocol):
             now: The time, in seconds since 1970.
             until: The end of the lease. Facts that are not settled by then are due again.
             most: How many.
+            only: The kinds of which facts are leased now; by default all. The others keep the order of their
+                keys all the same.
         """
         ...
 
@@ -240,6 +266,10 @@ class Store(Protocol):
 
     def replay(self, fact_ids: Iterable[int] | None = None) -> int:
         """Make facts due again: those named, or all dead ones. Returns how many."""
+        ...
+
+    def backlog(self) -> Sequence[Backlog]:
+        """Return how many facts of each kind wait for their handlers, or are dead."""
         ...
 
     def facts(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._contract.wire import INT64_MAX
+from sampling_async._json.rules import Mismatch, date_time
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._money import of_hundredths
+from sampling_async.notifications._money import of_hundredths, size_of
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
     Kind,
     QuotaStatus,
+    Reconciliation,
     SurveyClosed,
     Terminate,
 )
@@ -31,26 +33,39 @@ _MOST_DIGITS: Final = 19
 _LONGEST_CODE: Final = 1_000
 _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _WHOLE: Final = re.compile(r"\s*(-?[0-9]{1,19})(?:\.0{1,9})?\s*", re.ASCII)
-_MILLISECONDS: Final = re.compile(r"/Date\((-?[0-9]{1,15})(?:[+-][0-9]{4})?\)/", re.ASCII)
+_ZEROS: Final = re.compile(r"[\s0{}-]*(?:0001-01-01.*|/Date\(-62135596800000.*)?", re.ASCII)
+"""What .NET writes for no number, no GUID and no date."""
+
+_LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]*)?) +([0-9]{2}:?[0-9]{2})$", re.ASCII)
 _SEPARATORS: Final = str.maketrans("", "", " _-.:")
 
 # Names that say the same, each without case and separators. The first is what the services known so far write.
 _MEMBER: Final = ("uniquecode", "membercode", "memberid", "pid")
 _AT: Final = ("datetime", "datetimeutc", "updatedatetimeutc", "updatedatetime")
 _UPDATED: Final = ("updatedatetimeutc", "updatedatetime", "datetimeutc", "datetime")
+TIMES: Final = frozenset(_UPDATED)
 _LIVE: Final = ("islive", "live")
 _SIGNATURE: Final = "encryptedvalue"
+_WAVE: Final = "waveid"
+_RECONCILIATION: Final = "reconciliationid"
+_RECONCILED_AT: Final = "reconciliationdatetime"
+_MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
 
 
 class Named:
     """The fields of one notification, found by names without case and separators.
+
+    Attributes:
+        unread: The values that were there and could not be read, by name.
 
     Raises:
         NotUnderstoodError: Two fields have the same name in different spellings, and different values.
     """
 
     def __init__(self, fields: Fields) -> None:
+        self.unread: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
+        self._notes: list[str] = []
         for name, value in fields.items():
             key = str(name).casefold().translate(_SEPARATORS)
             if self._values.setdefault(key, value) != value:
@@ -60,7 +75,9 @@ class Named:
         """Return the value of the first name that is there; None if there is none, or it cannot be read."""
         for name in (names,) if isinstance(names, str) else names:
             if (value := self._values.get(name)) is not None and value != "":
-                return read(value)
+                if (found := read(value)) is None:
+                    self.unread[name] = value
+                return found
         return None
 
     def needed(self, names: str | tuple[str, ...], read: Callable[[Any], T | None]) -> T:
@@ -75,15 +92,54 @@ class Named:
             raise NotUnderstoodError(f"{name} is missing, or is no {read.__name__.strip('_')}")
         return value
 
+    def wave(self) -> int:
+        """Return the wave; 0 if there is none, as for older partners.
+
+        Raises:
+            NotUnderstoodError: It is there, and cannot be read.
+        """
+        if not self.has_wave:
+            self.note("there is no WaveId: it counts as wave 0")
+            return 0
+        return self.needed(_WAVE, _id)
+
+    def note(self, text: str) -> None:
+        """Add to what is odd about the notification."""
+        self._notes.append(text)
+
+    @property
+    def anomaly(self) -> str | None:
+        """What was odd, as far as the fields were read; None if nothing was."""
+        return "; ".join([*self._notes, *(f"{name} cannot be read" for name in self.unread)]) or None
+
     @property
     def signature(self) -> str | None:
-        """The field EncryptedValue, or None if it is absent or empty."""
-        return self.optional(_SIGNATURE, _any_text)
+        """The field EncryptedValue; None if it is absent or empty, "?" if it is no text."""
+        value = self._values.get(_SIGNATURE)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return value.strip() if isinstance(value, str) else "?"
+
+    @property
+    def has_wave(self) -> bool:
+        """Whether a wave is given."""
+        return self._values.get(_WAVE) not in (None, "")
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it is a reconciliation: an ID or a time of one is given."""
+        given = (self._values.get(name) for name in (_RECONCILIATION, _RECONCILED_AT))
+        return any(value is not None and not _ZEROS.fullmatch(str(value)) for value in given)
 
     def digest(self) -> str:
         """Return a hash of names and values, the same in all spellings and formats; without the signature."""
         pairs = sorted((name, _canonical(value)) for name, value in self._values.items() if name != _SIGNATURE)
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def kind_told(posted_as: Kind, named: Named) -> Kind:
+    """Return the kind of what was posted to the URL of a kind: reconciliations come to those of members."""
+    return Kind.RECONCILIATION if posted_as in _MEMBER_KINDS and named.takes_back else posted_as
 
 
 def understand(kind: Kind, named: Named) -> Notification:
@@ -99,7 +155,7 @@ def _invite(named: Named) -> InviteNotification:
     record = InviteNotification(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.optional("surveyid", _id),
-        wave_id=named.optional("waveid", _id),
+        wave_id=named.optional(_WAVE, _id),
         quota_id=named.optional("quotaid", _id),
         at=named.optional(_AT, _moment),
     )
@@ -112,7 +168,7 @@ def _completion(named: Named) -> Completion:
     return Completion(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.needed("surveyid", _id),
-        wave_id=named.needed("waveid", _id),
+        wave_id=named.wave(),
         revenue=named.needed("revenue", _hundredths),
         at=named.optional(_AT, _moment),
         quota_id=named.optional("quotaid", _id),
@@ -127,7 +183,7 @@ def _terminate(named: Named) -> Terminate:
     return Terminate(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.needed("surveyid", _id),
-        wave_id=named.needed("waveid", _id),
+        wave_id=named.wave(),
         reason=named.optional("reason", _any_text),
         at=named.optional(_AT, _moment),
         quota_id=named.optional("quotaid", _id),
@@ -140,25 +196,50 @@ def _terminate(named: Named) -> Terminate:
     )
 
 
+def _reconciliation(named: Named) -> Reconciliation:
+    amount = named.optional(("reconciliationamount", "amount", "revenue"), _hundredths)
+    return Reconciliation(
+        member_code=named.needed(_MEMBER, _code),
+        survey_id=named.needed("surveyid", _id),
+        wave_id=named.wave(),
+        reconciliation_id=named.needed(_RECONCILIATION, _any_text),
+        # Some write what is taken back as a number below 0.
+        amount=None if amount is None else size_of(amount),
+        reason=named.optional("reason", _any_text),
+        at=named.optional((_RECONCILED_AT, *_AT), _moment),
+        quota_id=named.optional("quotaid", _id),
+        survey_ref=named.optional("surveyref", _any_text),
+        additional_data=named.optional("additionaldata", _any_text),
+        is_auto_routed=named.optional("isautorouted", _truth),
+        original_survey_id=named.optional("originalsurveyid", _id),
+    )
+
+
 def _survey_closed(named: Named) -> SurveyClosed:
     status = named.optional("status", _any_text)
     if status is not None and status.casefold() != "closed":
         raise NotUnderstoodError("the status of the survey is not Closed")
     return SurveyClosed(
         survey_id=named.needed("surveyid", _id),
-        wave_id=named.optional("waveid", _id),
+        wave_id=named.optional(_WAVE, _id),
         survey_ref=named.optional("surveyref", _any_text),
         at=named.optional(_AT, _moment),
     )
 
 
 def _quota_status(named: Named) -> QuotaStatus:
+    is_live = named.needed(_LIVE, _truth)
+    if is_live:
+        # Without its time, a status has no place in the order of the others. An old opening would do harm.
+        at: datetime | None = named.needed(_UPDATED, _moment)
+    elif (at := named.optional(_UPDATED, _moment)) is None:
+        named.note("a closing without its time counts from when it came")
     return QuotaStatus(
         quota_id=named.needed("quotaid", _id),
-        is_live=named.needed(_LIVE, _truth),
-        at=named.needed(_UPDATED, _moment),
+        is_live=is_live,
+        at=at,
         survey_id=named.optional("surveyid", _id),
-        wave_id=named.optional("waveid", _id),
+        wave_id=named.optional(_WAVE, _id),
     )
 
 
@@ -168,6 +249,7 @@ _READERS: Final[dict[Kind, Callable[[Named], Notification]]] = {
     Kind.TERMINATE: _terminate,
     Kind.SURVEY_CLOSED: _survey_closed,
     Kind.QUOTA_STATUS: _quota_status,
+    Kind.RECONCILIATION: _reconciliation,
 }
 
 
@@ -183,9 +265,9 @@ def _plain(value: Any) -> str | None:
 
 
 def _code(value: Any) -> str | None:
-    """Read a member code. It is not stripped of blanks: they may belong to it."""
+    """Read a member code. It is not stripped of blanks: they may belong to it. U+FFFD is a character lost."""
     text = value if isinstance(value, str) else _plain(value)
-    return text if text and len(text) <= _LONGEST_CODE else None
+    return text if text and len(text) <= _LONGEST_CODE and "\ufffd" not in text else None
 
 
 def _whole(value: Any) -> int | None:
@@ -214,13 +296,14 @@ def _truth(value: Any) -> bool | None:
 
 
 def _moment(value: Any) -> datetime | None:
-    """Read a date and time; without a zone it is UTC."""
-    if not isinstance(value, str):
-        return None
+    """Read a time as the inventory has it, or in another form of ISO 8601; without a zone it is UTC."""
+    text = value.strip() if isinstance(value, str) else ""
     try:
-        if match := _MILLISECONDS.fullmatch(value.strip()):
-            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(match[1]))
-        moment = datetime.fromisoformat(value.strip())
+        try:
+            moment = date_time(text)
+        except Mismatch:
+            # Without seconds, or a day alone; in a form, a plus that was not escaped has become a blank.
+            moment = datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", text))
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None

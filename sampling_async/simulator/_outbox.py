@@ -56,6 +56,8 @@ class Notifying:
         drifted: The share in another spelling, format or encoding.
         corrected: The share of completions that are followed by a correction of their revenue.
         terminated_late: The share of completions that are followed by a terminate.
+        reconciled: The share of completions whose revenue is taken back. A reconciliation goes to the URL of
+            completions.
         shared_secret: What the status of members is signed with (EncryptedValue); empty: it is not signed.
     """
 
@@ -68,6 +70,7 @@ class Notifying:
     drifted: float = field(default=0.0, validator=_share)
     corrected: float = field(default=0.0, validator=_share)
     terminated_late: float = field(default=0.0, validator=_share)
+    reconciled: float = field(default=0.0, validator=_share)
     shared_secret: str = field(default="", repr=False)
 
 
@@ -171,6 +174,13 @@ class Outbox:
             self._tell("completion", {**ended, "Revenue": revenue // 2}, end)
         if self._random.random() < notifying.terminated_late:
             self._tell("terminate", {**ended, "Reason": "QUALITY"}, end)
+        if notifying.reconciled and self._random.random() < notifying.reconciled:
+            taken_back = {
+                **ended,
+                "ReconciliationID": len(self._told) + 1,
+                "ReconciliationDateTime": self._seconds_text(end),
+            }
+            self._tell("reconciliation", taken_back, end)
 
     def moved(self, survey: LiveSurvey) -> None:
         """Tell of the quotas of a survey that have closed or opened, and of the survey if none is open."""
@@ -203,7 +213,7 @@ class Outbox:
 
     def _tell(self, kind: NotificationKind, fields: dict[str, Any], at: float) -> None:
         notifying, random = self._notifying, self._random
-        if notifying.shared_secret and kind in ("completion", "terminate"):
+        if notifying.shared_secret and kind in ("completion", "terminate", "reconciliation"):
             fields = signed(fields, notifying.shared_secret)
         posting = Posting(len(self._told), kind, fields, at)
         with self._lock:
@@ -295,9 +305,10 @@ class Outbox:
             yield posting
 
     async def _post(self, client: httpx.AsyncClient, urls: Mapping[str, str], posting: Posting) -> None:
+        url = urls.get("completion" if posting.kind == "reconciliation" else posting.kind)
         is_stored = is_refused = False
         try:
-            is_stored = await self._stored(client, urls, posting)
+            is_stored = url is not None and await self._stored(client, url, posting)
             is_refused = not is_stored
         except httpx.TimeoutException:  # a slow receiver is asked again, and refuses nothing
             pass
@@ -307,13 +318,10 @@ class Outbox:
             with self._lock:
                 self._in_flight -= 1
                 self.sent += is_stored
-                if posting.kind in urls and not posting.is_forged:
+                if url is not None and not posting.is_forged:
                     self._note(posting, is_stored=is_stored, is_refused=is_refused)
 
-    async def _stored(self, client: httpx.AsyncClient, urls: Mapping[str, str], posting: Posting) -> bool:
-        url = urls.get(posting.kind)
-        if url is None:
-            return False
+    async def _stored(self, client: httpx.AsyncClient, url: str, posting: Posting) -> bool:
         if posting.is_forged and "EncryptedValue" not in posting.fields:
             url += "x"
         is_drifted = self._spelling.random() < self._notifying.drifted

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-NotificationKind: TypeAlias = Literal["invite", "completion", "terminate", "survey_closed", "quota_status"]
+NotificationKind: TypeAlias = Literal[
+    "invite", "completion", "terminate", "survey_closed", "quota_status", "reconciliation"
+]
 """The kinds of notifications, named as in `sampling_async.notifications.Kind`."""
 
 KINDS: Final[tuple[NotificationKind, ...]] = (
@@ -28,6 +30,7 @@ KINDS: Final[tuple[NotificationKind, ...]] = (
     "survey_closed",
     "quota_status",
 )
+"""The kinds that have a URL. A reconciliation goes to that of completions."""
 
 
 @frozen
@@ -66,7 +69,7 @@ def drifted_body(fields: Mapping[str, Any], random: Random) -> tuple[bytes, str]
     respell = random.choice(_SPELLINGS)
     respelled = {respell(name): value for name, value in fields.items()}
     content_type = random.choice(("application/json", "text/plain", "application/octet-stream"))
-    match random.randrange(4):
+    match random.randrange(7):
         case 0:
             return json.dumps(_texts(respelled), indent=2).encode(), content_type
         case 1:
@@ -74,6 +77,14 @@ def drifted_body(fields: Mapping[str, Any], random: Random) -> tuple[bytes, str]
         case 2:
             parts = "".join(f"<{key}>{escape(text)}</{key}>" for key, text in _texts(respelled).items())
             return f'<?xml version="1.0"?>\n<Notification>{parts}</Notification>'.encode(), "application/xml"
+        case 3:
+            return json.dumps(respelled).encode() + b"\0" * random.randrange(
+                1, 9
+            ), f"{content_type}; charset=utf-16"
+        case 4:
+            return json.dumps(json.dumps(respelled)).encode(), content_type
+        case 5:
+            return f"{urlencode(_texts(respelled))}&".encode(), content_type
         case _:
             return urlencode(_texts(respelled)).encode(), "application/x-www-form-urlencoded"
 

@@ -1,0 +1,78 @@
+"""The status of an inbox: how much waits for its handlers, and what they have given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from sampling_async.notifications._records import Kind
+
+if TYPE_CHECKING:
+    from sampling_async.notifications._store import Backlog
+
+
+@frozen(kw_only=True)
+class KindStatus:
+    """The facts of one kind.
+
+    Attributes:
+        pending: How many wait for their handler, or are with it now. Without a handler they wait for one.
+        dead: How many wait for a replay.
+        failed: How many calls of the handler have failed since the inbox was opened, in this process.
+        oldest_seconds: The age of the oldest pending one, in seconds since it came; 0 if none is pending.
+    """
+
+    pending: int = 0
+    dead: int = 0
+    failed: int = 0
+    oldest_seconds: float = 0.0
+
+
+@frozen(kw_only=True)
+class InboxStatus:
+    """The state of an inbox and of its store, see `Inbox.status`.
+
+    Attributes:
+        is_open: Whether it takes hits.
+        not_stored: How many hits in a row could not be stored, and were answered with 503.
+        pending: How many facts wait for their handlers, or are with them now.
+        dead: How many wait for a replay.
+        failed: How many calls of handlers have failed since the inbox was opened, in this process.
+        oldest_seconds: The age of the oldest pending fact, in seconds; 0 if none is pending.
+        by_kind: The same for each kind; None stands for what was not understood.
+    """
+
+    is_open: bool
+    not_stored: int
+    pending: int
+    dead: int
+    failed: int
+    oldest_seconds: float
+    by_kind: Mapping[Kind | None, KindStatus]
+
+
+def status_of(
+    backlog: Iterable[Backlog], failed: Mapping[Kind | None, int], *, is_open: bool, not_stored: int, now: float
+) -> InboxStatus:
+    """Return the status of an inbox from its store's backlog and the failures of its handlers."""
+    rows = {row.kind: row for row in backlog}
+    by_kind: dict[Kind | None, KindStatus] = {}
+    for kind in (*Kind, None):
+        row = rows.get(kind)
+        by_kind[kind] = KindStatus(
+            pending=row.pending if row else 0,
+            dead=row.dead if row else 0,
+            failed=failed.get(kind, 0),
+            oldest_seconds=max(0.0, now - row.oldest_at) if row and row.oldest_at is not None else 0.0,
+        )
+    return InboxStatus(
+        is_open=is_open,
+        not_stored=not_stored,
+        pending=sum(each.pending for each in by_kind.values()),
+        dead=sum(each.dead for each in by_kind.values()),
+        failed=sum(each.failed for each in by_kind.values()),
+        oldest_seconds=max(each.oldest_seconds for each in by_kind.values()),
+        by_kind=by_kind,
+    )

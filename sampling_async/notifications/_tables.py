@@ -1,0 +1,123 @@
+"""The tables of a store in SQLite, and how a file of an older form gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sampling_async._journal.database import patiently
+from sampling_async.notifications._store import StoreError
+
+if TYPE_CHECKING:
+    import sqlite3
+    from pathlib import Path
+
+_APPLICATION: Final = 0x53414E4F
+"""Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
+
+_FORM: Final = 2
+"""The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts."""
+
+_TABLES: Final = f"""
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_FORM};
+CREATE TABLE IF NOT EXISTS receipts (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
+    peer TEXT NOT NULL, headers TEXT NOT NULL, query TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS facts (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, receipt INTEGER NOT NULL,
+    kind TEXT NOT NULL, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
+    content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
+    receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
+    standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
+    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
+    member TEXT, survey INTEGER, wave INTEGER, quota INTEGER, origin INTEGER, amount INTEGER, label TEXT,
+    ended REAL, since REAL NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
+CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands';
+CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
+CREATE INDEX IF NOT EXISTS facts_dead ON facts (kind) WHERE state = 'dead';
+CREATE TABLE IF NOT EXISTS invites (
+    key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
+    quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL
+);
+CREATE INDEX IF NOT EXISTS invites_member ON invites (member, survey);
+CREATE TABLE IF NOT EXISTS secrets (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, secret TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS served (
+    id INTEGER PRIMARY KEY CHECK (id = 1), url TEXT NOT NULL
+);
+"""
+
+COLUMNS: Final = (
+    "id, at, receipt, posted_as, kind, fields, reason, verified, receipts, differing, corrects, standing,"
+    " state, attempts, error"
+)
+
+CLAIM: Final = f"""
+UPDATE facts SET due = ?, since = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
+    SELECT id FROM (%s) ORDER BY due, id LIMIT ?
+) RETURNING {COLUMNS}
+"""  # noqa: S608  the columns are ours
+
+# One query for each kind, so that the index finds what is due of it, however much waits of other kinds.
+CLAIM_OF_KIND: Final = """
+SELECT * FROM (
+    SELECT id, due FROM facts AS f WHERE state = 'pending' AND kind = ? AND due <= ? AND NOT EXISTS (
+        SELECT 1 FROM facts AS e WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND e.kind IN (%s)
+    ) ORDER BY due, id LIMIT ?
+)
+"""
+
+
+def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> None:
+    """Make what tables are missing in a file.
+
+    Args:
+        database: The database.
+        path: Its file, for errors.
+        seconds: How long to wait for others who are doing the same at this moment.
+
+    Raises:
+        StoreError: The file is of something else, or of a newer version.
+    """
+
+    def make() -> None:
+        form = _form_of(database, path)
+        if form == _FORM:
+            return
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            # Under the lock, because another process may have done it by now.
+            if _form_of(database, path) == 1:
+                database.execute("ALTER TABLE facts ADD COLUMN since REAL NOT NULL DEFAULT 0")
+            for statement in _TABLES.split(";"):
+                database.execute(statement)
+            database.execute("COMMIT")
+        except BaseException:
+            database.rollback()
+            raise
+
+    patiently(make, seconds)
+
+
+def _form_of(database: sqlite3.Connection, path: Path) -> int:
+    """Return the form of the tables in a file; 0 if there are none.
+
+    Raises:
+        StoreError: The file is of something else, or of a newer version.
+    """
+    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application: int = database.execute("PRAGMA application_id").fetchone()[0]
+    form: int = database.execute("PRAGMA user_version").fetchone()[0]
+    if tables and application != _APPLICATION:
+        raise StoreError(f"{path} is a database of something else; name another file")
+    if form > _FORM:
+        raise StoreError(
+            f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
+        )
+    return form
