@@ -33,6 +33,7 @@ SECTIONS: Final = {
     "bad_inputs": "Bad inputs: only typed errors",
     "secrecy": "Secrecy: the key and member codes stay where they belong",
     "notifications": "Notifications: what the field sends is read, and handlers hold up nobody else",
+    "busy": "A busy machine: what the demo says",
     "planted_bugs": "Planted bugs: which bugs the tests find",
 }
 LIMITS: Final = {"short": 1200.0, "long": 1800.0}
