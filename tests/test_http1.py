@@ -69,6 +69,16 @@ def bytewise(data: bytes) -> list[bytes]:
         (OK + b"Content-Length:\r\n 2\r\n\r\nhi", 200, b"hi", True),
         (OK + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + HI, 200, b"hi", True),
         (OK + b"X: y\r\nTransfer-Encoding: Chunked \t \r\nY: z\r\n\r\n" + HI, 200, b"hi", True),
+        *(
+            (
+                OK + CHUNKED + HI.replace(b"2\r", b"2%b\r" % blanks).replace(b"0\r", b"0%b\r" % blanks),
+                200,
+                b"hi",
+                True,
+            )
+            for blanks in (b" ", b"     ", b"\t", b" \t ", b" ;a=b", b";a=b")
+        ),
+        (OK + CHUNKED + b"0002  \r\nhi\r\n00\r\nX: y\r\n\r\n", 200, b"hi", True),
         (b"HTTP/1.2 200 OK\r\n" + TWO, 200, b"hi", True),
         (b"HTTP/1.9 200 OK\r\nConnection: close\r\n" + TWO, 200, b"hi", False),
         (b"HTTP/1.2 103 Early\r\nLink: </a>,\r\n </b>\r\n\r\nHTTP/1.3 200 OK\r\n" + TWO, 200, b"hi", True),
@@ -160,6 +170,11 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
         OK + CHUNKED + b"2\r\nhiX\r\n0\r\n\r\n",
         OK + CHUNKED + b"x\r\n",
         OK + CHUNKED + b"-2\r\n",
+        *(
+            OK + CHUNKED + size + b"\r\nhi\r\n0\r\n\r\n"
+            for size in (b" 2", b"2 2", b"2 x", b"2\x0b", b"2\x00", b"0x2")
+        ),
+        OK + CHUNKED + b"2 \nhi\r\n0\r\n\r\n",
         OK + CHUNKED + b"fffffffffffffffff\r\nhi",
     ],
 )

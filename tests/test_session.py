@@ -330,7 +330,55 @@ async def test_a_gzip_body_of_several_members_is_read():
     assert len(await read(wire.answer(body, "200 OK", "Content-Encoding: gzip"))) == 1
 
 
-@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip"])
+@pytest.mark.parametrize("padding", [b"\0", b"\0" * 3000, b"\r\n", b"\n", b"\0\r\n\0"])
+async def test_padding_after_a_gzip_body_is_ignored(padding):
+    assert (
+        len(await read(wire.answer(gzip.compress(SETTINGS) + padding, "200 OK", "Content-Encoding: gzip"))) == 1
+    )
+    members = gzip.compress(SETTINGS[:100]) + padding + gzip.compress(SETTINGS[100:])
+    assert len(await read(wire.answer(members, "200 OK", "Content-Encoding: gzip"))) == 1
+
+
+async def test_padding_counts_as_bytes_on_the_wire():
+    with pytest.raises(DecodeError, match="larger than 1000 bytes on the wire"):
+        await read(
+            wire.answer(gzip.compress(SETTINGS) + bytes(1000), "200 OK", "Content-Encoding: gzip"), wire=1000
+        )
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "UTF-8", "utf8", "none", "binary", "charset=utf-8", "identity", "", ",", "identity, utf-8", "br"],
+)
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \r\n" * 3])
+async def test_an_encoding_that_is_none_is_ignored_if_the_body_is_json(encoding, before):
+    answer = wire.answer(before + SETTINGS, "200 OK", f"Content-Encoding: {encoding}")
+    assert (await read(answer))[0].value == "v" * 500
+    headers = {"Content-Encoding": encoding}
+    mocked = httpx.Response(200, stream=httpx.ByteStream(before + SETTINGS), headers=headers)
+    assert (await read(mocked))[0].value == "v" * 500
+
+
+@pytest.mark.parametrize(
+    "encoding", ["gzip", "x-gzip", "GZIP", "gzip, utf-8", "utf-8,gzip", "identity, gzip", "gzip,"]
+)
+async def test_gzip_is_read_whatever_else_is_named_beside_it(encoding):
+    answer = wire.answer(gzip.compress(SETTINGS), "200 OK", f"Content-Encoding: {encoding}")
+    assert (await read(answer))[0].value == "v" * 500
+
+
+async def test_a_bulk_invite_under_an_encoding_that_is_none_is_answered():
+    def answer(request: bytes) -> bytes:
+        head, _, body = wire.bulk_answer(request).partition(b"\r\n\r\n")
+        return head + b"\r\nContent-Encoding: utf-8\r\n\r\n" + body
+
+    with wire.serve(wire.serve_each(answer)) as url:
+        async with client_of(url) as client:
+            result = await client.bulk_invite("m1", [1, 2])
+    assert [outcome.status for outcome in result] == ["rejected", "rejected"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip", "utf-8"])
 async def test_a_refusal_counts_whatever_its_body(encoding):
     with wire.serve(
         wire.serve_each(lambda _: wire.answer(b"x", "429 No", f"Content-Encoding: {encoding}"))
@@ -436,13 +484,23 @@ OTHER_ENCODING = ": expected gzip or no content encoding, found another one$"
                 wire.answer(gzip.compress(SETTINGS) + more, "200 OK", "Content-Encoding: gzip"),
                 "found other bytes",
             )
-            for more in (b"\x1f\x8btail", zlib.compress(SETTINGS))
+            for more in (b"\x1f\x8btail", zlib.compress(SETTINGS), b"tail", b"\0\0tail", b"  tail", b"[]")
         ),
         (
             wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"),
             OTHER_ENCODING,
         ),
-        (wire.answer(SETTINGS, "200 OK", "Content-Encoding: gzip, gzip"), OTHER_ENCODING),
+        *(
+            (wire.answer(body, "200 OK", f"Content-Encoding: {encoding}"), OTHER_ENCODING)
+            for encoding, body in (
+                ("gzip, gzip", SETTINGS),
+                ("gzip, gzip", gzip.compress(gzip.compress(SETTINGS))),
+                ("gzip, x-gzip", gzip.compress(SETTINGS)),
+                ("utf-8", gzip.compress(SETTINGS)),
+                ("utf-8", b"<html>"),
+                ("gzip, br", gzip.compress(b"\x0b\x02\x80hi\x03")),
+            )
+        ),
     ],
 )
 async def test_a_broken_encoding_is_refused(answer, rule):

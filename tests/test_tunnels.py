@@ -182,6 +182,17 @@ def digging(monkeypatch):
         b"HTTP/1.0 200 Connection established\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",  # ignored after CONNECT
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        *(
+            b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % b"\r\n".join(fields)
+            for fields in (
+                (b"Transfer-Encoding: gzip",),
+                (b"transfer-encoding:",),
+                (b"Transfer-Encoding: chunked", b"Content-Length: 0"),
+                (b"CONTENT-LENGTH: 2", b"Via: a", b"Content-Length: 3"),
+                (b"Content-Length: none",),
+                (b"Content-Length:", b" 5, 6", b"\t7", b"Via: a"),
+            )
+        ),
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 Fine\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nVia: a\r\n b\r\n\r\n",
     ],
@@ -202,6 +213,29 @@ async def test_bytes_after_the_200_of_a_proxy_are_refused(more, digging):
         Refusal, match=r"^the proxy sent bytes after its response, before anything was sent to the host$"
     ):
         await digging(b"HTTP/1.1 200 OK\r\n\r\n" + more)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\nVia: a\n\n",
+        b"HTTP/1.1 200 OK\r\nVia a\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2",
+    ],
+)
+async def test_a_head_that_is_broken_or_cut_opens_no_tunnel(head, digging):
+    with pytest.raises(Refusal, match=r"^the proxy did not respond in HTTP/1\.1$"):
+        await digging(head, b"")
+
+
+async def test_a_body_behind_the_200_of_a_proxy_is_refused_though_its_length_is_given(digging):
+    with pytest.raises(Refusal, match="sent bytes after its response"):
+        await digging(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
+
+async def test_an_endless_line_of_a_proxy_is_refused(digging):
+    with pytest.raises(Refusal, match="did not respond in HTTP/1.1"):
+        await digging(b"HTTP/1.1 200 OK\r\nVia: ", *([b"x" * 2**14] * 20))
 
 
 def test_temporary_statuses_of_a_proxy_are_retried():

@@ -30,7 +30,8 @@ _SLICE: Final = 2**17
 """The most bytes that are decompressed at once: decoding them takes some milliseconds."""
 
 _ETAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e]{0,250}"')
-_ENCODINGS: Final = frozenset({b"identity", b"gzip", b"x-gzip", b""})
+_PADDING: Final = b"\0\r\n"  # behind a gzip body: the rest of a buffer, or the end of a line
+_BEFORE_JSON: Final = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n"  # byte order marks and blanks
 
 
 @frozen(kw_only=True)
@@ -128,6 +129,8 @@ class RequestBody(httpx.AsyncByteStream):
 class Body:
     """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
 
+    Another one that is named is ignored if the body begins as JSON: some services say `utf-8`, which is none.
+
     Args:
         response: The response.
         wire: The most bytes as received.
@@ -151,7 +154,7 @@ class Body:
             encoding = self.own.encoding
         else:
             encoding = response.headers.get("Content-Encoding", "").encode()
-        self._encoding: bytes = encoding.strip().lower()
+        self._zipped, self._is_other = _codings(encoding) if encoding else (0, False)
         self._inflater: _Inflater | None = None
         self._source: AsyncIterator[bytes] | None = None  # until the first part is asked for
 
@@ -172,18 +175,18 @@ class Body:
         Raises:
             DecodeError: The body is larger than a limit, has another encoding, or its encoding is broken.
         """
-        if self._encoding not in _ENCODINGS:
-            raise DecodeError("$", "expected gzip or no content encoding, found another one", permanent=True)
+        if self._zipped > 1:
+            raise _other_encoding()
         if self._source is None:
             self._source = self._begun()
         while True:
             if self._inflater is not None and (part := self._inflater.next()):
                 # One received part can decompress to a thousand times its size, so each slice gives a turn.
                 await anyio.lowlevel.checkpoint()
-                return self._within_limit(part)
+                return self._accepted(part)
             raw = await self._next_raw(self._source)
             if self._inflater is None:
-                return self._within_limit(raw)
+                return self._accepted(raw)
             if not raw:
                 self._inflater.finish()
                 return raw
@@ -194,7 +197,7 @@ class Body:
         if self._response.is_stream_consumed:
             # A mock made this response from memory, and httpx has decompressed it already.
             return Stepwise((self._response.content,))
-        self._inflater = _Inflater() if b"gzip" in self._encoding else None
+        self._inflater = _Inflater() if self._zipped else None
         return self._response.aiter_raw() if self.own is None else aiter(self.own)
 
     async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
@@ -210,6 +213,14 @@ class Body:
             await anyio.lowlevel.checkpoint()
         return raw
 
+    def _accepted(self, part: bytes) -> bytes:
+        # An encoding that is not gzip is a wrong name, or there is no way to read the body.
+        if self._is_other and (start := part.lstrip(_BEFORE_JSON)):
+            if start[0] not in b"{[":
+                raise _other_encoding()
+            self._is_other = False
+        return self._within_limit(part)
+
     def _within_limit(self, part: bytes) -> bytes:
         self._decoded_left -= len(part)
         if self._decoded_left < 0:
@@ -222,7 +233,7 @@ class Body:
         Raises:
             DecodeError: The body is larger than a limit.
         """
-        if self.own is None or not self.own.is_over or self._encoding not in {b"", b"identity"}:
+        if self.own is None or not self.own.is_over or self._zipped or self._is_other:
             return None
         content: bytes = self.own.take()
         self._wire_left -= len(content)
@@ -255,6 +266,17 @@ class Body:
                     await anext(source)
 
 
+def _codings(encoding: bytes) -> tuple[int, bool]:
+    """Return how often a Content-Encoding names gzip, and whether it names another one."""
+    codings = [coding.strip() for coding in encoding.lower().split(b",")]
+    zipped = sum(coding in {b"gzip", b"x-gzip"} for coding in codings)
+    return zipped, zipped + codings.count(b"identity") + codings.count(b"") < len(codings)
+
+
+def _other_encoding() -> DecodeError:
+    return DecodeError("$", "expected gzip or no content encoding, found another one", permanent=True)
+
+
 def too_large(limit: float, where: str) -> DecodeError:
     """Return the error for a body that exceeds a limit in bytes."""
     return DecodeError(
@@ -284,6 +306,9 @@ class _Inflater:
         try:
             while self._raw:
                 if self._zlib.eof:
+                    self._raw = self._raw.lstrip(_PADDING)
+                    if not self._raw:
+                        break
                     self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
                 part = self._zlib.decompress(self._raw, _SLICE)
                 self._raw = self._zlib.unconsumed_tail or self._zlib.unused_data

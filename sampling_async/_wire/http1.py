@@ -95,6 +95,8 @@ class Answer:
         try:
             if self._parser is None:
                 self._parser = HttpResponseParser(self)
+                # Some servers fill the size of a chunk up with blanks, which leaves no doubt about it.
+                self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as exc:
             struck = exc.__context__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from sampling_async._wire.address import Proxy
 
 UNAUTHORIZED: Final = 407
+# A client ignores these in a successful answer to CONNECT (RFC 9110 9.3.6), and reads no body of another one.
+_FRAMING: Final = re.compile(rb"(?:content-length|transfer-encoding):", re.IGNORECASE)
+_LINE_BYTES: Final = 2**16
 _OK: Final = range(200, 300)
 _WHO: Final = ": check the user and password in proxy= or SAMPLING_PROXY"
 _SAYS: Final = {
@@ -52,13 +56,14 @@ class Tunnel:
         lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
         lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
         await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
-        answer, rest = Answer(), b""
+        answer, rest, is_left_out = Answer(), b"", False
         try:
             # Feed line by line, so that `rest` has exactly the bytes after the head.
             while not answer.status:
-                rest = rest or await received(sock)
-                line, newline, rest = rest.partition(b"\n")
-                answer.feed(line + newline)
+                line, rest = await _line(sock, rest)
+                is_left_out = bool(_FRAMING.match(line)) or (is_left_out and line.startswith((b" ", b"\t")))
+                if not is_left_out:
+                    answer.feed(line)
         except httpx.RemoteProtocolError:
             raise Refusal("the proxy did not respond in HTTP/1.1") from None
         finally:
@@ -67,6 +72,25 @@ class Tunnel:
             raise refusal_of(answer.status)
         if rest:
             raise Refusal("the proxy sent bytes after its response, before anything was sent to the host")
+
+
+async def _line(sock: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
+    """Return the next line of a head, and what has arrived after it.
+
+    Args:
+        sock: The connection.
+        begun: What has arrived of the line.
+
+    Returns:
+        The line with its end. Without one it is the last, or too long.
+    """
+    line = b""
+    while True:
+        data = begun or await received(sock)
+        start, newline, begun = data.partition(b"\n")
+        line += start + newline
+        if newline or not data or len(line) > _LINE_BYTES:
+            return line, begun
 
 
 def credentials_for(proxy: Proxy) -> Mapping[str, str]:
