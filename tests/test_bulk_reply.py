@@ -335,6 +335,37 @@ def test_an_invite_for_another_quota_is_kept_and_marked():
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"PartnerAmount": None}, "the invite has no PartnerAmount: 0 stands for it"),
+        ({"LOI": None, "IR": None}, "the invite has no LOI, IR: 0 stands for it"),
+        ({"MemberAmount": None, "LOI": 0, "IR": 0}, None),
+    ],
+)
+def test_an_invite_without_a_price_or_length_is_an_invite_and_marked(changes, says):
+    items = [doubles.item(5, 1, Invite=doubles.invite(5, **changes)), doubles.item(7, 1), doubles.item(8, 9)]
+    reply = read_bulk("m", (5, 7, 8), json.dumps({"Invites": items}).encode())
+    first, *others = reply.outcomes()
+    assert (first.status, first.error, first.anomaly) == ("invited", None, says)
+    assert first.invite.url == "https://survey.example/5"
+    assert [(each.status, each.anomaly) for each in others] == [("invited", None), ("rejected", None)]
+
+
+def test_a_single_invite_without_a_price_is_returned_with_a_warning(caplog):
+    invite = read_invite(5, json.dumps(doubles.invite(5, PartnerAmount=None, IR=None)).encode())
+    assert (invite.partner_amount, invite.loi, invite.ir) == (0, 10, 0)
+    assert caplog.messages == ["the invite has no PartnerAmount, IR: 0 stands for it"]
+    caplog.clear()
+    read_invite(5, json.dumps(doubles.invite(5, PartnerAmount=0, IR=0)).encode())
+    assert caplog.messages == []
+
+
+def test_an_invite_without_a_link_stays_unknown():
+    outcome = one(doubles.item(5, 1, Invite=doubles.invite(5, URL=None)))
+    assert (outcome.status, outcome.error.path) == ("unknown", "$.Invites[0].Invite.URL")
+
+
 @pytest.mark.parametrize("ids", [(7, 5, 6), (5, 6), (6, 7, 5, 8), (5, 5, 6, 7)])
 def test_items_are_matched_by_id_and_not_by_position(ids):
     body = json.dumps({"Invites": [doubles.item(id_, 1 if id_ % 2 else 9) for id_ in ids]}).encode()

@@ -27,6 +27,7 @@ from sampling_async import (
     to_json,
 )
 from sampling_async._contract.wire import wire_name
+from sampling_async._json import fast
 from sampling_async._json.codec import parse
 
 INVITE = {
@@ -142,6 +143,38 @@ def test_drifted_spellings_are_read():
         del body[name]
     invite = decode(Invite, body)
     assert (invite.survey_id, invite.wave_id, invite.quota_id) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("PartnerAmount",), ("LOI",), ("IR",), ("MemberAmount",), ("PartnerAmount", "LOI", "IR", "MemberAmount")],
+)
+def test_an_invite_is_valid_without_its_price_and_length(names):
+    nulls, missing = INVITE | dict.fromkeys(names), {name: INVITE[name] for name in INVITE if name not in names}
+    for body in (nulls, missing):
+        invite = decode(Invite, body)
+        assert fast.read(Invite, json.dumps(body).encode()) in (None, invite)  # both decoders agree
+        assert (invite.quota_id, invite.url) == (3, INVITE["URL"])
+        assert invite.member_amount == (None if "MemberAmount" in names else 0)
+        got = invite.partner_amount, invite.loi, invite.ir
+        assert got == tuple(0 if name in names else INVITE[name] for name in ("PartnerAmount", "LOI", "IR"))
+        assert [type(each) for each in got] == [float, int, int]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("URL", each) for each in (None, 5)),
+        ("SurveyID", None),
+        ("WaveID", None),
+        ("QuotaID", None),
+        ("LOI", "x"),
+        ("IR", 1.5),
+        ("PartnerAmount", "0"),
+    ],
+)
+def test_other_fields_of_an_invite_stay_strict(name, value):
+    assert refusal(Invite, INVITE | {name: value}).path == f"$.{name}"
 
 
 def test_the_spelling_of_the_contract_takes_precedence_over_a_drifted_one():

@@ -170,8 +170,10 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
     """An invite of one member to one quota ("Invite object").
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
-    ones from Get Quotas. `member_amount` is None if the service leaves it out. `url` identifies the member, so
-    the repr hides it. Only invites of `generate_invite` have a `timing`.
+    ones from Get Quotas. `member_amount` is None if the service leaves it out. If it leaves out one of
+    `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a bulk the
+    outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so the repr
+    hides it. Only invites of `generate_invite` have a `timing`.
     """
 
     # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the

@@ -30,6 +30,7 @@ from sampling_async._contract.wire import wire_name
 from sampling_async._json.rules import (
     DRIFTED,
     NULLS,
+    UNPRICED,
     Mismatch,
     answer_values,
     boolean,
@@ -121,6 +122,7 @@ def _record_hook(record: type[T], converter: Converter) -> Callable[[Any, Any], 
     attributes = attrs.fields(attrs.resolve_types(cast("type[AttrsInstance]", record)))
     names = [wire_name(attribute.name) for attribute in attributes]
     drifted = [(name, DRIFTED[name]) for name in names if name in DRIFTED]
+    fallbacks = UNPRICED if record is Invite else {}
     plain = make_dict_structure_fn(
         record,
         converter,
@@ -137,6 +139,9 @@ def _record_hook(record: type[T], converter: Converter) -> Callable[[Any, Any], 
         for name, drift in drifted:
             if name not in value and drift in value:
                 value = {**value, name: value[drift]}
+        for name, fallback in fallbacks.items():
+            if value.get(name) is None:
+                value = {**value, name: fallback}
         return plain(value, cls)
 
     return hook

@@ -7,7 +7,8 @@ Reading
       number. There are two exceptions, which lose nothing: `7.0` is a whole number, and `1` is a double.
     - Missing or null: SurveyName, MemberAmount -> None; IsRoutable -> False; SurveyWaveExclusions, AnswerIDs,
       AnswerValues, ParticipationStatusIDs -> (); a setting's Description and Value -> "" and None. MemberCodes
-      may be null -> (). All other fields are required.
+      may be null -> (). PartnerAmount, LOI and IR of an invite -> 0, see `unpriced`. All other fields are
+      required.
     - AnswerValues: a list of strings (or whole numbers), a string, or null. Commas separate values in all of
       them. Blanks around a value and empty values are dropped.
     - dateTime: ISO 8601 with `T` or a blank, 0 to 7 fractional digits (datetime holds 6, the last is cut), with
@@ -177,6 +178,12 @@ def structure(cls: type[T], value: Any, at: str = "$") -> T:
     from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
 
     return careful.structure(cls, value, at)
+
+
+def unpriced(invite: dict[str, Any]) -> str | None:
+    """Return what an invite, as parsed JSON, does not say and 0 stands for; None if it says all."""
+    names = [name for name in rules.UNPRICED if invite.get(name) is None]
+    return f"the invite has no {', '.join(names)}: 0 stands for it" if names else None
 
 
 def whole_number(value: object) -> int | None:

@@ -14,6 +14,9 @@ from sampling_async._contract.wire import INT64_MAX
 
 # Correct names, each with the misspelling that some services use.
 DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}
+UNPRICED: Final = {"PartnerAmount": 0.0, "LOI": 0, "IR": 0}
+"""What stands for these fields of an invite where they are null or missing: its link is valid without them."""
+
 NULLS: Final[dict[tuple[str, str], Any]] = {
     ("QuestionAndAnswers", "answer_ids"): (),
     ("QuestionAndAnswers", "is_routable"): False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
 from sampling_async._contract.structs import astuple, replace
 from sampling_async._contract.values import value
-from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number
+from sampling_async._json.codec import bulk_items, from_json, parse, structure, unpriced, whole_number
 from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome
 from sampling_async._protocol.refusals import text_of, without
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.outcomes import OutcomeStatus
 
 
+_LOG: Final = logging.getLogger("sampling_async.invites")
 _NAME: Final = 64  # the most characters of a name of a result
 
 
@@ -38,6 +40,9 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
         raise DecodeError(
             "$.QuotaID", "expected the quota of the request, found another: this is not the response to it"
         )
+    # Three zeros are rare, so nearly no body is parsed twice.
+    if not (invite.partner_amount and invite.loi and invite.ir) and (anomaly := unpriced(parse(body))):
+        _LOG.warning("%s", anomaly)
     return InviteOfCall(*astuple(invite))
 
 
@@ -192,9 +197,8 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
         invite = structure(Invite, raw_invite, f"{path}.Invite")
     except DecodeError as exc:
         return _unknown(outcome, exc.path, exc.rule)
-    anomaly = None
-    if invite.quota_id != quota_id:
-        anomaly = f"the invite names quota {invite.quota_id}"
+    other = None if invite.quota_id == quota_id else f"the invite names quota {invite.quota_id}"
+    anomaly = "; ".join(filter(None, (other, unpriced(raw_invite)))) or None
     return replace(outcome, status="invited", invite=invite, anomaly=anomaly)
 
 
