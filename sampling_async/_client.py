@@ -26,7 +26,7 @@ from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.reports import Hooks
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import number_above_0, shown, whole_number
-from sampling_async._contract.errors import Endpoint, InvalidRequestError
+from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.records import once_made
 from sampling_async._journal.record import Record
@@ -400,25 +400,37 @@ class SamplingClient:
             return inf
         return self._gate.clock() + number_above_0(deadline, "deadline", "seconds")
 
-    async def get_quotas(self, *, include_routables: bool = True, deadline: float | None = None) -> Quotas:
+    async def get_quotas(
+        self, *, include_routables: bool = True, deadline: float | None = None, strict: bool = False
+    ) -> Quotas:
         """Return the surveys and quotas that need supply (endpoint Get Quotas).
 
         What you still hold of an earlier inventory is not decoded again where it is the same. If the service
         gives an ETag, the next call sends it, and a 304 returns the inventory that you hold. After ten minutes
         of 304 the inventory is read whole again.
 
+        A survey with a null where the interface has a value, or without the field, is left out, and a warning
+        names its path (`$.Surveys[3].Quotas[0].QuotaID`). `quotas.left_out` has an error for each such survey.
+
         Args:
             include_routables: Whether the response includes conditions on routable questions.
             deadline: Seconds the whole call may take: queueing, attempts and the pauses between them.
+            strict: Raise the `DecodeError` of such a survey, and leave out none.
 
         Raises:
             SamplingError: The call failed after its retries.
+            DecodeError: The response breaks the interface in another way, or all its surveys are left out.
         """
-        call = requests.get_quotas(self._panel_guid, include_routables=include_routables)
-        return await self._quotas.get(call, self._interactive(call.endpoint, deadline))
+        call = requests.get_quotas(self._panel_guid, include_routables=include_routables, strict=strict)
+        return await self._quotas.get(call, self._interactive(call.endpoint, deadline), strict=strict)
 
     async def iter_surveys(
-        self, *, include_routables: bool = True, deadline: float | None = None
+        self,
+        *,
+        include_routables: bool = True,
+        deadline: float | None = None,
+        strict: bool = False,
+        on_left_out: Callable[[DecodeError], object] | None = None,
     ) -> AsyncGenerator[Survey, None]:
         """Yield the surveys of Get Quotas as they arrive, and keep only the latest part of them in memory.
 
@@ -430,14 +442,24 @@ class SamplingClient:
         Args:
             include_routables: Whether the response includes conditions on routable questions.
             deadline: Seconds the whole call may take. Your own time between surveys does not count.
+            strict: As for `get_quotas`.
+            on_left_out: Called with the error of each survey that is left out.
 
         Raises:
             SamplingError: The call failed, or the response ended too early. Surveys yielded before are valid.
         """
-        call = requests.get_quotas(self._panel_guid, include_routables=include_routables)
-        stream = SurveyStream(self._caller, call, self._interactive(call.endpoint, deadline))
+        call = requests.get_quotas(self._panel_guid, include_routables=include_routables, strict=strict)
+        permit, told = self._interactive(call.endpoint, deadline), 0
+        stream = SurveyStream(self._caller, call, permit, strict=strict)
         try:
-            while surveys := await stream.next():
+            while True:
+                surveys = await stream.next()
+                if on_left_out is not None:
+                    for error in stream.left_out[told:]:
+                        on_left_out(error)
+                    told = len(stream.left_out)
+                if not surveys:
+                    return
                 # By index, and forgotten: the frame is in the traceback of an error, and who keeps the error
                 # would keep its variables.
                 for at in range(len(surveys)):
@@ -451,6 +473,7 @@ class SamplingClient:
         every: float = 60.0,
         *,
         include_routables: bool = True,
+        strict: bool = False,
         max_age: float | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_max_age: float = 86_400.0,
@@ -466,6 +489,7 @@ class SamplingClient:
         Args:
             every: Seconds from a success to the next poll, give or take 10 %.
             include_routables: As for `get_quotas`.
+            strict: As for `get_quotas`: a poll with such a survey fails, and the inventory before it stays.
             max_age: Seconds after which an inventory that cannot be renewed counts as failing. Default: ten
                 times `every`.
             cache: A file that keeps the last good inventory for the next start. It is loaded as stale. Only its
@@ -488,7 +512,7 @@ class SamplingClient:
             owner = f"{self._base_url} {self._panel_guid} {bool(include_routables)}"
             file = CacheFile(cache, owner, cache_max_age)
         return QuotaWatch(
-            partial(self.get_quotas, include_routables=include_routables),
+            partial(self.get_quotas, include_routables=include_routables, strict=strict),
             every=every,
             max_age=max_age,
             cache=file,

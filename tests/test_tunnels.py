@@ -234,7 +234,7 @@ async def test_a_body_behind_the_200_of_a_proxy_is_refused_though_its_length_is_
 
 
 async def test_an_endless_line_of_a_proxy_is_refused(digging):
-    with pytest.raises(Refusal, match="did not respond in HTTP/1.1"):
+    with pytest.raises(Refusal, match=r"did not respond in HTTP/1\.1"):
         await digging(b"HTTP/1.1 200 OK\r\nVia: ", *([b"x" * 2**14] * 20))
 
 

@@ -13,6 +13,9 @@ from math import inf
 from types import SimpleNamespace
 
 import anyio
+import doubles
+import httpx
+import inventories
 import pytest
 from attrs import evolve
 from watch_kit import FakeService, HandClock, ids_of, inventory, one, settle, watch_of
@@ -23,9 +26,11 @@ from sampling_async import (
     ForbiddenError,
     InvalidRequestError,
     OutageError,
+    RetryPolicy,
     ServerError,
     TransportError,
 )
+from sampling_async._contract.records import leave_out
 from sampling_async._pacing.stepwise import let_go
 from sampling_async._watch import watch as _watch
 from sampling_async._watch.cache import CacheFile
@@ -59,6 +64,29 @@ async def test_a_watch_holds_the_newest_inventory():
         assert repr(watch) == "<QuotaWatch ready, 0 s old, 2 polls>"
     assert service.running == 0
     assert ids_of(watch.quotas) == [2, 3]
+
+
+async def test_a_watch_says_which_surveys_its_inventory_lacks():
+    clock, lacks = HandClock(), (DecodeError("$.Surveys[1].LOI", "expected a whole number, found null"),)
+    async with watch_of(FakeService(leave_out(inventory(1, 2), lacks)), clock) as watch:
+        await watch.ready()
+        assert watch.quotas.left_out == lacks
+        watch.close_quota(1)
+        assert (ids_of(watch.quotas), watch.quotas.left_out) == ([2], lacks)
+
+
+async def test_a_strict_watch_keeps_the_inventory_before_one_that_lacks_a_survey():
+    bodies = [inventories.quotas(), inventories.quotas(), inventories.quotas()]
+    bodies[1]["Surveys"][0]["LOI"] = None
+    answers = [httpx.Response(200, json=body) for body in bodies]
+    async with doubles.client(doubles.Service(*answers), retry=RetryPolicy(max_attempts=1)) as client:
+        async with client.watch_quotas(strict=True) as watch:
+            await watch.ready()
+            before = watch.quotas
+            with pytest.raises(DecodeError):
+                await watch.refresh()
+            assert watch.quotas is before
+            assert watch.last_error.path == "$.Surveys[0].LOI"
 
 
 @pytest.mark.parametrize(("random", "due"), [(0.0, 54), (0.5, 60), (1.0, 66)])

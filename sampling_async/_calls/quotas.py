@@ -10,7 +10,7 @@ import anyio.lowlevel
 from attrs import evolve, frozen
 
 from sampling_async._contract.exchange import NOT_MODIFIED, OK, Reply, Track
-from sampling_async._contract.records import Quotas
+from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.gc_pauses import put_off_a_pause
 from sampling_async._json.inventory import Inventory
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sampling_async._calls.call import Caller
+    from sampling_async._contract.errors import DecodeError
     from sampling_async._contract.exchange import Call
     from sampling_async._contract.records import Survey
     from sampling_async._pacing.gate import Permit
@@ -56,8 +57,13 @@ class QuotasReader:
         self._surveys = KnownSurveys()
         self._earlier: dict[str, _Earlier] = {}  # by the call's target
 
-    async def get(self, call: Call[Quotas], permit: Permit) -> Quotas:
+    async def get(self, call: Call[Quotas], permit: Permit, *, strict: bool) -> Quotas:
         """Return the inventory.
+
+        Args:
+            call: Get Quotas.
+            permit: The permit for its attempts.
+            strict: Refuse an inventory with a survey that lacks a value. Otherwise the survey is left out.
 
         Raises:
             SamplingError: The call failed after its retries.
@@ -65,6 +71,8 @@ class QuotasReader:
         earlier, now = self._earlier.get(call.target), self._caller.clock()
         # Held until the response has arrived: a 304 is of no use without it.
         held = None if earlier is None else earlier.quotas()
+        if held is not None and strict and held.left_out:
+            held = None  # a 304 would return it
         if earlier is not None and held is not None and now - earlier.read_at < _BELIEVED:
             call = evolve(call, known=earlier.etag)
         etag: str | None = None
@@ -75,7 +83,7 @@ class QuotasReader:
                 await body.aclose()
                 return Reply(NOT_MODIFIED, result=held)
             etag = body.etag
-            return await read_quotas(body, self._surveys)
+            return await read_quotas(body, self._surveys, strict=strict)
 
         quotas = await self._caller.call(call, permit, read=read)
         if quotas is not held:
@@ -83,9 +91,9 @@ class QuotasReader:
         return quotas
 
 
-async def read_quotas(body: Body, known: KnownSurveys) -> Reply:
+async def read_quotas(body: Body, known: KnownSurveys, *, strict: bool = False) -> Reply:
     """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
-    stream = _Reading(body, known)
+    stream = _Reading(body, known, strict=strict)
     surveys: list[Survey] = []
     while not stream.is_over:
         surveys += await stream.next()
@@ -94,7 +102,7 @@ async def read_quotas(body: Body, known: KnownSurveys) -> Reply:
     # No survey was found in the body. The caller decodes it as a whole, which also explains what is wrong.
     if stream.unread is not None:
         return Reply(OK, stream.unread)
-    return Reply(OK, result=evolve(stream.frame, surveys=tuple(surveys)))
+    return Reply(OK, result=leave_out(evolve(stream.frame, surveys=tuple(surveys)), stream.left_out))
 
 
 class _Reading:
@@ -103,14 +111,16 @@ class _Reading:
     Attributes:
         is_over: Whether the body was read to its end and closed.
         unread: At the end: the whole body if no survey was found in it, otherwise None.
+        left_out: The errors of the surveys that were left out so far.
         frame: At the end of an inventory: its fields around the surveys.
     """
 
-    def __init__(self, body: Body, known: KnownSurveys | None = None) -> None:
+    def __init__(self, body: Body, known: KnownSurveys | None = None, *, strict: bool) -> None:
         self.is_over = False
         self.unread: bytes | None = None
         self._body = body
-        self._inventory = Inventory(known)
+        self._inventory = Inventory(known, strict=strict)
+        self.left_out = self._inventory.left_out.errors
 
     async def next(self) -> list[Survey]:
         """Read on until at least one survey is complete, and return the new surveys; none at the end."""
@@ -152,9 +162,15 @@ class SurveyStream:
         call: Get Quotas.
         permit: The permit for the attempts. It is released when the first surveys arrive: the service's main
             work is done by then, and the code that works on the surveys may make calls of its own.
+        strict: Refuse a survey that lacks a value. Otherwise it is left out.
+
+    Attributes:
+        left_out: The errors of the surveys that were left out so far.
     """
 
-    def __init__(self, caller: Caller, call: Call[Any], permit: Permit) -> None:
+    def __init__(self, caller: Caller, call: Call[Any], permit: Permit, *, strict: bool) -> None:
+        self.left_out: Sequence[DecodeError] = ()
+        self._is_strict = strict
         self._caller = caller
         self._call = call
         self._permit = permit
@@ -190,7 +206,10 @@ class SurveyStream:
         self._permit.timeline.enter(DECODE)
         self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
         # A body in which no survey was found was decoded as a whole, into `Quotas`.
-        return first if isinstance(first, list) else first.surveys
+        if isinstance(first, Quotas):
+            self.left_out, first = first.left_out, first.surveys
+        surveys: Sequence[Survey] = first
+        return surveys
 
     async def _more(self, reading: _Reading) -> Sequence[Survey]:
         # Only the time in here counts. The time between two calls of `next` belongs to the user.
@@ -210,7 +229,8 @@ class SurveyStream:
         self._caller.ended(self._call, self._permit, self._track, error)
 
     async def _begin(self, body: Body) -> Reply:
-        self._reading = _Reading(body)
+        self._reading = _Reading(body, strict=self._is_strict)
+        self.left_out = self._reading.left_out
         surveys = await self._reading.next()
         unread = self._reading.unread
         goes_on = not self._reading.is_over

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import field, frozen
 
+from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import Timed, TimedInSlot
 from sampling_async._contract.wire import Double, Int64, wire_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -153,11 +154,31 @@ class Survey:
     survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
 
 
+class _Incomplete(TimedInSlot):
+    """An inventory that may lack surveys. What it lacks is no field: not compared, written or pickled."""
+
+    __slots__ = ("_left_out",)
+
+    _left_out: tuple[DecodeError, ...]
+
+    @property
+    def left_out(self) -> tuple[DecodeError, ...]:
+        """Why surveys of the response are not in it, one error for each; its `path` names the place."""
+        return getattr(self, "_left_out", ())
+
+
+def leave_out(quotas: Quotas, errors: Iterable[DecodeError]) -> Quotas:
+    """Note on a new inventory which surveys it lacks, and return it."""
+    object.__setattr__(quotas, "_left_out", tuple(errors))  # records are frozen
+    return quotas
+
+
 @frozen
-class Quotas(TimedInSlot):
+class Quotas(_Incomplete):
     """The open inventory of a panel ("Quotas response").
 
-    Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated".
+    Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated". A survey
+    that lacks a value is not in `surveys`, see `left_out`.
     """
 
     country_id: int

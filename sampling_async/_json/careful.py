@@ -29,6 +29,7 @@ from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.wire import wire_name
 from sampling_async._json.rules import (
     DRIFTED,
+    MISSING,
     NULLS,
     UNPRICED,
     Mismatch,
@@ -93,7 +94,7 @@ def _locate(error: Exception, at: str) -> tuple[str, str]:
         at += f".{wire_name(note.name)}" if isinstance(note, AttributeValidationNote) else f"[{note.index}]"
         error = inner
     if isinstance(error, KeyError):
-        return at, "expected a value, but the field is missing"
+        return at, MISSING
     return at, str(error)
 
 

@@ -5,16 +5,23 @@ So a body of any size is neither kept nor decoded as a whole, which would block 
 The end of a survey is guessed first, because that is fast: by the text between the two surveys before, and by
 counting braces. A brace inside a text can make a guess wrong, but never a result. The cut-out piece must be one
 whole JSON object, and if it is not, the end is found token by token.
+
+A survey with a null where the contract has a value, or without the field, is left out on request: the others
+are valid. If there are no others, or a value is of a wrong kind, the body is not what the contract says.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Final
 
+from attrs import evolve
+
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import new_shared, parse, read, read_many, read_unknown
+from sampling_async._contract.records import Quotas, Survey, leave_out
+from sampling_async._json.codec import from_json, new_shared, parse, read, read_many, read_unknown, structure
+from sampling_async._json.rules import says_absent
 
 if TYPE_CHECKING:
     from sampling_async._json.known import KnownSurveys
@@ -38,6 +45,8 @@ _PLACE: Final = re.compile(r" at (?:character|byte) \d+$")
 # The next text or brace. Texts are skipped as a whole, so that braces inside them do not count.
 _TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
 _GUESSED_BYTES: Final = 2**18  # of a survey; without a guess in so many bytes, another method is tried
+_LOG: Final = logging.getLogger("sampling_async.quotas")
+_NAMED: Final = 10  # surveys of one inventory that are left out with a line in the log for each
 # Behind so many known surveys, one that has changed is read alone: those that follow are most likely known too.
 _MOSTLY_KNOWN: Final = 8
 
@@ -47,9 +56,14 @@ class Inventory:
 
     Args:
         known: Surveys of earlier responses. One that has not changed is not read again. The others are added.
+        strict: Refuse a survey that lacks a value. Otherwise it is left out.
+
+    Attributes:
+        left_out: The errors of the surveys that were left out.
     """
 
-    def __init__(self, known: KnownSurveys | None = None) -> None:
+    def __init__(self, known: KnownSurveys | None = None, *, strict: bool = True) -> None:
+        self.left_out = LeftOut(strict=strict)
         self._buffer = bytearray()
         self._head: bytes | None = None
         self._count = 0
@@ -91,6 +105,7 @@ class Inventory:
         surveys = self._whole_surveys()
         if not self._is_list_over:
             raise DecodeError(self._path, "expected a survey or the end of the list, found the end of the body")
+        self.left_out.end(self._count)
         return surveys
 
     @property
@@ -215,16 +230,19 @@ class Inventory:
             if survey is None:
                 try:
                     survey = read(Survey, piece, self._path, self._shared)
-                except DecodeError:
+                except DecodeError as exc:
                     # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess
                     # was wrong, and the end is found token by token.
-                    if extent.is_exact or _is_json(piece):
-                        raise
-                    extent.be_exact()
-                    continue
-                if self._known is not None:
-                    self._known.add(piece, survey)
-            surveys.append(survey)
+                    if not self.left_out.accepts(exc):
+                        if extent.is_exact or _is_json(piece):
+                            raise
+                        extent.be_exact()
+                        continue
+                else:
+                    if self._known is not None:
+                        self._known.add(piece, survey)
+            if survey is not None:
+                surveys.append(survey)
             self._count += 1
             self._unchanged = 0
             self._note_end(end)
@@ -236,6 +254,67 @@ class Inventory:
         alike = _ALIKE.match(self._buffer, end - 1)
         if alike is not None:
             self._alike = alike[0]
+
+
+class LeftOut:
+    """The surveys of one inventory that were left out, because they lack a value.
+
+    Args:
+        strict: Leave out none.
+
+    Attributes:
+        errors: What is wrong with each.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self.errors: list[DecodeError] = []
+        self._is_strict = strict
+
+    def accepts(self, exc: DecodeError) -> bool:
+        """Return whether a survey with this error is left out. Then this is noted, and a warning logged."""
+        if self._is_strict or not says_absent(exc.rule):
+            return False
+        # Another error than the one raised, whose traceback holds the body.
+        error = DecodeError(exc.path, exc.rule, endpoint="get_quotas", delivery="answered")
+        self.errors.append(error)
+        if len(self.errors) <= _NAMED:
+            _LOG.warning("a survey is left out, the others are read: %s", error)
+        return True
+
+    def end(self, count: int) -> None:
+        """End the inventory, which had so many surveys.
+
+        Raises:
+            DecodeError: All of them were left out.
+        """
+        if self.errors and len(self.errors) == count:
+            raise self.errors[0]
+        if len(self.errors) > _NAMED:
+            _LOG.warning("%d surveys of %d are left out", len(self.errors), count)
+
+
+def read_inventory(body: bytes, *, strict: bool) -> Quotas:
+    """Read an inventory as a whole, as `Inventory` reads it in parts.
+
+    Raises:
+        DecodeError: As for `Inventory`.
+    """
+    try:
+        return from_json(Quotas, body)
+    except DecodeError as exc:
+        if strict or not says_absent(exc.rule) or not exc.path.startswith("$.Surveys["):
+            raise
+    document = parse(body)
+    left_out, surveys = LeftOut(strict=False), []
+    for at, each in enumerate(document["Surveys"]):
+        try:
+            surveys.append(structure(Survey, each, f"$.Surveys[{at}]"))
+        except DecodeError as exc:
+            if each is None or not left_out.accepts(exc):
+                raise
+    left_out.end(len(document["Surveys"]))
+    frame = structure(Quotas, {**document, "Surveys": []})
+    return leave_out(evolve(frame, surveys=tuple(surveys)), left_out.errors)
 
 
 class _Extent:

@@ -37,6 +37,15 @@ class Mismatch(Exception):  # noqa: N818  never leaves the codec
     """A value breaks a rule. The text names the expected kind and the found kind, never the found value."""
 
 
+MISSING: Final = "expected a value, but the field is missing"
+_FOUND_NULL: Final = ", found null"
+
+
+def says_absent(rule: str) -> bool:
+    """Return whether the rule of a fault says that there is no value at all, and not a wrong one."""
+    return rule == MISSING or rule.endswith(_FOUND_NULL)
+
+
 def mismatch(expected: str, found: object) -> Mismatch:
     return Mismatch(f"expected {expected}, found {_kind(found)}")
 

@@ -21,6 +21,7 @@ from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.wire import INT64_MAX
 from sampling_async._json.codec import from_json, plain_json
 from sampling_async._json.fast import positive_ints
+from sampling_async._json.inventory import read_inventory
 from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invite
 from sampling_async._protocol.chunk import MAX_QUOTA_IDS
 
@@ -138,11 +139,11 @@ TEMPLATES: Final[dict[Endpoint, tuple[str, str]]] = {
 # --- The five requests -------------------------------------------------------------------------------------
 
 
-def get_quotas(panel: str, *, include_routables: bool) -> Call[Quotas]:
-    """Build Get Quotas (endpoint 1)."""
+def get_quotas(panel: str, *, include_routables: bool, strict: bool = False) -> Call[Quotas]:
+    """Build Get Quotas (endpoint 1). A survey that lacks a value is refused if `strict`, or left out."""
     flag = "true" if include_routables else "false"
     target = f"{_SAMPLES}/{panel}/Quotas?includeRoutables={flag}"
-    return Call("get_quotas", "GET", target, partial(from_json, Quotas))
+    return Call("get_quotas", "GET", target, partial(read_inventory, strict=strict))
 
 
 def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[BulkReply]:

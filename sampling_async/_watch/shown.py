@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve
 
+from sampling_async._contract.records import leave_out
 from sampling_async._pacing.stepwise import Turns
 from sampling_async._watch.changes import Key, key_of
 
@@ -101,9 +102,12 @@ class Shown:
                 changed[key] = None
             await turns.step(1 + len(survey.quotas))
         if self.repeated:
-            self.given = evolve(self.given, surveys=tuple(self.surveys.values()))
+            self.given = self._with(self.surveys)
         changed.update(dict.fromkeys(key for key in old if key not in self.view))
         return changed
+
+    def _with(self, surveys: dict[Key, Survey]) -> Quotas:
+        return leave_out(evolve(self.given, surveys=tuple(surveys.values())), self.given.left_out)
 
     def about(self, what: int | Wave) -> tuple[Key, ...]:
         """Return the surveys that a closing of a quota or a survey is about."""
@@ -150,5 +154,5 @@ class Shown:
         if self._quotas is None:
             # Mostly the same objects, which takes no comparison by value.
             whole = self.view == self.surveys
-            self._quotas = self.given if whole else evolve(self.given, surveys=tuple(self.view.values()))
+            self._quotas = self.given if whole else self._with(self.view)
         return self._quotas
