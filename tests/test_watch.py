@@ -76,16 +76,16 @@ async def test_a_watch_says_which_surveys_its_inventory_lacks():
 
 
 async def test_a_strict_watch_keeps_the_inventory_before_one_that_lacks_a_survey():
-    bodies = [inventories.quotas(), inventories.quotas(), inventories.quotas()]
-    bodies[1]["Surveys"][0]["LOI"] = None
-    answers = [httpx.Response(200, json=body) for body in bodies]
-    async with doubles.client(doubles.Service(*answers), retry=RetryPolicy(max_attempts=1)) as client:
+    body = inventories.quotas()
+    service = doubles.Service(lambda _: httpx.Response(200, json=body))
+    async with doubles.client(service, retry=RetryPolicy(max_attempts=1)) as client:
         async with client.watch_quotas(strict=True) as watch:
             await watch.ready()
+            body["Surveys"][0]["LOI"] = None
             before = watch.quotas
             with pytest.raises(DecodeError):
                 await watch.refresh()
-            assert watch.quotas is before
+            assert watch.quotas == before
             assert watch.last_error.path == "$.Surveys[0].LOI"
 
 
