@@ -178,7 +178,7 @@ class Quotas(_Incomplete):
     """The open inventory of a panel ("Quotas response").
 
     Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated". A survey
-    that lacks a value is not in `surveys`, see `left_out`.
+    that lacks a value is not in `surveys`: `left_out` has a `DecodeError` for each.
     """
 
     country_id: int
