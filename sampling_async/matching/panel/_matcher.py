@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from sampling_async._contract.checks import require_instance
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
+from sampling_async.matching._index import QuotaIndex
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._batches import batches_of, must_be_readable_twice, sized
@@ -23,7 +25,6 @@ from sampling_async.matching.panel._workers import Workers, matched_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sampling_async.matching._index import QuotaIndex
     from sampling_async.matching.panel._allocate import Candidates
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._prices import Learning
@@ -60,7 +61,9 @@ class PanelMatcher:
     """
 
     def __init__(self, index: QuotaIndex, output: Output | None = None) -> None:
+        require_instance(index, QuotaIndex, "index", "a QuotaIndex; of a LiveIndex, give its .index")
         output = Counts() if output is None else output
+        require_instance(output, Output, "output", "one of Counts(), TopK(n), Sample(n) and Allocate(n)")
         compiled = tuple(index.quota_ids.compiled())
         market = None
         if isinstance(output, Allocate):
