@@ -11,7 +11,7 @@ import anyio
 import httpx
 
 from sampling_async._contract.checks import shown
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.errors import InvalidRequestError, is_test_failure
 from sampling_async._contract.timing import BODY, FIRST_BYTE
 from sampling_async._wire.bodies import origin_of
 
@@ -105,7 +105,9 @@ class Carrier(httpx.AsyncBaseTransport):
             return response  # noqa: TRY300
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames of the traceback hold the headers in their local variables, which crash reporters send.
-            raise exc.with_traceback(None)  # noqa: B904
+            # What fails a test keeps the frames of the mock: they show where.
+            below = exc.__traceback__ and exc.__traceback__.tb_next
+            raise exc.with_traceback(below if is_test_failure(exc) else None)  # noqa: B904
         finally:
             del private
 
