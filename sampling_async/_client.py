@@ -25,7 +25,13 @@ from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.reports import Hooks
 from sampling_async._calls.retry import RetryPolicy
-from sampling_async._contract.checks import number_above_0, shown, whole_number
+from sampling_async._contract.checks import (
+    number_above_0,
+    require_functions,
+    require_instance,
+    shown,
+    whole_number,
+)
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.records import once_made
@@ -49,6 +55,7 @@ from sampling_async._wire.address import (
     proxy_of,
 )
 from sampling_async._wire.bodies import BodyLimits
+from sampling_async._wire.carrier import checked_transport
 from sampling_async._wire.session import Session
 from sampling_async._wire.timeouts import Timeouts
 from sampling_async._wire.trust import checked_context, context_of_files
@@ -151,6 +158,17 @@ class SamplingClient:
         del api_key, proxy
         key = guid_of(key, "api_key")
         whole_number(max_concurrency, "max_concurrency")
+        require_instance(allow_http, bool, "allow_http", "True or False")
+        require_instance(timeouts, Timeouts | None, "timeouts", "a Timeouts, such as Timeouts(read=30)")
+        require_instance(
+            retry, RetryPolicy | None, "retry", "a RetryPolicy, such as RetryPolicy(max_attempts=3)"
+        )
+        require_instance(
+            outage, OutagePolicy | None, "outage", "an OutagePolicy, such as OutagePolicy(patience=5)"
+        )
+        require_instance(limits, BodyLimits | None, "limits", "a BodyLimits, such as BodyLimits(decoded=2**26)")
+        require_functions(on_attempt=on_attempt, on_outcome=on_outcome, clock=clock, or_none=True)
+        require_functions(sleep=sleep, random=random)
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         if transport is not None and (way is not None or ssl_context is not None):
@@ -167,7 +185,7 @@ class SamplingClient:
             key,
             timeouts=timeouts or Timeouts(),
             limits=limits or BodyLimits(),
-            transport=transport,
+            transport=None if transport is None else checked_transport(transport),
             idle_seconds=idle_seconds_of(idle_seconds),
             proxy=way_out,
             tls=None if ssl_context is None else checked_context(ssl_context),

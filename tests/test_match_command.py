@@ -216,6 +216,44 @@ def test_columns_of_json_lines_may_have_other_names(panel):
     ]
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT * FROM 'panel.parquet'; COPY (SELECT 1) TO 'made.csv'", "SELECT, COPY"),
+        ("SELECT 1; SELECT * FROM 'panel.parquet'", "SELECT, SELECT"),
+        ("SELECT 1; ATTACH 'made.db'", "SELECT, ATTACH"),
+        ("SELECT 1; INSTALL httpfs", "SELECT, LOAD"),
+        ("SELECT 1; SET threads = 1; EXPORT DATABASE 'made'", "SELECT, SET, EXPORT"),
+        ("FROM 'panel.parquet' SELECT *; CREATE TABLE made AS SELECT 1", "SELECT, CREATE"),
+        ("WITH one AS (SELECT 1) INSERT INTO made SELECT * FROM one", "INSERT"),
+    ],
+)
+def test_a_query_is_one_select_and_writes_nothing(panel, query, found):
+    before = sorted(panel.iterdir())
+    result = run(query, code=2)
+    said = " ".join(result.stderr.split())
+    assert f"must be one SELECT statement, which only reads, not {found}" in said
+    assert sorted(panel.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM 'panel.parquet'",
+        "select * from read_parquet('panel.parquet'); -- COPY ... TO",
+        "FROM 'panel.parquet'",
+        "WITH all_of AS (SELECT * FROM 'panel.parquet') SELECT * FROM all_of WHERE member_code != '; COPY'",
+    ],
+)
+def test_a_query_reads_the_files_that_it_names(panel, query):
+    assert lines(run(query, "--json").stdout)
+
+
+def test_a_query_sees_no_variables_of_the_program(panel):
+    result = run("SELECT * FROM renamed", code=2)
+    assert "the query failed" in result.stderr
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
 def test_results_are_for_their_owner_only_whatever_was_there(panel, ending):
     (panel / f"second.{ending}").touch(mode=0o666)

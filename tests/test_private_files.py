@@ -68,7 +68,7 @@ def test_somebody_elses_file_is_replaced_and_their_link_is_not_followed(folder):
     assert ((folder / "file").stat().st_uid, mode_of(folder / "file")) == (0, 0o600)
     (folder / "link").symlink_to(folder / "file")
     os.lchown(folder / "link", SOMEBODY, SOMEBODY)
-    with pytest.raises(PermissionError, match="link of another user .uid 12345."):
+    with pytest.raises(PermissionError, match=r"link of another user .uid 12345."):
         with written_whole(folder / "link"):
             pytest.fail("it would be written where somebody else wants")
     assert (folder / "file").read_text() == "new"

@@ -407,7 +407,7 @@ async def test_repeated_requests_do_not_rebuild_the_inventory():
         ({"surveys": -1}, "at least 0"),
         ({"members": -1}, "at least 0"),
         ({"recontact_page_size": 0}, "at least 1"),
-        ({"keep_requests": -1}, "keep_requests must be a number of requests, at least 0, not -1"),
+        ({"keep_requests": -1}, "keep_requests must be a whole number of at least 0, not -1"),
     ],
 )
 def test_invalid_numbers_are_refused(arguments, rule):

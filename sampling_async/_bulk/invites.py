@@ -17,7 +17,9 @@ from sampling_async._contract.errors import (
     OutageError,
     SamplingError,
     ServiceError,
+    TransportError,
     delivered,
+    is_test_failure,
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.records import ResultCode
@@ -89,6 +91,7 @@ class Inviter:
         self._asked = asked
         self._is_open = False
         self._stopped_by: SamplingError | None = None
+        self._test_failure: BaseException | None = None
         self._isolates = True
         self._answered = 0
         self._span: object = None
@@ -153,6 +156,12 @@ class Inviter:
             if self._caller.hooks is not None:
                 reached = progress()
                 self._caller.hooks.fan_out_ended(self._span, reached.taken, reached.answered)
+
+    def raise_test_failure(self) -> None:
+        """Raise what a mock has raised to fail a test, once. Called when each ID has its outcome."""
+        failure, self._test_failure = self._test_failure, None
+        if failure is not None:
+            raise failure
 
     def needs_permit(self, job: Job) -> bool:
         """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
@@ -273,8 +282,8 @@ class Inviter:
                 job.note(failed(part, refused))
                 continue
             asked += 1
+            track = job.begin(part, is_explained=self._is_explained, fan_out=self._span)
             try:
-                track = job.begin(part, is_explained=self._is_explained, fan_out=self._span)
                 job.note(await self._request(part, permit, track))
                 accepted += 1
                 self._answered += 1
@@ -288,6 +297,11 @@ class Inviter:
                     parts.extend(cut(part, (len(part.quota_ids) + 1) // 2))
                 else:
                     job.note(failed(part, exc))
+            except BaseException as exc:
+                if not is_test_failure(exc):
+                    raise
+                self._test_failure = self._test_failure or exc
+                job.note(failed(part, _of_a_mock(exc, track)))
         if refused is not None and not accepted:
             # All parts were refused too, so no single ID is the reason. Do not split further chunks.
             self._isolates = False
@@ -344,6 +358,14 @@ class Inviter:
             # The remaining chunks get this error without having been sent, so it counts no attempt and no time.
             self._stopped_by = delivered(error, "not_sent")
             self._stopped_by.attempts, self._stopped_by.elapsed, self._stopped_by.timing = 0, 0.0, None
+
+
+def _of_a_mock(exc: BaseException, track: Track) -> TransportError:
+    error = TransportError(
+        f"the transport raised {type(exc).__name__}", endpoint="bulk_invite", delivery=track.delivery
+    )
+    error.attempts = track.attempts
+    return error
 
 
 _RESENT: Final = "this was sent again after an attempt that may have worked: an earlier invite may exist"

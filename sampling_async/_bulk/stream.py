@@ -204,6 +204,8 @@ class OutcomeStream:
             await self._jobs.__aexit__(exc_type, exc, traceback)
         finally:
             await self._inviter.end(lambda: self.progress)
+        if exc_type is None:
+            self._inviter.raise_test_failure()
 
     def __aiter__(self) -> Self:
         return self
@@ -227,6 +229,7 @@ class OutcomeStream:
                 self.unrequested.extend(answer.unrequested)
                 replies[job.chunk.quota_ids[0]] = answer.quota_ids, answer.answers
             await self._turns.step(len(jobs) * _STEPS_A_REPLY)
+        self._inviter.raise_test_failure()
         result = BulkInviteResult(
             unrequested=self.unrequested,
             member_code=request.member_code,
@@ -305,6 +308,7 @@ class OutcomeStream:
     async def _next_job(self) -> Job:
         job = await self._jobs.next()
         if job is None:
+            self._inviter.raise_test_failure()
             raise StopAsyncIteration
         return job
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import Attribute, field, frozen
 
-from sampling_async._contract.checks import not_negative, positive
+from sampling_async._contract.checks import is_flag, not_negative, positive
 from sampling_async._contract.errors import (
     DecodeError,
     Endpoint,
@@ -87,8 +87,8 @@ class RetryPolicy:
     cap: float = field(default=20.0, validator=not_negative)
     budget: float = field(default=10.0, validator=not_negative)
     deposit: float = field(default=0.2, validator=not_negative)
-    retry_ambiguous: bool = False
-    retry_ambiguous_reads: bool = True
+    retry_ambiguous: bool = field(default=False, validator=is_flag)
+    retry_ambiguous_reads: bool = field(default=True, validator=is_flag)
     unprocessed: frozenset[int] = field(default=REFUSED_UNPROCESSED, converter=_status_set, validator=_statuses)
 
     def allows(self, endpoint: Endpoint, failures: Sequence[SamplingError]) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from types import UnionType
+
     from attrs import Attribute
 
 
@@ -84,6 +86,37 @@ def whole_id(value: object, name: str) -> int:
         raise InvalidRequestError(f"{name} must be a whole number, not {shown(value)}") from None
 
 
+def require_instance(value: object, kind: type | UnionType, name: str, what: str) -> None:
+    """Check the class of an option.
+
+    Args:
+        value: What the user gave.
+        kind: The class, or a union of several; with `None` in it if the option may be left out.
+        name: The name of the option, for the error.
+        what: What to give, for the error: "a Timeouts, such as Timeouts(read=30)".
+
+    Raises:
+        InvalidRequestError: It is of another type.
+    """
+    if not isinstance(value, kind):
+        raise InvalidRequestError(f"{name} must be {what}, not {shown(value)}")
+
+
+def require_functions(*, or_none: bool = False, **functions: object) -> None:
+    """Check options that are called.
+
+    Args:
+        or_none: Whether they may be left out.
+        functions: The options by name.
+
+    Raises:
+        InvalidRequestError: One is no function.
+    """
+    for name, function in functions.items():
+        if not (callable(function) or (or_none and function is None)):
+            raise InvalidRequestError(f"{name} must be a function, not {shown(function)}")
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is a whole number. `True` is an int in Python, but not a number that is meant."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -103,6 +136,11 @@ def positive(owner: object, attribute: Attribute[Any], value: float | None) -> N
 def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:
     """Validate an attrs field: a number of at least 0."""
     number_from_0(value, f"{type(owner).__name__}.{attribute.name}")
+
+
+def is_flag(owner: object, attribute: Attribute[Any], value: object) -> None:
+    """Validate an attrs field: True or False. A text such as "false" would count as true."""
+    require_instance(value, bool, f"{type(owner).__name__}.{attribute.name}", "True or False")
 
 
 def _number(value: object) -> float | None:

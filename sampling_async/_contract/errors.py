@@ -21,6 +21,7 @@ The text of an error never contains the key, a URL or a member code. All errors 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -100,6 +101,16 @@ def delivered(error: E, delivery: Delivery) -> E:
     other = type(error).__new__(type(error), *error.args)
     vars(other).update(vars(error), delivery=delivery)
     return other
+
+
+def is_test_failure(exc: BaseException) -> bool:
+    """Return whether an exception says that a test has failed, or skips it: it is the test's to see.
+
+    It comes from a mock, of which an assertion failed, or in which `pytest.fail` was called.
+    """
+    # Not imported for this check: what is not loaded raises nothing.
+    pytest = sys.modules.get("_pytest.outcomes")
+    return isinstance(exc, AssertionError) or (pytest is not None and isinstance(exc, pytest.OutcomeException))
 
 
 class InvalidRequestError(SamplingError, ValueError):

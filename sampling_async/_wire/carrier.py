@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import httpx
 
+from sampling_async._contract.checks import shown
+from sampling_async._contract.errors import InvalidRequestError, is_test_failure
 from sampling_async._contract.timing import BODY, FIRST_BYTE
 from sampling_async._wire.bodies import origin_of
 
@@ -103,7 +105,9 @@ class Carrier(httpx.AsyncBaseTransport):
             return response  # noqa: TRY300
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames of the traceback hold the headers in their local variables, which crash reporters send.
-            raise exc.with_traceback(None)  # noqa: B904
+            # What fails a test keeps the frames of the mock: they show where.
+            below = exc.__traceback__ and exc.__traceback__.tb_next
+            raise exc.with_traceback(below if is_test_failure(exc) else None)  # noqa: B904
         finally:
             del private
 
@@ -133,6 +137,21 @@ class Carrier(httpx.AsyncBaseTransport):
         for transport in (self._transport, self._stock):
             if transport is not None:
                 await transport.aclose()
+
+
+def checked_transport(transport: httpx.AsyncBaseTransport) -> httpx.AsyncBaseTransport:
+    """Return a transport that the user gave, after a check; any class with its methods will do.
+
+    Raises:
+        InvalidRequestError: It is none, such as a client, a class, or a transport without `async`.
+    """
+    has_method = callable(getattr(transport, "handle_async_request", None))
+    if isinstance(transport, type) or not has_method:
+        raise InvalidRequestError(
+            "transport must be an httpx.AsyncBaseTransport, such as httpx.MockTransport(handler) or "
+            f"httpx.ASGITransport(app), not {shown(transport)}"
+        )
+    return transport
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from sampling_async._contract.errors import TransportError, TransportTimeoutError
+from sampling_async._contract.errors import TransportError, TransportTimeoutError, is_test_failure
 from sampling_async._wire.alerts import PERMANENT, alert_in, text_of
 from sampling_async._wire.http1 import NotHttp
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sampling_async._contract.errors import Delivery
 
 _KNOWING: Final = frozenset({"httpcore", "builtins", "socket", "ssl"})
+_NOT_ANNOUNCED: Final = "No response can be found for "
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
@@ -69,6 +70,16 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
     detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
     what = "the connection was lost after the request was sent" if sent else "no connection"
     return TransportError(f"{what} ({name}{detail}){way}", delivery=delivery)
+
+
+def failure_of_test(exc: BaseException) -> BaseException | None:
+    """Return the failure of a test that a mock has raised, or None if the exception is about the network.
+
+    pytest-httpx raises a timeout for a request that the test has not announced, and explains that in its text.
+    """
+    if type(exc) is httpx.TimeoutException and str(exc).startswith(_NOT_ANNOUNCED):
+        return AssertionError(str(exc))
+    return exc if is_test_failure(exc) else None
 
 
 def way_of(scheme: str, *, has_proxy: bool, environment: Mapping[str, str]) -> str:

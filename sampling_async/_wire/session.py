@@ -32,7 +32,7 @@ from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import Body, BodyLimits, Head, Request
 from sampling_async._wire.carrier import Carrier, Client, is_not_of_this_client
-from sampling_async._wire.failures import translated, was_never_sent, way_of
+from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
     import ssl
@@ -157,8 +157,11 @@ class Session:
         *args: Given.args,
         **kwargs: Given.kwargs,
     ) -> T:
-        """Call a part of an attempt with a time limit, and turn every failure into an error of `attempt`."""
-        failure: SamplingError | None = None
+        """Call a part of an attempt with a time limit, and turn every failure into an error of `attempt`.
+
+        What fails a test, such as an assertion in a mock, is raised as it is.
+        """
+        failure: BaseException | None = None
         with self._blocks.within(seconds, is_ours=self._carrier.knows_what_was_sent) as scope:
             try:
                 return await run(*args, **kwargs)
@@ -172,7 +175,9 @@ class Session:
                     raise
                 if not self._carrier.knows_what_was_sent and was_never_sent(exc):
                     track.sent = False
-                failure = translated(exc, track.delivery, sent=track.sent, way=self._way())
+                failure = failure_of_test(exc)
+                if failure is None:
+                    failure = translated(exc, track.delivery, sent=track.sent, way=self._way())
         if scope.cancelled_caught:
             failure = self._interrupted(seconds, track)
         assert failure is not None

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sampling_async._contract.checks import number_above_0, whole_number
+from sampling_async import SamplingClient
+from sampling_async._contract.checks import number_above_0, require_functions, require_instance, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import Wanted, ended_with, in_thread
 from sampling_async.campaign._files import check_partitions, write_files
 from sampling_async.campaign._ledger import Ledger
 from sampling_async.campaign._lessons import rules_of
+from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
+from sampling_async.matching._index import require_kinds_and_policy
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from sampling_async import Quotas, SamplingClient, Survey
+    from sampling_async import Quotas, Survey
     from sampling_async.campaign._files import InviteFormat
     from sampling_async.campaign._lessons import Lesson, Rule
-    from sampling_async.campaign._limits import Limits
     from sampling_async.campaign._panel import Panel
     from sampling_async.campaign._planning import Cost
     from sampling_async.campaign._summary import Summary
@@ -102,13 +104,19 @@ class Campaign:
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        require_instance(client, SamplingClient | None, "client", "a SamplingClient, or None to only plan")
+        require_instance(ledger, str | os.PathLike, "ledger", "the path of a file, such as 'night.ledger'")
+        require_instance(allocate, Allocate | None, "allocate", "an Allocate, such as Allocate(per_member=5)")
+        require_instance(lessons, Mapping | None, "lessons", "rules by result code, such as {9: Lesson.QUOTA}")
+        require_instance(limits, Limits | None, "limits", "a Limits, such as Limits(max_invites=1000)")
+        require_instance(columns, Mapping | None, "columns", "names by column, such as {'age': '2006352'}")
+        require_kinds_and_policy(kinds, policy)
+        require_functions(wall_clock=wall_clock, clock=clock)
         self.ledger = Path(ledger)
         self._client, self._panel = client, panel
         # Each plan reads it.
         self._inventory = tuple(inventory) if isinstance(inventory, Iterator) else inventory
-        self._allocate = Allocate(5) if allocate is None else allocate
-        if not isinstance(self._allocate, Allocate):
-            raise InvalidRequestError(f"allocate must be an Allocate, not {type(allocate).__name__}")
+        self._allocate = allocate or Allocate(5)
         self._rules = rules_of(lessons)
         self._limits, self._cost = limits, cost
         self._columns = dict(columns or {})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
-from sampling_async import InviteRequest
+from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
@@ -94,11 +94,13 @@ class CampaignRun:
     @property
     def members(self) -> int:
         """Members who were asked for, in all runs."""
+        self._must_be_entered()
         return self._record.asked
 
     @property
     def requests(self) -> int:
         """Requests sent, in all runs."""
+        self._must_be_entered()
         return self._record.requests
 
     @property
@@ -112,6 +114,7 @@ class CampaignRun:
         Raises:
             LedgerError: The ledger cannot be read.
         """
+        self._must_be_entered()
         await self._record.written()
         return await in_thread(summary_of, self._ledger, self._rules)
 
@@ -182,9 +185,18 @@ class CampaignRun:
             self._ledger.close()
 
     def __aiter__(self) -> Self:
+        self._must_be_entered()
         return self
 
+    def _must_be_entered(self) -> None:
+        if not self._number:
+            raise InvalidRequestError(
+                "the run of a campaign works within its block: async with campaign.run() as run: "
+                "async for outcome in run: ..."
+            )
+
     async def __anext__(self) -> InviteOutcome:
+        self._must_be_entered()
         try:
             outcome = await self._stream.__anext__()
         except StopAsyncIteration:

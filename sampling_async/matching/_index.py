@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import is_whole, whole_id
+from sampling_async._contract.checks import is_whole, require_functions, require_instance, whole_id
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import Participation, Quotas, Survey, hidden
 from sampling_async._protocol.requests import InviteRequest
@@ -30,6 +30,16 @@ _MOST_PARTS: Final = 3
 
 _LEFT: Final = 2
 """A part is kept while the quotas left of it are at least so many times those changed since it was compiled."""
+
+
+def require_kinds_and_policy(kinds: object, policy: object) -> None:
+    """Check the types of two options of an index.
+
+    Raises:
+        InvalidRequestError: One is of another type.
+    """
+    require_instance(kinds, QuestionKinds | None, "kinds", "a QuestionKinds, such as QuestionKinds.default()")
+    require_instance(policy, MatchPolicy | None, "policy", "a MatchPolicy, such as MatchPolicy(missing='no')")
 
 
 @frozen
@@ -94,6 +104,8 @@ class QuotaIndex:
         policy: MatchPolicy | None = None,
         rank: Rank | None = None,
     ) -> None:
+        require_kinds_and_policy(kinds, policy)
+        require_functions(rank=rank, or_none=True)
         self.kinds = QuestionKinds.default() if kinds is None else kinds
         self.policy = MatchPolicy() if policy is None else policy
         self._rank = most_wanted if rank is None else rank

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from sampling_async import QuotaWatch
+from sampling_async._contract.checks import require_functions, require_instance
 from sampling_async._pacing.standing import Standing
 from sampling_async._pacing.stepwise import let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async._watch.changes import key_of
-from sampling_async.matching._index import QuotaIndex
+from sampling_async.matching._index import QuotaIndex, require_kinds_and_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
-    from sampling_async import QuotaWatch, WatchStatus
+    from sampling_async import WatchStatus
     from sampling_async._contract.records import Participation, Quotas
     from sampling_async._watch.changes import Key
     from sampling_async.matching._evaluate import Reason
@@ -66,6 +68,9 @@ class LiveIndex(Standing):
         policy: MatchPolicy | None = None,
         rank: Rank | None = None,
     ) -> None:
+        require_instance(watch, QuotaWatch, "watch", "a QuotaWatch, which client.watch_quotas() returns")
+        require_kinds_and_policy(kinds, policy)
+        require_functions(rank=rank, or_none=True)
         super().__init__()
         self._watch = watch
         self._kinds, self._policy, self._rank = kinds, policy, rank

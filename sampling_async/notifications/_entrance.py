@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hmac
 import re
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from ipaddress import IPv4Network
 
     from sampling_async.notifications._records import Kind
@@ -50,6 +52,11 @@ class Entrance:
             for kind, each in secrets.items()
         }
         self._basic = [f"{name}:{_checked(password, 'password')}".encode() for name, password in basic]
+        for name, given in (("networks", networks), ("trusted_proxies", trusted_proxies)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise InvalidRequestError(
+                    f"{name} must be a list of networks, such as ['198.51.100.0/24'], not {shown(given)}"
+                )
         self._networks = [_network(text) for text in networks]
         proxies = list(trusted_proxies)
         self._trusts_socket = _UNIX in proxies

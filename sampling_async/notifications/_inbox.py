@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import secrets as random_secrets
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 from attrs import frozen
 
-from sampling_async._contract.checks import whole_number
+from sampling_async._contract.checks import require_functions, require_instance, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import once_made
 from sampling_async._pacing.threads import begun, finished, in_thread
@@ -26,11 +25,12 @@ from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
 from sampling_async.notifications._signatures import ForgedError, Signatures
-from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._sqlite import SqliteStore, store_of
 from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._store import Receipt, StoreError, run_once
 
 if TYPE_CHECKING:
+    import os
     from types import TracebackType
 
     from sampling_async.notifications._app import NotificationsApp
@@ -118,12 +118,15 @@ class Inbox:
         handling: HandlerPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.store: Final[Store] = SqliteStore(store) if isinstance(store, str | os.PathLike) else store
         known = _known(secrets, basic, networks, trusted_proxies, shared_secrets, is_required=require_signature)
         # Deleted before an error is raised: error reports may show the local variables of this frame.
         del secrets, basic, shared_secrets
         if isinstance(known, str):
             raise InvalidRequestError(known)
+        require_instance(require_signature, bool, "require_signature", "True or False")
+        require_instance(handling, HandlerPolicy | None, "handling", "a HandlerPolicy")
+        require_functions(clock=clock)
+        self.store: Final[Store] = store_of(store)
         self._secrets, self._entrance, self._signatures = known
         self._handlers = Handlers()
         self._policy = handling or HandlerPolicy()
@@ -435,7 +438,7 @@ def _with_store(
 ) -> Mapping[Kind, Sequence[str]]:
     # A store of its own: the one that was passed may be that of an open inbox.
     path = store.path if isinstance(store, SqliteStore) else store
-    return run_once(SqliteStore(path) if isinstance(path, str | os.PathLike) else path, operation)
+    return run_once(store_of(path), operation)
 
 
 def _fresh() -> dict[Kind, str]:
@@ -463,6 +466,11 @@ def _known(
         return by_kind, entrance, Signatures(shared_secrets, is_required=is_required)
     except InvalidRequestError as exc:
         return str(exc)
+    except (TypeError, ValueError):
+        return (
+            "secrets must be a text, several, or a mapping from kinds to these; basic a list of pairs of a name"
+            " and a password; shared_secrets a text or several"
+        )
 
 
 def _by_kind(

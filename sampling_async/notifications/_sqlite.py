@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -11,7 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._contract.checks import moment_of
+from sampling_async._contract.checks import moment_of, shown
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import once_made
 from sampling_async._contract.wire import INT64_MAX
 from sampling_async._journal.database import (
@@ -33,12 +35,11 @@ from sampling_async.notifications._tables import (
 from sampling_async.notifications._understanding import Named, understand
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
+    from sampling_async.notifications._store import Entry, Receipt, Store, SurveyEnd
 
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
@@ -416,6 +417,19 @@ class SqliteStore:
                 if len(rows) < _PAGE:
                     return
                 values[0] = rows[-1][0]
+
+
+def store_of(store: Store | str | os.PathLike[str]) -> Store:
+    """Return a store, or that of a path.
+
+    Raises:
+        InvalidRequestError: It is neither.
+    """
+    if isinstance(store, str | os.PathLike):
+        return SqliteStore(store)
+    if isinstance(store, type) or not callable(getattr(store, "receive", None)):
+        raise InvalidRequestError(f"store must be a path, or a store such as SqliteStore, not {shown(store)}")
+    return store
 
 
 def _end_values(end: SurveyEnd | None) -> tuple[object, ...]:

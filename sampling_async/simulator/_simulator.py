@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from sampling_async._contract.records import once_made
+from sampling_async._contract.checks import require_functions, require_instance, whole_number
+from sampling_async._contract.records import Quotas, once_made
 from sampling_async.simulator._app import ServiceApp
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
@@ -15,20 +17,18 @@ from sampling_async.simulator._latency import Latency, WorkQueue
 from sampling_async.simulator._ledger import Ledger
 from sampling_async.simulator._live import LiveInventory, LiveQuota
 from sampling_async.simulator._members import SimulatedMember, generate_members
-from sampling_async.simulator._outbox import Outbox
+from sampling_async.simulator._outbox import Notifying, Outbox
 from sampling_async.simulator._panels import PanelState, SimulatedPanel, new_panel
 from sampling_async.simulator._service import Service, recontact_quota_ids
 from sampling_async.simulator._transport import SimulatorTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from starlette.applications import Starlette
 
     from sampling_async import SamplingClient
-    from sampling_async._contract.records import Quotas
-    from sampling_async.simulator._outbox import Notifying
     from sampling_async.simulator._transport import Sleep
 
 KEPT_REQUESTS: Final = 10_000
@@ -87,10 +87,17 @@ class Simulator:
         gzip: bool = True,
         notifying: Notifying | None = None,
     ) -> None:
-        if surveys < 0 or recontact_page_size < 1 or (isinstance(members, int) and members < 0):
-            raise ValueError("surveys and members must be at least 0, and recontact_page_size at least 1")
-        if keep_requests < 0:
-            raise ValueError(f"keep_requests must be a number of requests, at least 0, not {keep_requests!r}")
+        whole_number(surveys, "surveys", least=0)
+        if not isinstance(members, Iterable):
+            whole_number(members, "members", least=0)
+        whole_number(recontact_page_size, "recontact_page_size")
+        if not isinstance(keep_requests, bool):
+            whole_number(keep_requests, "keep_requests", least=0)
+        require_instance(inventory, Quotas | None, "inventory", "a Quotas, such as generate_inventory(1)")
+        require_instance(latency, Latency | None, "latency", "a Latency, such as Latency(workers=4)")
+        require_instance(notifying, Notifying | None, "notifying", "a Notifying")
+        require_instance(gzip, bool, "gzip", "True or False")
+        require_functions(sleep=sleep, clock=clock)
         self._seed = seed
         self._inventory = generate_inventory(seed, surveys=surveys) if inventory is None else inventory
         self._live = LiveInventory(self._inventory)

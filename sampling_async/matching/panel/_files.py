@@ -21,7 +21,7 @@ from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._types import is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 csv: Final[Any] = import_module("pyarrow.csv")
 arrow_json: Final[Any] = import_module("pyarrow.json")
@@ -301,7 +301,12 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
             "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'"
         ) from None
     try:
-        reader = pa.RecordBatchReader.from_stream(duckdb.connect().sql(query))
+        database = duckdb.connect()
+        # The names of tables are not taken for variables of this module, and no foreign code is loaded.
+        database.execute("SET python_enable_replacements = false; SET allow_community_extensions = false")
+        database.execute("SET lock_configuration = true")
+        _must_only_read(database.extract_statements(query), duckdb.StatementType.SELECT)
+        reader = pa.RecordBatchReader.from_stream(database.sql(query))
     except duckdb.Error as exc:
         raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
     names = reader.schema.names
@@ -309,6 +314,22 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
     return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), None)
+
+
+def _must_only_read(statements: Sequence[Any], select: Any) -> None:
+    """Refuse anything but one SELECT: `COPY ... TO` writes files, and ATTACH and INSTALL do more.
+
+    DuckDB itself says what the statements are. The files that a SELECT names are read.
+
+    Raises:
+        InvalidRequestError: The text names the kinds of the statements.
+    """
+    kinds = [each.type for each in statements]
+    if kinds != [select]:
+        found = ", ".join(kind.name for kind in kinds) or "none"
+        raise InvalidRequestError(
+            f"a panel that is a query must be one SELECT statement, which only reads, not {found}"
+        )
 
 
 def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
