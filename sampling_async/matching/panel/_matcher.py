@@ -9,7 +9,6 @@ from sampling_async._contract.checks import require_instance
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._index import QuotaIndex
-from sampling_async.matching._live import LiveIndex
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import pa
 from sampling_async.matching.panel._batches import batches_of, must_be_readable_twice, sized
@@ -28,6 +27,7 @@ from sampling_async.matching.panel._workers import Workers, matched_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel._allocate import Candidates
     from sampling_async.matching.panel._plan import Columns
     from sampling_async.matching.panel._reader import BatchReader
@@ -63,10 +63,12 @@ class PanelMatcher:
     """
 
     def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
-        require_instance(index, QuotaIndex | LiveIndex, "index", "a QuotaIndex or a LiveIndex")
+        # Quotas of a live index close at any moment, in another thread too. Its class is not imported: that would
+        # load the HTTP library.
+        index = index.snapshot() if hasattr(index, "snapshot") else index
+        require_instance(index, QuotaIndex, "index", "a QuotaIndex or a LiveIndex")
         output = Counts() if output is None else output
         require_instance(output, Output, "output", "one of Counts(), TopK(n), Sample(n) and Allocate(n)")
-        index = index.snapshot()  # quotas of a live index close at any moment, in another thread too
         compiled = tuple(index.quota_ids.compiled())
         market = None
         if isinstance(output, Allocate):
