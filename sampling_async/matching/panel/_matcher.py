@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from sampling_async._contract.checks import require_instance
 from sampling_async._contract.errors import InvalidRequestError
@@ -63,10 +63,10 @@ class PanelMatcher:
     """
 
     def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
-        # Quotas of a live index close at any moment, in another thread too. Its class is not imported: that would
-        # load the HTTP library.
-        index = index.snapshot() if hasattr(index, "snapshot") else index
-        require_instance(index, QuotaIndex, "index", "a QuotaIndex or a LiveIndex")
+        # Quotas of a live index close at any moment, in another thread too. Its class would load the HTTP library.
+        taken: object = index.snapshot() if hasattr(index, "snapshot") else index
+        require_instance(taken, QuotaIndex, "index", "a QuotaIndex or a LiveIndex")
+        index = cast("QuotaIndex", taken)
         output = Counts() if output is None else output
         require_instance(output, Output, "output", "one of Counts(), TopK(n), Sample(n) and Allocate(n)")
         compiled = tuple(index.quota_ids.compiled())
