@@ -63,7 +63,7 @@ class PanelMatcher:
     """
 
     def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
-        # Quotas of a live index close at any moment, in another thread too. Its class would load the HTTP library.
+        # Quotas of a live index close at any moment, in any thread. Its class would load the HTTP library.
         taken: object = index.snapshot() if hasattr(index, "snapshot") else index
         require_instance(taken, QuotaIndex, "index", "a QuotaIndex or a LiveIndex")
         index = cast("QuotaIndex", taken)
