@@ -527,7 +527,8 @@ async def test_a_silent_service_is_given_up_at_the_wall_limit():
     async with doubles.client(service(parts), timeouts=Timeouts(wall=0.02), retry=ONCE) as client:
         with pytest.raises(TransportTimeoutError, match="wall limit"), anyio.fail_after(60):
             await ids_of(client)
-    assert parts.closed
+    # On a busy machine the limit may pass before the body is there.
+    assert parts.closed or not parts.given
 
 
 @both
