@@ -467,15 +467,15 @@ class SamplingClient:
             SamplingError: The call failed, or the response ended too early. Surveys yielded before are valid.
         """
         call = requests.get_quotas(self._panel_guid, include_routables=include_routables, strict=strict)
-        permit, told = self._interactive(call.endpoint, deadline), 0
+        permit, reported = self._interactive(call.endpoint, deadline), 0
         stream = SurveyStream(self._caller, call, permit, strict=strict)
         try:
             while True:
                 surveys = await stream.next()
                 if on_left_out is not None:
-                    for error in stream.left_out[told:]:
+                    for error in stream.left_out[reported:]:
                         on_left_out(error)
-                    told = len(stream.left_out)
+                    reported = len(stream.left_out)
                 if not surveys:
                     return
                 # By index, and forgotten: the frame is in the traceback of an error, and who keeps the error

@@ -45,7 +45,7 @@ _PLACE: Final = re.compile(r" at (?:character|byte) \d+$")
 # The next text or brace. Texts are skipped as a whole, so that braces inside them do not count.
 _TOKEN: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]|\\.)*+"|[{}])', re.DOTALL)
 _GUESSED_BYTES: Final = 2**18  # of a survey; without a guess in so many bytes, another method is tried
-_LOG: Final = logging.getLogger("sampling_async.quotas")
+_LOG: Final = logging.getLogger("sampling_async.json")
 _NAMED: Final = 10  # surveys of one inventory that are left out with a line in the log for each
 # Behind so many known surveys, one that has changed is read alone: those that follow are most likely known too.
 _MOSTLY_KNOWN: Final = 8
@@ -274,7 +274,7 @@ class LeftOut:
         """Return whether a survey with this error is left out. Then this is noted, and a warning logged."""
         if self._is_strict or not says_absent(exc.rule):
             return False
-        # Another error than the one raised, whose traceback holds the body.
+        # A new error: the traceback of the other one holds the body.
         error = DecodeError(exc.path, exc.rule, endpoint="get_quotas", delivery="answered")
         self.errors.append(error)
         if len(self.errors) <= _NAMED:
@@ -288,7 +288,7 @@ class LeftOut:
             DecodeError: All of them were left out.
         """
         if self.errors and len(self.errors) == count:
-            raise self.errors[0]
+            raise DecodeError(self.errors[0].path, self.errors[0].rule)
         if len(self.errors) > _NAMED:
             _LOG.warning("%d surveys of %d are left out", len(self.errors), count)
 

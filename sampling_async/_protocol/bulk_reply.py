@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.outcomes import OutcomeStatus
 
 
-_LOG: Final = logging.getLogger("sampling_async.invites")
+_LOG: Final = logging.getLogger("sampling_async.json")
 _NAME: Final = 64  # the most characters of a name of a result
 
 
