@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
@@ -40,9 +43,41 @@ WORKERS = str(min(2 * (os.cpu_count() or 1), 16))
 TESTS_ENV = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONWARNINGS": "error"}
 
 
-def install(session: nox.Session, *groups: str) -> None:
+# Of each dependency, what uses most of it. None of them starts programs or waits.
+FAST = [
+    f"tests/test_{name}.py"
+    for name in (
+        "bulk_reply",
+        "cli",
+        "client",
+        "codec",
+        "engine",
+        "fast",
+        "gate",
+        "http1",
+        "jobs",
+        "match_command",
+        "mocks",
+        "notifications_app",
+        "notifications_bodies",
+        "options",
+        "panel_columns",
+        "panel_outputs",
+        "panel_agreement",
+        "profiles",
+        "session",
+        "simulator",
+        "stream",
+        "structs",
+        "telemetry",
+    )
+]
+
+
+def install(session: nox.Session, *groups: str, constrained_by: str = "") -> None:
     """Install the package with all extras, and dependency groups of pyproject.toml."""
-    session.install("-e", ".[all]", *nox.project.dependency_groups(PYPROJECT, *groups))
+    constraints = ("-c", constrained_by) if constrained_by else ()
+    session.install("-e", ".[all]", *nox.project.dependency_groups(PYPROJECT, *groups), *constraints)
 
 
 @nox.session
@@ -78,6 +113,22 @@ def tests(session: nox.Session) -> None:
     session.run("python", "-m", "compileall", "-q", "-j", "0", "sampling_async")
     command = ("python", "-W", "error", "-m", "pytest", "-n", WORKERS, "--dist", "worksteal")
     session.run(*command, *session.posargs, env=TESTS_ENV)
+
+
+@nox.session(python=PYPROJECT["project"]["requires-python"].removeprefix(">="))
+def floors(session: nox.Session) -> None:
+    """Run the fast tests with the lowest version of each dependency, on the lowest Python."""
+    project = PYPROJECT["project"]
+    optional = itertools.chain(*project["optional-dependencies"].values())
+    given = [Requirement(each) for each in (*project["dependencies"], *optional)]
+    pins = {
+        f"{each.name}=={bound.version}" for each in given for bound in each.specifier if bound.operator == ">="
+    }
+    lowest = Path(session.create_tmp(), "floors.txt")
+    lowest.write_text("\n".join(sorted(pins)))
+    install(session, "tests", constrained_by=str(lowest))
+    command = ("python", "-W", "error", "-m", "pytest", "-q", "-n", WORKERS, "--dist", "worksteal")
+    session.run(*command, *(session.posargs or FAST), env=TESTS_ENV)
 
 
 @nox.session

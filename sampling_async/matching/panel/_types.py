@@ -93,7 +93,8 @@ def as_integers(column: Any) -> Any:
         column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_floating(kind):
-        # NaN is a missing value in pandas.
+        # NaN is a missing value in pandas. Arrow before 21 does not look for it in half floats.
+        column = column.cast(pa.float64())
         column = pc.if_else(pc.is_nan(column), None, column)
     elif pa.types.is_decimal(kind):
         # Arrow 26 refuses all numbers of the narrow types.
