@@ -70,7 +70,7 @@ def require_private(path: Path) -> None:
     """
     target = target_of(path)
     for end in _OF_SQLITE:
-        file = target.with_name(target.name + end)
+        file = Path(f"{target}{end}")
         _refuse_link(file)
         with suppress(FileNotFoundError):
             _close_to_others(file, file)
@@ -127,7 +127,9 @@ def _close_to_others(file: int | Path, path: Path) -> None:
     if not hasattr(os, "geteuid") or not stat.S_ISREG(found.st_mode):
         return
     if found.st_uid != os.geteuid():
-        raise _refusal(path, f"belongs to another user (uid {found.st_uid}), who can read and change it")
+        raise _refusal(
+            path, f"belongs to another user (uid {found.st_uid}), who can read and change it; run as that user"
+        )
     if not found.st_mode & _OTHERS:
         return
     os.chmod(file, stat.S_IMODE(found.st_mode) & ~_OTHERS)  # noqa: PTH101  as above

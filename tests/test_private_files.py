@@ -6,9 +6,11 @@ import errno
 import os
 import stat
 
+import doubles
+import httpx
 import pytest
 
-from sampling_async import Journal, JournalError
+from sampling_async import InviteRequest, Journal, JournalError
 from sampling_async._private_files import make_private, open_private, require_private, written_whole
 from sampling_async._watch.cache import CacheFile
 from sampling_async.campaign import LedgerError
@@ -233,6 +235,27 @@ async def test_what_is_ours_and_was_restored_with_another_mode_is_closed_to_othe
     assert {path.name: mode_of(path) for path in folder.iterdir()} == dict.fromkeys(
         (path.name for path in folder.iterdir()), 0o600
     )
+
+
+@on_posix
+@pytest.mark.anyio
+async def test_a_journal_of_ours_is_closed_to_others_and_goes_on(folder):
+    async def run():
+        async with doubles.client(lambda asked: httpx.Response(200, json=doubles.bulk(asked))) as client:
+            async with client.fan_out([InviteRequest("m", [1, 2])], journal=folder / "kept.db") as stream:
+                return [outcome.replayed async for outcome in stream]
+
+    assert await run() == [False, False]
+    for path in folder.iterdir():
+        path.chmod(0o666)
+    assert await run() == [True, True]
+    assert {path.name: mode_of(path) for path in folder.iterdir()} == {"kept.db": 0o600, "kept.db-lock": 0o600}
+
+
+def test_a_store_that_is_no_file_is_refused(folder):
+    for path in ("/", folder):
+        with pytest.raises(StoreError, match="cannot be opened"):
+            SqliteStore(path).open()
 
 
 @as_root

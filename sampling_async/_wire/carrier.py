@@ -105,9 +105,10 @@ class Carrier(httpx.AsyncBaseTransport):
             return response  # noqa: TRY300
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames of the traceback hold the headers in their local variables, which crash reporters send.
-            # What fails a test keeps the frames of the mock: they show where.
-            below = exc.__traceback__ and exc.__traceback__.tb_next
-            raise exc.with_traceback(below if is_test_failure(exc) else None)  # noqa: B904
+            # What fails a test keeps those of the mock, which show where.
+            is_of_a_mock = is_test_failure(exc) and not self.knows_what_was_sent
+            below = exc.__traceback__.tb_next if is_of_a_mock and exc.__traceback__ else None
+            raise exc.with_traceback(below)  # noqa: B904
         finally:
             del private
 
