@@ -281,6 +281,15 @@ def test_after_a_long_time_without_a_rate_two_refusals_are_enough():
     assert pace.rate == math.inf
 
 
+@pytest.mark.parametrize(("accepted", "is_tried"), [(20, True), (60, True), (130, False), (400, False)])
+def test_where_refusals_are_dear_it_is_tried_without_a_rate_only_if_they_cost_much(accepted, is_tried):
+    """A second costs some 12 to 20 attempts."""
+    pace = measured(20, hold=1.0)
+    stretches(pace, 5, accepted=accepted, now=0.0, hold=1.0)
+    assert pace._rate < 0.9 * 20
+    assert (pace.rate == math.inf) is is_tried
+
+
 def test_a_rate_that_does_not_fall_is_never_given_up():
     """A limit of 20 a second with a burst: each refusal comes when the rate is above it."""
     pace, now = measured(20), 0.0

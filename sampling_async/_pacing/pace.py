@@ -36,6 +36,8 @@ _UNSURE: Final = 6.0  # the first measurement is rough, so the limit is tried so
 # When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
 _REFUSALS: Final = 5
 _FALLEN: Final = 0.9
+_WEIGHED: Final = 3  # where refusals ask to wait: only if in the latest so many stretches, on average,
+_DEAR: Final = 6.0  # fewer attempts were accepted than this, for each attempt that a refusal costs
 _MOST_REFUSALS: Final = 20  # the number doubles up to this with each trial that shows that the rate matters
 _LASTING: Final = 8  # stretches after which it was no trial any more
 _AGAIN: Final = 2  # the number after that
@@ -180,8 +182,14 @@ class Pace:
         self._highest = max(self._highest, self._rate)
 
     def _slowing_does_not_help(self) -> bool:
-        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same."""
-        return len(self._stretches) >= self._needed and self._rate <= _FALLEN * self._highest
+        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same.
+
+        Where refusals are dear, a trial is too, also for other clients of the limit. There it must be worth it.
+        """
+        if len(self._stretches) < self._needed or self._rate > _FALLEN * self._highest:
+            return False
+        latest = [stretch.accepted for stretch in list(self._stretches)[-_WEIGHED:]]
+        return self._cost == 0 or sum(latest) < _DEAR * self._cost * len(latest)
 
     def _end_trial(self, now: float) -> None:
         if self._unpaced is None:
