@@ -212,10 +212,19 @@ def test_a_wait_of_next_to_nothing_is_none():
 
 
 def stretches(
-    pace: Pace, count: int, *, accepted: int, now: float, gap: float = 0.1, refused: int = 1
+    pace: Pace,
+    count: int,
+    *,
+    accepted: int,
+    now: float,
+    gap: float = 0.1,
+    refused: int = 1,
+    hold: float = 0.0,
 ) -> float:
     """Let so many attempts be accepted before each refusal; return the time."""
     for _ in range(count):
+        pace.held(now + hold)
+        now += hold
         accept(pace, accepted, begin=now, gap=gap)
         now += accepted * gap
         for number in range(refused):
@@ -281,7 +290,7 @@ def test_after_a_long_time_without_a_rate_two_refusals_are_enough():
     assert pace.rate == math.inf
 
 
-@pytest.mark.parametrize(("accepted", "is_tried"), [(20, True), (60, True), (130, False), (400, False)])
+@pytest.mark.parametrize(("accepted", "is_tried"), [(20, True), (40, True), (130, False), (400, False)])
 def test_where_refusals_are_dear_it_is_tried_without_a_rate_only_if_they_cost_much(accepted, is_tried):
     """A second costs some 12 to 20 attempts."""
     pace = measured(20, hold=1.0)
