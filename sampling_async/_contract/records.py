@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
@@ -154,12 +154,19 @@ class Survey:
     survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
 
 
+PartialKey: TypeAlias = tuple[int | None, int | None]
+"""The ID and the wave of a survey that lacks a value; None for what cannot be read."""
+
+_UNREADABLE: Final[PartialKey] = (None, None)
+
+
 class _Incomplete(TimedInSlot):
     """An inventory that may lack surveys. What it lacks is no field: not compared, written or pickled."""
 
-    __slots__ = ("_left_out",)
+    __slots__ = ("_left_out", "_left_out_ids")
 
     _left_out: tuple[DecodeError, ...]
+    _left_out_ids: tuple[PartialKey, ...]
 
     @property
     def left_out(self) -> tuple[DecodeError, ...]:
@@ -167,10 +174,26 @@ class _Incomplete(TimedInSlot):
         return getattr(self, "_left_out", ())
 
 
-def leave_out(quotas: Quotas, errors: Iterable[DecodeError]) -> Quotas:
-    """Note on a new inventory which surveys it lacks, and return it."""
-    object.__setattr__(quotas, "_left_out", tuple(errors))  # records are frozen
+def leave_out(
+    quotas: Quotas, errors: Iterable[DecodeError], ids: Iterable[PartialKey] = (_UNREADABLE,)
+) -> Quotas:
+    """Note on a new inventory which surveys it lacks, and return it.
+
+    Args:
+        quotas: The inventory.
+        errors: What is wrong with each of these surveys.
+        ids: The ID and the wave of each.
+    """
+    errors = tuple(errors)
+    object.__setattr__(quotas, "_left_out", errors)  # records are frozen
+    object.__setattr__(quotas, "_left_out_ids", tuple(ids) if errors else ())
     return quotas
+
+
+def may_list(quotas: Quotas, survey_id: int, wave_id: int) -> bool:
+    """Return whether a survey that is not in an inventory may be one that was left out of it."""
+    ids: tuple[PartialKey, ...] = getattr(quotas, "_left_out_ids", ())
+    return any(survey in (survey_id, None) and wave in (wave_id, None) for survey, wave in ids)
 
 
 @frozen

@@ -14,6 +14,13 @@ from sampling_async._contract.wire import INT64_MAX
 
 # Correct names, each with the misspelling that some services use.
 DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}
+
+
+def spelled(fields: dict[str, Any], name: str) -> Any:
+    """Return the value of a field by its name, or by the misspelling if the name is not there; else None."""
+    return fields.get(name, fields.get(DRIFTED.get(name, name)))
+
+
 UNPRICED: Final = {"PartnerAmount": 0.0, "LOI": 0, "IR": 0}
 """What stands for these fields of an invite where they are null or missing: its link is valid without them."""
 
