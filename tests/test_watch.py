@@ -158,23 +158,22 @@ async def test_what_was_told_to_be_closed_stays_closed_in_a_survey_that_lacks_a_
 )
 @pytest.mark.parametrize("head", [{}, {"N": {}}])  # read in parts, and as a whole
 async def test_a_survey_with_a_null_is_kept_as_it_was(nulls, head):
-    other = inventories.survey(SurveyID=13, Quotas=[])
-    whole = inventories.survey()
-    bodies = [whole, whole | nulls, {"SurveyId": 11} | whole | nulls, whole]
-    del bodies[2]["SurveyID"]
-    answers = iter([*bodies, None])
-
-    def answer(_request: httpx.Request) -> httpx.Response:
-        each = next(answers)
-        surveys = [other] if each is None else [other, each]
-        return httpx.Response(200, json=head | inventories.quotas(*surveys))
-
-    async with doubles.client(doubles.Service(answer)) as client, client.watch_quotas() as watch:
+    other, whole = inventories.survey(SurveyID=13, Quotas=[]), inventories.survey()
+    misspelled = {"SurveyId": 11} | whole | nulls
+    del misspelled["SurveyID"]
+    surveys = [other, whole]
+    service = doubles.Service(
+        lambda _: httpx.Response(200, json=head | inventories.quotas() | {"Surveys": surveys})
+    )
+    async with doubles.client(service) as client, client.watch_quotas() as watch:
         await watch.ready()
-        for left_out in (1, 1, 0):
+        for each in (whole | nulls, misspelled, whole):
+            surveys = [other, each]
             quotas = await watch.refresh()
-            assert ([each.survey_id for each in quotas.surveys], len(quotas.left_out)) == ([13, 11], left_out)
-        assert [each.survey_id for each in (await watch.refresh()).surveys] == [13]
+            assert [survey.survey_id for survey in quotas.surveys] == [13, 11]
+            assert len(quotas.left_out) == (each is not whole)
+        surveys = [other]
+        assert [survey.survey_id for survey in (await watch.refresh()).surveys] == [13]
 
 
 async def test_a_strict_watch_keeps_the_inventory_before_one_that_lacks_a_survey():
