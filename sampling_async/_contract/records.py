@@ -15,7 +15,7 @@ from attrs import field, frozen
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import Timed, TimedInSlot
-from sampling_async._contract.wire import Double, Int64, wire_name
+from sampling_async._contract.wire import Double, Int64, Link, wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -215,9 +215,9 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
     ones from Get Quotas. `member_amount` is None if the service leaves it out. If it leaves out one of
-    `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a bulk the
-    outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so the repr
-    hides it. Only invites of `generate_invite` have a `timing`.
+    `wave_id`, `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a
+    bulk the outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so
+    the repr hides it. Only invites of `generate_invite` have a `timing`.
     """
 
     # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the
@@ -226,7 +226,7 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
     wave_id: Int64
     quota_id: Int64
     partner_amount: Double
-    url: str
+    url: Link
     loi: Int64
     ir: Int64
     member_amount: Double | None = None

@@ -21,7 +21,7 @@ def spelled(fields: dict[str, Any], name: str) -> Any:
     return fields.get(name, fields.get(DRIFTED.get(name, name)))
 
 
-UNPRICED: Final = {"PartnerAmount": 0.0, "LOI": 0, "IR": 0}
+ZEROS: Final = {"WaveID": 0, "PartnerAmount": 0.0, "LOI": 0, "IR": 0}
 """What stands for these fields of an invite where they are null or missing: its link is valid without them."""
 
 NULLS: Final[dict[tuple[str, str], Any]] = {
@@ -97,6 +97,12 @@ def text(value: Any) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise Mismatch("expected text, found half of a surrogate pair")
     return value
+
+
+def link(value: Any) -> str:
+    if value == "":
+        raise mismatch("a link", value)
+    return text(value)
 
 
 def boolean(value: Any) -> bool:
