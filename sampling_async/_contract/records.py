@@ -166,7 +166,7 @@ class _Incomplete(TimedInSlot):
     __slots__ = ("_left_out", "_left_out_ids")
 
     _left_out: tuple[DecodeError, ...]
-    _left_out_ids: tuple[PartialKey, ...]
+    _left_out_ids: frozenset[PartialKey]
 
     @property
     def left_out(self) -> tuple[DecodeError, ...]:
@@ -186,14 +186,14 @@ def leave_out(
     """
     errors = tuple(errors)
     object.__setattr__(quotas, "_left_out", errors)  # records are frozen
-    object.__setattr__(quotas, "_left_out_ids", tuple(ids) if errors else ())
+    object.__setattr__(quotas, "_left_out_ids", frozenset(ids if errors else ()))
     return quotas
 
 
 def may_list(quotas: Quotas, survey_id: int, wave_id: int) -> bool:
     """Return whether a survey that is not in an inventory may be one that was left out of it."""
-    ids: tuple[PartialKey, ...] = getattr(quotas, "_left_out_ids", ())
-    return any(survey in (survey_id, None) and wave in (wave_id, None) for survey, wave in ids)
+    ids: frozenset[PartialKey] = getattr(quotas, "_left_out_ids", frozenset())
+    return not ids.isdisjoint(((survey_id, wave_id), (survey_id, None), (None, wave_id), _UNREADABLE))
 
 
 @frozen
