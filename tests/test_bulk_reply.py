@@ -339,6 +339,9 @@ def test_an_invite_for_another_quota_is_kept_and_marked():
     ("changes", "says"),
     [
         ({"PartnerAmount": None}, "the invite has no PartnerAmount: 0 stands for it"),
+        ({"WaveID": None}, "the invite has no WaveID: 0 stands for it"),
+        ({"WaveID": None, "WaveId": 3}, "the invite has no WaveID: 0 stands for it"),
+        ({"WaveID": None, "LOI": None}, "the invite has no WaveID, LOI: 0 stands for it"),
         ({"LOI": None, "IR": None}, "the invite has no LOI, IR: 0 stands for it"),
         ({"MemberAmount": None, "LOI": 0, "IR": 0}, None),
     ],
@@ -350,6 +353,42 @@ def test_an_invite_without_a_price_or_length_is_an_invite_and_marked(changes, sa
     assert (first.status, first.error, first.anomaly) == ("invited", None, says)
     assert first.invite.url == "https://survey.example/5"
     assert [(each.status, each.anomaly) for each in others] == [("invited", None), ("rejected", None)]
+
+
+def test_an_invite_of_a_service_without_waves_is_an_invite(caplog):
+    without = doubles.invite(5)
+    wave_id = without.pop("WaveID")
+    (outcome,) = read_bulk(
+        "m", (5,), json.dumps({"Invites": [doubles.item(5, 1, Invite=without)]}).encode()
+    ).outcomes()
+    says = "the invite has no WaveID: 0 stands for it"
+    assert (outcome.status, outcome.invite.wave_id, outcome.anomaly) == ("invited", 0, says)
+    assert read_invite(5, json.dumps(without).encode()) == outcome.invite
+    assert caplog.messages == [says]
+    caplog.clear()
+    misspelled = without | {"WaveId": wave_id, "LOI": None}
+    (outcome,) = read_bulk(
+        "m", (5,), json.dumps({"Invites": [doubles.item(5, 1, Invite=misspelled)]}).encode()
+    ).outcomes()
+    says = "the invite has no LOI: 0 stands for it"
+    assert (outcome.invite.wave_id, outcome.anomaly) == (wave_id, says)
+    for body in (misspelled, doubles.invite(5, WaveID=0)):
+        read_invite(5, json.dumps(body).encode())
+    assert caplog.messages == [says]
+
+
+@pytest.mark.parametrize("spelling", [{}, {"LOI": None}])  # read by the fast and by the careful decoder
+def test_an_invite_with_an_empty_link_is_none(spelling):
+    empty = doubles.invite(5, URL="", **spelling)
+    items = [doubles.item(5, 1, Invite=empty), doubles.item(7, 1)]
+    first, other = read_bulk("m", (5, 7), json.dumps({"Invites": items}).encode()).outcomes()
+    rule = "expected a link, found empty text"
+    assert (first.status, first.invite, first.anomaly) == ("unknown", None, rule)
+    assert first.error.path == "$.Invites[0].Invite.URL"
+    assert other.status == "invited"
+    with pytest.raises(DecodeError) as caught:
+        read_invite(5, json.dumps(empty).encode())
+    assert (caught.value.path, caught.value.rule) == ("$.URL", rule)
 
 
 def test_a_single_invite_without_a_price_is_returned_with_a_warning(caplog):

@@ -164,9 +164,9 @@ def test_an_invite_is_valid_without_its_price_and_length(names):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("URL", each) for each in (None, 5)),
+        *(("URL", each) for each in (None, 5, "")),
         ("SurveyID", None),
-        ("WaveID", None),
+        ("WaveID", "x"),
         ("QuotaID", None),
         ("LOI", "x"),
         ("IR", 1.5),

@@ -236,6 +236,14 @@ def test_a_query_is_one_select_and_writes_nothing(panel, query, found):
     assert sorted(panel.iterdir()) == before
 
 
+def test_a_pivot_lists_its_columns(panel):
+    answers = f"SELECT 'm' AS member_code, {AGE} AS q, 30 AS a"
+    pivot = f"FROM (PIVOT ({answers}) ON q %s USING first(a) GROUP BY member_code)"
+    said = " ".join(run(pivot % "", code=2).stderr.split())
+    assert "list them, as in PIVOT ... ON column IN (1, 2)" in said
+    run(pivot % f"IN ({AGE})")
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -14,11 +14,13 @@ from sampling_async.notifications import (
     Completion,
     Fact,
     HandlerPolicy,
+    Inbox,
     InviteNotification,
     QuotaStatus,
     Reconciliation,
     State,
     Terminate,
+    _handling,
 )
 
 
@@ -96,6 +98,50 @@ async def test_a_kind_whose_handler_hangs_holds_up_no_other_one(tmp_path):
         await until(lambda: seen[2:] == [7, 8])
         go_on.set()
         await until_states(inbox, *[State.HANDLED] * 7)
+
+
+async def hanging_inbox(tmp_path, policy: HandlerPolicy) -> tuple[Inbox, list[int]]:
+    """Return an inbox whose handler of completions hangs, and the quotas that its other handler gets."""
+    inbox, seen = with_fallback(new_inbox(tmp_path, policy)), []
+
+    @inbox.on(Completion)
+    async def hangs(_fact: Fact[Completion]) -> None:
+        await anyio.sleep_forever()
+
+    @inbox.on(QuotaStatus)
+    async def note(fact: Fact[QuotaStatus]) -> None:
+        seen.append(fact.notification.quota_id)
+
+    return inbox, seen
+
+
+NEVER = 10_000.0
+
+
+async def test_facts_behind_a_kind_that_hangs_are_handled_one_after_the_other(tmp_path, monkeypatch):
+    # Neither the next look nor the pause of the extra place comes in the time of this test.
+    monkeypatch.setattr(_handling, "_EXTRA_SECONDS", NEVER)
+    inbox, seen = await hanging_inbox(tmp_path, HandlerPolicy(at_once=2, poll=NEVER, grace=0.001))
+    storing = new_inbox(tmp_path)
+    async with storing:
+        for wave in range(5):
+            await post(storing, "completion", {**COMPLETION, "WaveId": wave})
+        for quota_id in range(10):
+            await post(storing, "quota_status", status(1, is_live=False, quota_id=100 + quota_id))
+    async with inbox:
+        await until(lambda: len(seen) == 10)
+    assert seen == [*range(100, 110)]
+
+
+async def test_a_fact_that_comes_in_the_pause_of_the_extra_place_waits_for_its_end_only(tmp_path):
+    inbox, seen = await hanging_inbox(tmp_path, HandlerPolicy(at_once=2, poll=NEVER, grace=0.001))
+    async with inbox:
+        for wave in range(2):
+            await post(inbox, "completion", {**COMPLETION, "WaveId": wave})
+        for quota_id in range(100, 105):
+            await post(inbox, "quota_status", status(1, is_live=False, quota_id=quota_id))
+            await until(lambda: seen[-1:] == [quota_id])  # noqa: B023  called in this turn
+    assert seen == [*range(100, 105)]
 
 
 async def test_an_extra_place_keeps_the_order_of_a_member(tmp_path):

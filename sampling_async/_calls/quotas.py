@@ -102,7 +102,8 @@ async def read_quotas(body: Body, known: KnownSurveys, *, strict: bool = False) 
     # No survey was found in the body. The caller decodes it as a whole, which also explains what is wrong.
     if stream.unread is not None:
         return Reply(OK, stream.unread)
-    return Reply(OK, result=leave_out(evolve(stream.frame, surveys=tuple(surveys)), stream.left_out))
+    quotas = evolve(stream.frame, surveys=tuple(surveys))
+    return Reply(OK, result=leave_out(quotas, stream.left_out, stream.left_out_ids))
 
 
 class _Reading:
@@ -112,6 +113,7 @@ class _Reading:
         is_over: Whether the body was read to its end and closed.
         unread: At the end: the whole body if no survey was found in it, otherwise None.
         left_out: The errors of the surveys that were left out so far.
+        left_out_ids: The ID and the wave of each of them.
         frame: At the end of an inventory: its fields around the surveys.
     """
 
@@ -121,6 +123,7 @@ class _Reading:
         self._body = body
         self._inventory = Inventory(known, strict=strict)
         self.left_out = self._inventory.left_out.errors
+        self.left_out_ids = self._inventory.left_out.ids
 
     async def next(self) -> list[Survey]:
         """Read on until at least one survey is complete, and return the new surveys; none at the end."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import Timed, TimedInSlot
-from sampling_async._contract.wire import Double, Int64, wire_name
+from sampling_async._contract.wire import Double, Int64, Link, wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -154,12 +154,19 @@ class Survey:
     survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
 
 
+PartialKey: TypeAlias = tuple[int | None, int | None]
+"""The ID and the wave of a survey that lacks a value; None for what cannot be read."""
+
+_UNREADABLE: Final[PartialKey] = (None, None)
+
+
 class _Incomplete(TimedInSlot):
     """An inventory that may lack surveys. What it lacks is no field: not compared, written or pickled."""
 
-    __slots__ = ("_left_out",)
+    __slots__ = ("_left_out", "_left_out_ids")
 
     _left_out: tuple[DecodeError, ...]
+    _left_out_ids: frozenset[PartialKey]
 
     @property
     def left_out(self) -> tuple[DecodeError, ...]:
@@ -167,10 +174,26 @@ class _Incomplete(TimedInSlot):
         return getattr(self, "_left_out", ())
 
 
-def leave_out(quotas: Quotas, errors: Iterable[DecodeError]) -> Quotas:
-    """Note on a new inventory which surveys it lacks, and return it."""
-    object.__setattr__(quotas, "_left_out", tuple(errors))  # records are frozen
+def leave_out(
+    quotas: Quotas, errors: Iterable[DecodeError], ids: Iterable[PartialKey] = (_UNREADABLE,)
+) -> Quotas:
+    """Note on a new inventory which surveys it lacks, and return it.
+
+    Args:
+        quotas: The inventory.
+        errors: What is wrong with each of these surveys.
+        ids: The ID and the wave of each.
+    """
+    errors = tuple(errors)
+    object.__setattr__(quotas, "_left_out", errors)  # records are frozen
+    object.__setattr__(quotas, "_left_out_ids", frozenset(ids if errors else ()))
     return quotas
+
+
+def may_list(quotas: Quotas, survey_id: int, wave_id: int) -> bool:
+    """Return whether a survey that is not in an inventory may be one that was left out of it."""
+    ids: frozenset[PartialKey] = getattr(quotas, "_left_out_ids", frozenset())
+    return not ids.isdisjoint(((survey_id, wave_id), (survey_id, None), (None, wave_id), _UNREADABLE))
 
 
 @frozen
@@ -192,9 +215,9 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
     ones from Get Quotas. `member_amount` is None if the service leaves it out. If it leaves out one of
-    `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a bulk the
-    outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so the repr
-    hides it. Only invites of `generate_invite` have a `timing`.
+    `wave_id`, `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a
+    bulk the outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so
+    the repr hides it. Only invites of `generate_invite` have a `timing`.
     """
 
     # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the
@@ -203,7 +226,7 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
     wave_id: Int64
     quota_id: Int64
     partner_amount: Double
-    url: str
+    url: Link
     loi: Int64
     ir: Int64
     member_amount: Double | None = None

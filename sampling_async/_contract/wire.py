@@ -14,6 +14,9 @@ Int64: TypeAlias = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
 Double: TypeAlias = Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
 """A number with or without a fraction, likewise."""
 
+Link: TypeAlias = Annotated[str, Meta(min_length=1)]
+"""A text that is not empty, likewise."""
+
 _ACRONYMS: Final = {"id": "ID", "ids": "IDs", "loi": "LOI", "ir": "IR", "url": "URL"}
 
 

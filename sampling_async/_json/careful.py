@@ -31,11 +31,12 @@ from sampling_async._json.rules import (
     DRIFTED,
     MISSING,
     NULLS,
-    UNPRICED,
+    ZEROS,
     Mismatch,
     answer_values,
     boolean,
     date_time,
+    link,
     mismatch,
     number,
     text,
@@ -123,7 +124,7 @@ def _record_hook(record: type[T], converter: Converter) -> Callable[[Any, Any], 
     attributes = attrs.fields(attrs.resolve_types(cast("type[AttrsInstance]", record)))
     names = [wire_name(attribute.name) for attribute in attributes]
     drifted = [(name, DRIFTED[name]) for name in names if name in DRIFTED]
-    fallbacks = UNPRICED if record is Invite else {}
+    fallbacks = ZEROS if record is Invite else {}
     plain = make_dict_structure_fn(
         record,
         converter,
@@ -185,6 +186,8 @@ def _special(record: type, attribute: str, converter: Converter) -> Callable[[An
     """Return the hook of an attribute that is not read like its type, or None if it is."""
     if (record, attribute) == (QuestionAndAnswers, "answer_values"):
         return _hook(answer_values)
+    if (record, attribute) == (Invite, "url"):
+        return _hook(link)
     place = record.__name__, attribute
     if place not in NULLS:
         return None

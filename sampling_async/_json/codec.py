@@ -7,8 +7,8 @@ Reading
       number. There are two exceptions, which lose nothing: `7.0` is a whole number, and `1` is a double.
     - Missing or null: SurveyName, MemberAmount -> None; IsRoutable -> False; SurveyWaveExclusions, AnswerIDs,
       AnswerValues, ParticipationStatusIDs -> (); a setting's Description and Value -> "" and None. MemberCodes
-      may be null -> (). PartnerAmount, LOI and IR of an invite -> 0, see `unpriced`. All other fields are
-      required.
+      may be null -> (). WaveID, PartnerAmount, LOI and IR of an invite -> 0, see `zeros`. All other fields
+      are required, and the URL of an invite is not empty.
     - AnswerValues: a list of strings (or whole numbers), a string, or null. Commas separate values in all of
       them. Blanks around a value and empty values are dropped.
     - dateTime: ISO 8601 with `T` or a blank, 0 to 7 fractional digits (datetime holds 6, the last is cut), with
@@ -180,9 +180,9 @@ def structure(cls: type[T], value: Any, at: str = "$") -> T:
     return careful.structure(cls, value, at)
 
 
-def unpriced(invite: dict[str, Any]) -> str | None:
+def zeros(invite: dict[str, Any]) -> str | None:
     """Return what an invite, as parsed JSON, does not say and 0 stands for; None if it says all."""
-    names = [name for name in rules.UNPRICED if invite.get(name) is None]
+    names = [name for name in rules.ZEROS if rules.spelled(invite, name) is None]
     return f"the invite has no {', '.join(names)}: 0 stands for it" if names else None
 
 

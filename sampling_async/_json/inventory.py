@@ -14,16 +14,26 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey, leave_out
-from sampling_async._json.codec import from_json, new_shared, parse, read, read_many, read_unknown, structure
-from sampling_async._json.rules import says_absent
+from sampling_async._json.codec import (
+    from_json,
+    new_shared,
+    parse,
+    read,
+    read_many,
+    read_unknown,
+    structure,
+    whole_number,
+)
+from sampling_async._json.rules import says_absent, spelled
 
 if TYPE_CHECKING:
+    from sampling_async._contract.records import PartialKey
     from sampling_async._json.known import KnownSurveys
 
 # The body up to the first survey. Plain values may come before the surveys, in any order. A body with anything
@@ -233,7 +243,7 @@ class Inventory:
                 except DecodeError as exc:
                     # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess
                     # was wrong, and the end is found token by token.
-                    if not self.left_out.accepts(exc):
+                    if not self.left_out.accepts(exc, piece):
                         if extent.is_exact or _is_json(piece):
                             raise
                         extent.be_exact()
@@ -264,19 +274,24 @@ class LeftOut:
 
     Attributes:
         errors: What is wrong with each.
+        ids: The ID and the wave of each, as far as they can be read.
     """
 
     def __init__(self, *, strict: bool) -> None:
         self.errors: list[DecodeError] = []
+        self.ids: list[PartialKey] = []
         self._is_strict = strict
 
-    def accepts(self, exc: DecodeError) -> bool:
+    def accepts(self, exc: DecodeError, survey: bytes | dict[str, Any]) -> bool:
         """Return whether a survey with this error is left out. Then this is noted, and a warning logged."""
         if self._is_strict or not says_absent(exc.rule):
             return False
         # A new error: the traceback of the other one holds the body.
         error = DecodeError(exc.path, exc.rule, endpoint="get_quotas", delivery="answered")
         self.errors.append(error)
+        fields = parse(survey) if isinstance(survey, bytes) else survey
+        survey_id, wave_id = (whole_number(spelled(fields, name)) for name in ("SurveyID", "WaveID"))
+        self.ids.append((survey_id, wave_id))
         if len(self.errors) <= _NAMED:
             _LOG.warning("a survey is left out, the others are read: %s", error)
         return True
@@ -310,11 +325,11 @@ def read_inventory(body: bytes, *, strict: bool) -> Quotas:
         try:
             surveys.append(structure(Survey, each, f"$.Surveys[{at}]"))
         except DecodeError as exc:
-            if each is None or not left_out.accepts(exc):
+            if each is None or not left_out.accepts(exc, each):
                 raise
     left_out.end(len(document["Surveys"]))
     frame = structure(Quotas, {**document, "Surveys": []})
-    return leave_out(evolve(frame, surveys=tuple(surveys)), left_out.errors)
+    return leave_out(evolve(frame, surveys=tuple(surveys)), left_out.errors, left_out.ids)
 
 
 class _Extent:

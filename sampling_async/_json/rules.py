@@ -14,7 +14,14 @@ from sampling_async._contract.wire import INT64_MAX
 
 # Correct names, each with the misspelling that some services use.
 DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}
-UNPRICED: Final = {"PartnerAmount": 0.0, "LOI": 0, "IR": 0}
+
+
+def spelled(fields: dict[str, Any], name: str) -> Any:
+    """Return the value of a field by its name, or by the misspelling if the name is not there; else None."""
+    return fields.get(name, fields.get(DRIFTED.get(name, name)))
+
+
+ZEROS: Final = {"WaveID": 0, "PartnerAmount": 0.0, "LOI": 0, "IR": 0}
 """What stands for these fields of an invite where they are null or missing: its link is valid without them."""
 
 NULLS: Final[dict[tuple[str, str], Any]] = {
@@ -90,6 +97,12 @@ def text(value: Any) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise Mismatch("expected text, found half of a surrogate pair")
     return value
+
+
+def link(value: Any) -> str:
+    if value == "":
+        raise mismatch("a link", value)
+    return text(value)
 
 
 def boolean(value: Any) -> bool:

@@ -12,7 +12,7 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
 from sampling_async._contract.structs import astuple, replace
 from sampling_async._contract.values import value
-from sampling_async._json.codec import bulk_items, from_json, parse, structure, unpriced, whole_number
+from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number, zeros
 from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
 from sampling_async._protocol.outcomes import InviteOutcome
 from sampling_async._protocol.refusals import text_of, without
@@ -40,8 +40,9 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
         raise DecodeError(
             "$.QuotaID", "expected the quota of the request, found another: this is not the response to it"
         )
-    # Three zeros are rare, so nearly no body is parsed twice.
-    if not (invite.partner_amount and invite.loi and invite.ir) and (anomaly := unpriced(parse(body))):
+    # These zeros are rare, so nearly no body is parsed twice.
+    has_zero = not (invite.wave_id and invite.partner_amount and invite.loi and invite.ir)
+    if has_zero and (anomaly := zeros(parse(body))):
         _LOG.warning("%s", anomaly)
     return InviteOfCall(*astuple(invite))
 
@@ -198,7 +199,7 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
     except DecodeError as exc:
         return _unknown(outcome, exc.path, exc.rule)
     other = None if invite.quota_id == quota_id else f"the invite names quota {invite.quota_id}"
-    anomaly = "; ".join(filter(None, (other, unpriced(raw_invite)))) or None
+    anomaly = "; ".join(filter(None, (other, zeros(raw_invite)))) or None
     return replace(outcome, status="invited", invite=invite, anomaly=anomaly)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve
 
-from sampling_async._contract.records import leave_out
+from sampling_async._contract.records import leave_out, may_list
 from sampling_async._pacing.stepwise import Turns
 from sampling_async._watch.changes import Key, key_of
 
@@ -57,7 +57,8 @@ class Shown:
     """What one poll gave, and what is shown of it.
 
     Attributes:
-        given: What the poll gave; of a survey that it lists twice, only the first listing.
+        given: What the poll gave; of a survey that it lists twice, only the first listing. A survey that was
+            left out, because it lacks a value, is as it was shown before.
         repeated: The number of the other listings.
         poll: The number of the poll; 0 for an inventory from the cache.
         began: When the poll began, in seconds since 1970.
@@ -87,12 +88,7 @@ class Shown:
             if key in self.surveys:
                 self.repeated += 1
                 continue
-            self.surveys[key] = survey
-            self._waves.setdefault(survey.survey_id, []).append(key)
-            for quota in survey.quotas:
-                homes = self._homes.get(quota.quota_id, ())
-                if key not in homes:
-                    self._homes[quota.quota_id] = (*homes, key)
+            self._add(key, survey)
             left = closings.left_of(survey)
             if left is not None:
                 self.view[key] = left
@@ -101,10 +97,24 @@ class Shown:
             if left is not known and left != known:
                 changed[key] = None
             await turns.step(1 + len(survey.quotas))
-        if self.repeated:
+        # No await from here on. What was shown is without what was told to be closed, which this poll does not
+        # know better for a survey that it cannot read.
+        kept = {key: old[key] for key in old if key not in self.surveys and may_list(self.given, *key)}
+        for key, survey in kept.items():
+            self._add(key, survey)
+        self.view |= kept
+        if self.repeated or kept:
             self.given = self._with(self.surveys)
         changed.update(dict.fromkeys(key for key in old if key not in self.view))
         return changed
+
+    def _add(self, key: Key, survey: Survey) -> None:
+        self.surveys[key] = survey
+        self._waves.setdefault(survey.survey_id, []).append(key)
+        for quota in survey.quotas:
+            homes = self._homes.get(quota.quota_id, ())
+            if key not in homes:
+                self._homes[quota.quota_id] = (*homes, key)
 
     def _with(self, surveys: dict[Key, Survey]) -> Quotas:
         return leave_out(evolve(self.given, surveys=tuple(surveys.values())), self.given.left_out)

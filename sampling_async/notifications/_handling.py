@@ -150,7 +150,10 @@ class Handling(Standing):
         # bound how many are used.
         self._threads = anyio.CapacityLimiter(math.inf)
         self._stuck = 0
+        # The kinds for which an extra place was of no use, until when, and how long to wait for news now.
+        self._no_extra_for: set[Kind | None] = set()
         self._no_extra_before = 0.0
+        self._wait = policy.poll
         self._news_of_facts = anyio.Event()
         self._idle = Change()
         self._stopping = False
@@ -187,7 +190,7 @@ class Handling(Standing):
                         self._held[fact.id] = running
                         tasks.start_soon(self._handle, running)
                     if not facts:
-                        with anyio.move_on_after(self._policy.poll):
+                        with anyio.move_on_after(self._wait):
                             await self._news_of_facts.wait()
         finally:
             # So that they need not wait for the end of their leases.
@@ -195,13 +198,17 @@ class Handling(Standing):
 
     async def _claim(self) -> list[Fact[Notification]]:
         kinds, most = self._handlers.kinds, self._policy.at_once - len(self._held) + self._stuck
-        only = kinds
+        only, self._wait = kinds, self._policy.poll
         if most <= 0:
             # The kinds that have no place yet, one fact after the other. While there is none, that is not asked
-            # for each fact that is handled.
+            # for each fact that is handled, but a little later.
             busy = {running.fact.kind for running in self._held.values() if not running.is_stuck}
             only, most = [kind for kind in kinds if kind not in busy], 1
-            if not only or self._policy.at_once == 1 or anyio.current_time() < self._no_extra_before:
+            if not only or self._policy.at_once == 1:
+                return []
+            pause = self._no_extra_before - anyio.current_time()
+            if pause > 0 and self._no_extra_for.issuperset(only):
+                self._wait = min(pause, self._wait)
                 return []
         now = self._clock()
         try:
@@ -209,6 +216,7 @@ class Handling(Standing):
                 lambda store: store.claim(self._owner, kinds, now, now + self._policy.lease, most, only=only)
             )
             if not facts and only is not kinds:
+                self._no_extra_for = set(only)
                 self._no_extra_before = anyio.current_time() + _EXTRA_SECONDS
             # A lease that ran out while its handler was still running comes to us again.
             return [fact for fact in facts if fact.id not in self._held]

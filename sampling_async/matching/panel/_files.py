@@ -326,6 +326,12 @@ def _must_only_read(statements: Sequence[Any], select: Any) -> None:
     """
     kinds = [each.type for each in statements]
     if kinds != [select]:
+        # DuckDB divides a PIVOT whose columns it must look up into several statements.
+        if any(kind.name == "MULTI" for kind in kinds):
+            raise InvalidRequestError(
+                "a panel that is a query must be one SELECT statement, which only reads; a PIVOT that looks up"
+                " its columns creates a type first: list them, as in PIVOT ... ON column IN (1, 2)"
+            )
         found = ", ".join(kind.name for kind in kinds) or "none"
         raise InvalidRequestError(
             f"a panel that is a query must be one SELECT statement, which only reads, not {found}"
