@@ -241,6 +241,16 @@ def test_a_reconciliation_takes_money_back():
         read("reconciliation", {**RECONCILIATION, "ReconciliationID": ["9"]})
 
 
+@pytest.mark.parametrize("amount", ["0.50", 0.5, "50 cents", "1,50", True, [50], 1e300])
+@pytest.mark.parametrize("name", ["Revenue", "Amount", "ReconciliationAmount"])
+def test_what_is_taken_back_is_never_guessed(name, amount):
+    with pytest.raises(NotUnderstoodError, match=f"{name.lower()} is no hundredths"):
+        read("reconciliation", {**MEMBER, "ReconciliationID": 1, name: amount})
+    if name != "Revenue":
+        with pytest.raises(NotUnderstoodError, match=f"{name.lower()} is no hundredths"):
+            read("reconciliation", {**RECONCILIATION, name: amount})
+
+
 @pytest.mark.parametrize("posted_as", ["invite", "completion", "terminate"])
 def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
     assert kind_told(Kind(posted_as), Named(RECONCILIATION)) is Kind.RECONCILIATION

@@ -230,6 +230,8 @@ def _reconciliation(named: Named) -> Reconciliation:
     if named.optional(_RECONCILIATION, _text_of_id) is None and _RECONCILIATION in named.unread:
         raise NotUnderstoodError("reconciliationid cannot be read")
     amount = named.optional(_AMOUNT, _hundredths)
+    if amount is None and (unread := next((name for name in _AMOUNT if name in named.unread), None)):
+        raise NotUnderstoodError(f"{unread} is no hundredths: without an amount, all would be taken back")
     known_by = named.reconciliation_id or named.reconciled_at
     if known_by is None:
         raise NotUnderstoodError("reconciliationid is missing, and so is reconciliationdatetime")
