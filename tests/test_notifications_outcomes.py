@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
 
 import pytest
@@ -57,6 +57,10 @@ TAKEN_BACK = {**COMPLETION, "ReconciliationID": 1, "ReconciliationDateTime": "20
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
 
 
+ENDED = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
 async def rows_after(path, ledger, *hits) -> list[tuple[str, Decimal]]:
     async with Inbox(path, secrets=SECRET) as inbox:
         for kind, fields in hits:
@@ -105,6 +109,32 @@ async def test_an_invite_whose_completion_is_not_known_is_not_open_when_it_is_ta
     (quota,) = await ledger.funnel()
     assert (quota.invited, quota.open, quota.completed) == (1, 0, 0)
     assert await ledger.overdue(0) == []
+
+
+async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_quota(path, ledger):
+    await ledger.invited([invited("m-1", 1100, wave_id=1)], at=ENDED - HOUR * 2)
+    await ledger.invited([invited("m-1", 2200, wave_id=2)], at=ENDED - HOUR)
+    taken_back = {**WITHOUT_WAVE, "ReconciliationID": 1, "QuotaID": None}
+    await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", taken_back))
+    found = [(row.wave_id, row.quota_id, row.ending) for row in await ledger.rows()]
+    assert found == [
+        (1, 1100, Ending.COMPLETED),
+        (1, 1100, Ending.RECONCILED),
+        (2, 2200, Ending.OPEN),
+    ]
+
+
+@pytest.mark.parametrize("late", [timedelta(hours=-1), timedelta(hours=1)])
+@pytest.mark.parametrize("quota_id", [1100, 3300, None])
+async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, late):
+    await ledger.invited([invited("m-1", wave_id=1)], at=ENDED + late)
+    correction = told("m-1", WITHOUT_WAVE, QuotaID=quota_id, Revenue=75, DateTime="2026-11-25 10:00:00")
+    await rows_after(
+        path, ledger, ("completion", told("m-1", WITHOUT_WAVE, QuotaID=quota_id)), ("completion", correction)
+    )
+    await ledger.invited([invited("m-1", wave_id=2)], at=ENDED + HOUR * 24)
+    found = [(row.wave_id, row.ending) for row in await ledger.rows()]
+    assert found == [(1, Ending.COMPLETED), (1, Ending.CORRECTED), (2, Ending.OPEN)]
 
 
 async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(path, ledger):
