@@ -124,6 +124,34 @@ async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_quota(pa
     ]
 
 
+@pytest.mark.parametrize("is_invited", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_comes_with_and_without_its_wave_is_paid_once(path, ledger, is_invited, is_first):
+    if is_invited:
+        await ledger.invited([invited("m-1")])
+    hits = [("completion", WITHOUT_WAVE), ("completion", COMPLETION)]
+    found = await rows_after(path, ledger, *(hits if is_first else reversed(hits)))
+    assert found == [(Ending.COMPLETED, Decimal("1.5"))]
+    assert [row.wave_id for row in await ledger.rows()] == [77]
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+@pytest.mark.parametrize("completion", [WITHOUT_WAVE, COMPLETION])
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_reconciliation_meets_its_completion_with_or_without_a_wave(
+    path, ledger, completion, is_invited, is_late
+):
+    if is_invited:
+        await ledger.invited([invited("m-1")])
+    other = COMPLETION if completion is WITHOUT_WAVE else WITHOUT_WAVE
+    taken_back = {**other, "ReconciliationID": 1, "Revenue": None}
+    hits = [("completion", completion), ("completion", taken_back)]
+    found = await rows_after(path, ledger, *(hits if is_late else reversed(hits)))
+    assert found == [(Ending.COMPLETED, Decimal("1.5")), (Ending.RECONCILED, Decimal("-1.5"))]
+    (quota,) = await ledger.funnel()
+    assert (quota.wave_id, quota.completed, quota.reconciled, quota.revenue) == (77, 1, 1, 0)
+
+
 @pytest.mark.parametrize("late", [timedelta(hours=-1), timedelta(hours=1)])
 @pytest.mark.parametrize("quota_id", [1100, 3300, None])
 async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, late):
