@@ -318,6 +318,7 @@ def test_a_real_id_makes_a_reconciliation(number):
 def test_a_time_alone_does_not_take_a_completion_away(no_id):
     fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": "2026-12-01 08:00:00"}
     assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert "it counts as a completion" in anomaly_of("completion", fields)
 
 
 @pytest.mark.parametrize("odd", [{"ReconciliationDateTime": "2026-12-01 08:00:00"}, {"ReconciliationID": [9]}])

@@ -193,7 +193,8 @@ def _invite(named: Named) -> InviteNotification:
 
 
 def _completion(named: Named) -> Completion:
-    if named.optional(_RECONCILIATION, _text_of_id) is None and named.reconciled_at is not None:
+    named.optional(_RECONCILIATION, _text_of_id)  # so that it is told if it cannot be read
+    if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
     return Completion(
         member_code=named.needed(_MEMBER, _code),
@@ -298,6 +299,8 @@ def _any_text(value: Any) -> str | None:
 
 
 def _text_of_id(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value)
     return _any_text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
