@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
 
 import pytest
@@ -57,6 +57,10 @@ TAKEN_BACK = {**COMPLETION, "ReconciliationID": 1, "ReconciliationDateTime": "20
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
 
 
+ENDED = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
 async def rows_after(path, ledger, *hits) -> list[tuple[str, Decimal]]:
     async with Inbox(path, secrets=SECRET) as inbox:
         for kind, fields in hits:
@@ -105,6 +109,60 @@ async def test_an_invite_whose_completion_is_not_known_is_not_open_when_it_is_ta
     (quota,) = await ledger.funnel()
     assert (quota.invited, quota.open, quota.completed) == (1, 0, 0)
     assert await ledger.overdue(0) == []
+
+
+async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_quota(path, ledger):
+    await ledger.invited([invited("m-1", 1100, wave_id=1)], at=ENDED - HOUR * 2)
+    await ledger.invited([invited("m-1", 2200, wave_id=2)], at=ENDED - HOUR)
+    taken_back = {**WITHOUT_WAVE, "ReconciliationID": 1, "QuotaID": None}
+    await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", taken_back))
+    found = [(row.wave_id, row.quota_id, row.ending) for row in await ledger.rows()]
+    assert found == [
+        (1, 1100, Ending.COMPLETED),
+        (1, 1100, Ending.RECONCILED),
+        (2, 2200, Ending.OPEN),
+    ]
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_comes_with_and_without_its_wave_is_paid_once(path, ledger, is_invited, is_first):
+    if is_invited:
+        await ledger.invited([invited("m-1")])
+    hits = [("completion", WITHOUT_WAVE), ("completion", COMPLETION)]
+    found = await rows_after(path, ledger, *(hits if is_first else reversed(hits)))
+    assert found == [(Ending.COMPLETED, Decimal("1.5"))]
+    assert [row.wave_id for row in await ledger.rows()] == [77]
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+@pytest.mark.parametrize("completion", [WITHOUT_WAVE, COMPLETION])
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_reconciliation_meets_its_completion_with_or_without_a_wave(
+    path, ledger, completion, is_invited, is_late
+):
+    if is_invited:
+        await ledger.invited([invited("m-1")])
+    other = COMPLETION if completion is WITHOUT_WAVE else WITHOUT_WAVE
+    taken_back = {**other, "ReconciliationID": 1, "Revenue": None}
+    hits = [("completion", completion), ("completion", taken_back)]
+    found = await rows_after(path, ledger, *(hits if is_late else reversed(hits)))
+    assert found == [(Ending.COMPLETED, Decimal("1.5")), (Ending.RECONCILED, Decimal("-1.5"))]
+    (quota,) = await ledger.funnel()
+    assert (quota.wave_id, quota.completed, quota.reconciled, quota.revenue) == (77, 1, 1, 0)
+
+
+@pytest.mark.parametrize("late", [timedelta(hours=-1), timedelta(hours=1)])
+@pytest.mark.parametrize("quota_id", [1100, 3300, None])
+async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, late):
+    await ledger.invited([invited("m-1", wave_id=1)], at=ENDED + late)
+    correction = told("m-1", WITHOUT_WAVE, QuotaID=quota_id, Revenue=75, DateTime="2026-11-25 10:00:00")
+    await rows_after(
+        path, ledger, ("completion", told("m-1", WITHOUT_WAVE, QuotaID=quota_id)), ("completion", correction)
+    )
+    await ledger.invited([invited("m-1", wave_id=2)], at=ENDED + HOUR * 24)
+    found = [(row.wave_id, row.ending) for row in await ledger.rows()]
+    assert found == [(1, Ending.COMPLETED), (1, Ending.CORRECTED), (2, Ending.OPEN)]
 
 
 async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(path, ledger):

@@ -29,6 +29,10 @@ from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._signatures import Signatures
 
 UNSIGNED = Signatures((), is_required=False)
+WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
+IN_BOTH_ORDERS = pytest.mark.parametrize(
+    ("first", "second"), [(WITHOUT_WAVE, COMPLETION), (COMPLETION, {**COMPLETION, "WaveId": None})]
+)
 DAY = datetime(2026, 11, 22, 10, 1, tzinfo=UTC).timestamp()  # after the times of `status`
 
 
@@ -181,6 +185,66 @@ def test_a_quota_closes_without_a_time_but_does_not_open(store):
 
 
 MONTH = 30 * 86_400.0
+
+
+@IN_BOTH_ORDERS
+def test_a_completion_with_and_without_its_wave_is_one(store, first, second):
+    assert put(store, "completion", first) == ["new"]
+    assert put(store, "completion", second) == ["differs"]
+    assert put(store, "completion", first) == ["repeated"]
+    assert put(store, "completion", {**second, "Revenue": 75}) == ["new"]
+    assert [(fact.id, fact.corrects) for fact in facts(store)] == [(1, None), (2, 1)]
+
+
+@IN_BOTH_ORDERS
+def test_a_terminate_with_and_without_its_wave_is_overruled(store, first, second):
+    first = {name: value for name, value in first.items() if name != "Revenue"}
+    assert put(store, "terminate", first) == ["new"]
+    (terminate,) = claim(store)
+    settle(store, terminate)
+    assert put(store, "completion", second) == ["new"]
+    assert put(store, "terminate", first) == ["repeated"]
+    (completion,) = claim(store)
+    assert (completion.kind, completion.corrects) == (Kind.COMPLETION, None)
+    settle(store, completion)
+    (correction,) = claim(store)
+    assert (correction.corrects, correction.standing) == (terminate.id, Standing.OVERRULED)
+
+
+@IN_BOTH_ORDERS
+def test_a_completion_overrules_a_later_terminate_with_or_without_its_wave(store, first, second):
+    assert put(store, "completion", first) == ["new"]
+    assert put(store, "terminate", {**second, "Revenue": None}) == ["overruled"]
+
+
+def test_two_quotas_or_two_waves_are_two_ends(store):
+    assert put(store, "completion", WITHOUT_WAVE) == ["new"]
+    assert put(store, "completion", {**COMPLETION, "QuotaID": 2200, "WaveId": 78}) == ["new"]
+    assert put(store, "completion", WITHOUT_WAVE) == ["repeated"]
+    assert put(store, "completion", COMPLETION) == ["differs"]
+    assert put(store, "completion", {**COMPLETION, "WaveId": 79}) == ["new"]
+    assert put(store, "completion", {**WITHOUT_WAVE, "QuotaID": 2200}) == ["differs"]
+    assert put(store, "completion", {**COMPLETION, "UniqueCode": "m-2"}) == ["new"]
+    assert put(store, "completion", {**WITHOUT_WAVE, "SurveyId": 2402}) == ["new"]
+    assert {fact.corrects for fact in facts(store)} == {None}
+
+
+def test_a_store_of_the_second_form_is_read_on(tmp_path):
+    path = tmp_path / "old.db"
+    kept_secrets(path)
+    with sqlite3.connect(path) as database:
+        database.execute("DROP INDEX facts_member")
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    opened = SqliteStore(path)
+    opened.open()
+    opened.close()
+    with sqlite3.connect(path) as database:
+        (plan,) = database.execute(
+            "EXPLAIN QUERY PLAN SELECT 1 FROM facts WHERE member = 'm' AND survey = 1 AND wave > 0"
+        )
+    database.close()
+    assert "facts_member" in plan[-1]
 
 
 @pytest.mark.parametrize("is_settled", [True, False])

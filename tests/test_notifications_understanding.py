@@ -241,6 +241,16 @@ def test_a_reconciliation_takes_money_back():
         read("reconciliation", {**RECONCILIATION, "ReconciliationID": ["9"]})
 
 
+@pytest.mark.parametrize("amount", ["0.50", 0.5, "50 cents", "1,50", True, [50], 1e300])
+@pytest.mark.parametrize("name", ["Revenue", "Amount", "ReconciliationAmount"])
+def test_what_is_taken_back_is_never_guessed(name, amount):
+    with pytest.raises(NotUnderstoodError, match=f"{name.lower()} is no hundredths"):
+        read("reconciliation", {**MEMBER, "ReconciliationID": 1, name: amount})
+    if name != "Revenue":
+        with pytest.raises(NotUnderstoodError, match=f"{name.lower()} is no hundredths"):
+            read("reconciliation", {**RECONCILIATION, name: amount})
+
+
 @pytest.mark.parametrize("posted_as", ["invite", "completion", "terminate"])
 def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
     assert kind_told(Kind(posted_as), Named(RECONCILIATION)) is Kind.RECONCILIATION
@@ -248,11 +258,89 @@ def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
     assert kind_told(Kind(posted_as), Named(only_time)) is Kind.RECONCILIATION
 
 
-@pytest.mark.parametrize("empty", [None, "", 0, "0", "00000000-0000-0000-0000-000000000000"])
-def test_a_field_without_a_value_makes_no_reconciliation(empty):
-    fields = {**COMPLETION, "ReconciliationID": empty, "ReconciliationDateTime": "0001-01-01T00:00:00"}
-    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+NO_IDS = [
+    *(
+        None,
+        "",
+        " ",
+        0,
+        "0",
+        0.0,
+        "0.0",
+        -1,
+        "-1",
+        -5.0,
+        False,
+        "false",
+        "null",
+        "NULL",
+        "(null)",
+        "None",
+        "n/a",
+        "-",
+    ),
+    *("00000000-0000-0000-0000-000000000000", "{00000000-0000-0000-0000-000000000000}"),
+]
+NO_TIMES = [
+    *(
+        None,
+        "",
+        0,
+        "null",
+        False,
+        "0001-01-01T00:00:00",
+        "0001-01-01",
+        "1/1/0001 12:00:00 AM",
+        "01/01/0001 00:00:00",
+    ),
+    *("1900-01-01T00:00:00", "1900-01-01 00:00:00.000", "1753-01-01", "1970-01-01T00:00:00Z", "1/1/1900"),
+    *("/Date(-62135596800000)/", "9999-12-31T23:59:59.9999999", "0000-00-00 00:00:00"),
+]
+
+
+@pytest.mark.parametrize("kind", ["invite", "completion", "terminate"])
+@pytest.mark.parametrize("no_id", NO_IDS)
+def test_a_field_without_a_value_makes_no_reconciliation(no_id, kind):
+    for no_time in NO_TIMES:
+        fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": no_time}
+        assert kind_told(Kind(kind), Named(fields)) is Kind(kind)
     assert kind_told(Kind.QUOTA_STATUS, Named(RECONCILIATION)) is Kind.QUOTA_STATUS
+
+
+@pytest.mark.parametrize("number", [1, "1", 9.0, "007", "r-9", "0f8fad5b-d9cb-469f-a165-70867728950e", 10**15])
+def test_a_real_id_makes_a_reconciliation(number):
+    fields = {**COMPLETION, "ReconciliationID": number, "ReconciliationDateTime": "0001-01-01T00:00:00"}
+    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.RECONCILIATION
+    assert read("reconciliation", fields).reconciliation_id == ("9" if number == 9 else str(number))
+
+
+@pytest.mark.parametrize("no_id", NO_IDS)
+def test_a_time_alone_does_not_take_a_completion_away(no_id):
+    fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": "2026-12-01 08:00:00"}
+    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert "it counts as a completion" in anomaly_of("completion", fields)
+
+
+@pytest.mark.parametrize("odd", [{"ReconciliationDateTime": "2026-12-01 08:00:00"}, {"ReconciliationID": [9]}])
+def test_a_completion_that_is_half_a_reconciliation_is_odd(odd):
+    fields = {**COMPLETION, **odd}
+    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert read("completion", fields).revenue == Decimal("1.5")
+    assert "reconciliation" in anomaly_of("completion", fields)
+
+
+@pytest.mark.parametrize("kind", ["invite", "completion", "terminate"])
+def test_a_reconciliation_without_an_id_is_known_by_its_time(kind):
+    fields = {**MEMBER, "ReconciliationID": 0, "ReconciliationDateTime": "2026-12-01 08:00:00"}
+    assert kind_told(Kind(kind), Named(fields)) is Kind.RECONCILIATION
+    known_by = read("reconciliation", fields).reconciliation_id
+    respelled = {**fields, "ReconciliationDateTime": "2026-12-01T08:00:00.000Z"}
+    assert read("reconciliation", respelled).reconciliation_id == known_by
+    american = {**fields, "ReconciliationDateTime": "12/1/2026 8:00:00 AM"}
+    assert kind_told(Kind(kind), Named(american)) is Kind.RECONCILIATION
+    assert read("reconciliation", american).reconciliation_id == "12/1/2026 8:00:00 AM"
+    with pytest.raises(NotUnderstoodError, match="reconciliationid"):
+        read("reconciliation", MEMBER)
 
 
 def test_a_survey_that_is_not_closed_is_not_understood():

@@ -18,17 +18,27 @@ WITH told AS (
     -- Wave 0 says that none was told: then the invite is one of the same survey.
     SELECT f.*, coalesce((
         SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
-    ), CASE f.wave WHEN 0 THEN f.survey END) AS via
+    ), CASE f.wave WHEN 0 THEN f.survey END) AS via, (
+        SELECT o.quota FROM facts AS o WHERE o.key = f.key AND o.quota IS NOT NULL ORDER BY o.id LIMIT 1
+    ) AS said_quota, coalesce((
+        SELECT min(coalesce(o.ended, o.at)) FROM facts AS o
+        WHERE o.key = f.key AND o.kind IN ('completion', 'terminate')
+    ), f.ended, f.at) AS first_ended
     FROM facts AS f
     WHERE f.kind IN ('completion', 'terminate', 'reconciliation') AND f.standing = 'stands'
 ), ends AS MATERIALIZED (
-    -- An end belongs to the invite of its member, survey and wave; of a routed member, to the last invite of
-    -- the original survey.
+    -- An end belongs to the invite of its member, survey and wave. Of a routed member it is one of the original
+    -- survey: that of the quota which it names, else the last one before the end.
     SELECT f.*, CASE
         WHEN f.via IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
-        ELSE coalesce(
-            (SELECT i.key FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
-             ORDER BY i.invited DESC LIMIT 1), f.key)
+        ELSE coalesce((
+            -- SQLite's ORDER BY does not see `f`.
+            SELECT key FROM (
+                SELECT i.key, i.quota = f.said_quota AS is_quota, i.invited <= f.first_ended AS is_before,
+                    abs(i.invited - f.first_ended) AS apart
+                FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
+            ) ORDER BY is_quota DESC, is_before DESC, apart LIMIT 1
+        ), f.key)
     END AS invite
     FROM told AS f
 )

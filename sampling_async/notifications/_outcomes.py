@@ -138,8 +138,9 @@ class OutcomeLedger:
 
     An invite and its end belong together by member, survey and wave, since a member can be targeted to one
     quota of a survey only; of an auto-routed end, by member and original survey; of an end without a wave, by
-    member and survey. Each method works in a thread,
-    with a connection of its own, beside an open inbox or without one.
+    member and survey. If there are several such invites, it is that of the quota that the end names, else the
+    last one before the end. Each method works in a thread, with a connection of its own, beside an open inbox
+    or without one.
 
     Args:
         store: The file of the inbox's store. It is made if there is none.

@@ -106,7 +106,8 @@ class Terminate:
 class Reconciliation:
     """Money of a completion is taken back. It never counts as a completion or a terminate.
 
-    `reconciliation_id` is the service's text; with the same one, a member's reconciliation is a repetition.
+    `reconciliation_id` is the service's text, or without one the time of the reconciliation; with the same one,
+    a member's reconciliation is a repetition.
     `amount` is what is taken back, 0 or more, in units of the currency; None if the service does not say: then
     it is the whole revenue of the completion.
     """

@@ -33,6 +33,7 @@ from sampling_async.notifications._tables import (
     make_tables,
 )
 from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._waves import in_its_wave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ class SqliteStore:
             ),
         ).lastrowid
         assert number is not None
-        verdicts = [self._enter(number, receipt.at, entry) for entry in entries]
+        verdicts = [self._enter(number, receipt.at, in_its_wave(self._open, entry)) for entry in entries]
         if verdicts:
             text = " ".join(dict.fromkeys(verdicts))
             self._open.execute("UPDATE receipts SET verdict = ? WHERE id = ?", (text, number))

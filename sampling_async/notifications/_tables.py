@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 _APPLICATION: Final = 0x53414E4F
 """Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
 
-_FORM: Final = 2
-"""The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts."""
+_FORM: Final = 3
+"""The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts.
+
+Form 2 had no index of members.
+"""
 
 _TABLES: Final = f"""
 PRAGMA application_id = {_APPLICATION};
@@ -40,6 +43,7 @@ CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pen
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
 CREATE INDEX IF NOT EXISTS facts_dead ON facts (kind) WHERE state = 'dead';
+CREATE INDEX IF NOT EXISTS facts_member ON facts (member, survey) WHERE wave > 0;
 CREATE TABLE IF NOT EXISTS invites (
     key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
     quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL

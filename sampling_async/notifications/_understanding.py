@@ -33,8 +33,13 @@ _MOST_DIGITS: Final = 19
 _LONGEST_CODE: Final = 1_000
 _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _WHOLE: Final = re.compile(r"\s*(-?[0-9]{1,19})(?:\.0{1,9})?\s*", re.ASCII)
-_ZEROS: Final = re.compile(r"[\s0{}-]*(?:0001-01-01.*|/Date\(-62135596800000.*)?", re.ASCII)
-"""What .NET writes for no number, no GUID and no date."""
+_NO_ID: Final = re.compile(
+    r"[\W_0]*|-[0-9.,]+|\W*(?:null|none|nil|undefined|nan|n/?a|true|false|yes|no)\W*", re.IGNORECASE
+)
+"""What services write where there is no ID: no number, one below 0, a zero GUID, or such a word."""
+
+_THIS_CENTURY: Final = re.compile(r"(?<![0-9])20[0-9]{2}(?![0-9])", re.ASCII)
+"""A year in which something was reconciled. For no time, services write 1, 1900 or 9999."""
 
 _LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]*)?) +([0-9]{2}:?[0-9]{2})$", re.ASCII)
 _SEPARATORS: Final = str.maketrans("", "", " _-.:")
@@ -49,6 +54,7 @@ _SIGNATURE: Final = "encryptedvalue"
 _WAVE: Final = "waveid"
 _RECONCILIATION: Final = "reconciliationid"
 _RECONCILED_AT: Final = "reconciliationdatetime"
+_AMOUNT: Final = ("reconciliationamount", "amount", "revenue")
 _MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
 
 
@@ -126,10 +132,24 @@ class Named:
         return self._values.get(_WAVE) not in (None, "")
 
     @property
-    def takes_back(self) -> bool:
-        """Whether it is a reconciliation: an ID or a time of one is given."""
-        given = (self._values.get(name) for name in (_RECONCILIATION, _RECONCILED_AT))
-        return any(value is not None and not _ZEROS.fullmatch(str(value)) for value in given)
+    def reconciliation_id(self) -> str | None:
+        """The ID of a reconciliation; None if there is none, or only what services write for none."""
+        text = _text_of_id(self._values.get(_RECONCILIATION))
+        return None if text is None or _NO_ID.fullmatch(text) else text
+
+    @property
+    def reconciled_at(self) -> str | None:
+        """The time of a reconciliation, in one spelling if it can be read; None if there is none."""
+        value = self._values.get(_RECONCILED_AT)
+        moment = _moment(value)
+        text = _any_text(value) if moment is None else moment.isoformat()
+        return text if text and _THIS_CENTURY.search(text) else None
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether there is a revenue that is not below 0, or cannot be read."""
+        value = self._values.get("revenue")
+        return value not in (None, "") and ((revenue := _whole(value)) is None or revenue >= 0)
 
     def digest(self) -> str:
         """Return a hash of names and values, the same in all spellings and formats; without the signature."""
@@ -138,8 +158,16 @@ class Named:
 
 
 def kind_told(posted_as: Kind, named: Named) -> Kind:
-    """Return the kind of what was posted to the URL of a kind: reconciliations come to those of members."""
-    return Kind.RECONCILIATION if posted_as in _MEMBER_KINDS and named.takes_back else posted_as
+    """Return the kind of what was posted to the URL of a kind: reconciliations come to those of members.
+
+    A time alone makes none of a completion with its revenue, since a completion must not be lost.
+    """
+    is_paid = posted_as is Kind.COMPLETION and named.is_paid
+    if posted_as in _MEMBER_KINDS and (
+        named.reconciliation_id is not None or (named.reconciled_at is not None and not is_paid)
+    ):
+        return Kind.RECONCILIATION
+    return posted_as
 
 
 def understand(kind: Kind, named: Named) -> Notification:
@@ -165,6 +193,9 @@ def _invite(named: Named) -> InviteNotification:
 
 
 def _completion(named: Named) -> Completion:
+    named.optional(_RECONCILIATION, _text_of_id)  # so that it is told if it cannot be read
+    if named.reconciliation_id is None and named.reconciled_at is not None:
+        named.note("reconciliationdatetime is there without an ID: it counts as a completion")
     return Completion(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.needed("surveyid", _id),
@@ -197,12 +228,19 @@ def _terminate(named: Named) -> Terminate:
 
 
 def _reconciliation(named: Named) -> Reconciliation:
-    amount = named.optional(("reconciliationamount", "amount", "revenue"), _hundredths)
+    if named.optional(_RECONCILIATION, _text_of_id) is None and _RECONCILIATION in named.unread:
+        raise NotUnderstoodError("reconciliationid cannot be read")
+    amount = named.optional(_AMOUNT, _hundredths)
+    if amount is None and (unread := next((name for name in _AMOUNT if name in named.unread), None)):
+        raise NotUnderstoodError(f"{unread} is no hundredths: without an amount, all would be taken back")
+    known_by = named.reconciliation_id or named.reconciled_at
+    if known_by is None:
+        raise NotUnderstoodError("reconciliationid is missing, and so is reconciliationdatetime")
     return Reconciliation(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.needed("surveyid", _id),
         wave_id=named.wave(),
-        reconciliation_id=named.needed(_RECONCILIATION, _any_text),
+        reconciliation_id=known_by,
         # Some write what is taken back as a number below 0.
         amount=None if amount is None else size_of(amount),
         reason=named.optional("reason", _any_text),
@@ -258,6 +296,12 @@ _READERS: Final[dict[Kind, Callable[[Named], Notification]]] = {
 
 def _any_text(value: Any) -> str | None:
     return value.strip() or None if isinstance(value, str) else _plain(value)
+
+
+def _text_of_id(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value)
+    return _any_text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _plain(value: Any) -> str | None:
