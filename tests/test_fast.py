@@ -187,6 +187,8 @@ class Scribe:
     def special(self, cls: type, attribute: Any) -> str:
         if attribute.name == "answer_values":
             return self.either(VALUES, ODD_VALUES)
+        if (cls, attribute.name) == (Invite, "url"):  # an empty link is none
+            return self.either(TEXTS[1:], (*ODD_TEXTS, TEXTS[0]))
         if attribute.default is not attrs.NOTHING and self.odd():
             return "null"
         return self.value(attribute.type)
