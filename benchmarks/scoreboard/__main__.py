@@ -42,8 +42,8 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--short", action="store_true", help="some four minutes; the default")
-    size.add_argument("--long", action="store_true", help="some thirty minutes")
+    size.add_argument("--short", action="store_true", help="some thirteen minutes; the default")
+    size.add_argument("--long", action="store_true", help="an hour and more")
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     parser.add_argument("--seed", type=int, default=1)
