@@ -48,16 +48,14 @@ from sampling_async._contract.timing import Timing
 from sampling_async._json.codec import from_json, to_json
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.sketch import Percentiles
-from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
 from sampling_async._protocol.requests import InviteRequest
-from sampling_async._protocol.results import BulkInviteResult, IncompleteBulkError
+from sampling_async._protocol.results import BulkInviteResult, IncompleteBulkError, InviteOutcome, OutcomeStatus
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._version import __version__
 from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from sampling_async._bulk.options import Repeats
-    from sampling_async._bulk.plans import Goal
+    from sampling_async._bulk.options import Goal, Repeats
     from sampling_async._bulk.stream import OutcomeStream, Progress
     from sampling_async._calls.recontact import RecontactStream
     from sampling_async._calls.reports import AttemptReport, CallReport
@@ -140,7 +138,7 @@ _OF_CLIENT: Final = {
     "CallReport": "_calls.reports",
     "Change": "_watch.changes",
     "ChangeKind": "_watch.changes",
-    "Goal": "_bulk.plans",
+    "Goal": "_bulk.options",
     "Journal": "_journal.journal",
     "OutcomeStream": "_bulk.stream",
     "Progress": "_bulk.stream",

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 
 import anyio
 
-from sampling_async._bulk.counting import total_of
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of
-from sampling_async._bulk.source import ChunkSource, PanelSource, checked_request, source_of
+from sampling_async._bulk.source import ChunkSource, PanelSource, checked_request, source_of, total_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
@@ -35,7 +34,7 @@ from sampling_async._contract.checks import (
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.records import once_made
-from sampling_async._journal.record import Record
+from sampling_async._journal.run import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import LoopClock
@@ -43,8 +42,7 @@ from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
-from sampling_async._protocol.chunk import MAX_QUOTA_IDS
-from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of
+from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._wire.address import (
     Secret,
@@ -70,8 +68,7 @@ if TYPE_CHECKING:
     import httpx
 
     from sampling_async._bulk.asked import AskedPairs
-    from sampling_async._bulk.options import Repeats
-    from sampling_async._bulk.plans import Goal
+    from sampling_async._bulk.options import Goal, Repeats
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings

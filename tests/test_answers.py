@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from sampling_async import Invite, InviteOutcome, SamplingError
-from sampling_async._protocol.answers import SUCCESS, Columns, Failed, Listed, outcomes_from
+from sampling_async._protocol.results import SUCCESS, Columns, Failed, Listed, outcomes_from
 
 
 def invite(quota_id: int) -> Invite:

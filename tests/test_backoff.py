@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from sampling_async import RetryPolicy, TransportError
-from sampling_async._pacing.backoff import doubled
+from sampling_async._pacing.patience import doubled
 from sampling_async.notifications import HandlerPolicy
 
 MANY = 10**6

@@ -27,7 +27,7 @@ from sampling_async import (
     TransportTimeoutError,
 )
 from sampling_async._contract import errors as _errors
-from sampling_async._protocol.answers import Columns
+from sampling_async._protocol.results import Columns
 
 ONCE = RetryPolicy(max_attempts=1)
 

@@ -22,9 +22,9 @@ from sampling_async import (
 )
 from sampling_async._contract.exchange import Reply
 from sampling_async._protocol import bulk_reply
-from sampling_async._protocol.answers import SUCCESS, Columns
 from sampling_async._protocol.bulk_reply import read_bulk, read_invite, reconcile
 from sampling_async._protocol.refusals import disguised_refusal, refusal, retry_after, without
+from sampling_async._protocol.results import SUCCESS, Columns
 
 # --- Refusals
 

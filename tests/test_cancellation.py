@@ -9,8 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sampling_async._pacing.background import Background
-from sampling_async._pacing.cancellation import is_stray
+from sampling_async._pacing.background import Background, is_stray
 
 
 async def test_an_ordinary_error_is_not_a_stray_cancellation():

@@ -26,7 +26,7 @@ from sampling_async import (
     from_json,
     to_json,
 )
-from sampling_async._contract.wire import wire_name
+from sampling_async._contract.records import wire_name
 from sampling_async._json import fast
 from sampling_async._json.codec import parse
 

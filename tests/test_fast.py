@@ -37,13 +37,12 @@ from sampling_async import (
     SurveyWaveExclusion,
     from_json,
 )
-from sampling_async._contract.wire import wire_name
+from sampling_async._contract.records import wire_name
 from sampling_async._json import careful as _careful
 from sampling_async._json import codec as _codec
 from sampling_async._json import fast as _fast
-from sampling_async._json.drafts import draft_of
+from sampling_async._json.fast import KnownSurveys, draft_of
 from sampling_async._json.inventory import Inventory
-from sampling_async._json.known import KnownSurveys
 from sampling_async._json.rules import DRIFTED
 from sampling_async._protocol import bulk_reply as _replies
 

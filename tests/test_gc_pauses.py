@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from sampling_async._json import gc_pauses as _collector
-from sampling_async._json.gc_pauses import _Collections
+from sampling_async._pacing import gc_pauses as _collector
+from sampling_async._pacing.gc_pauses import _Collections
 
 
 class FakeCollector:
@@ -102,7 +102,7 @@ def test_garbage_is_collected_later_and_the_settings_are_unchanged(unfrozen):
     del node
     gc.freeze()
     gc.unfreeze()
-    _collector.put_off_a_pause()
+    _collector.defer_full_gc()
     assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == before
     gc.collect()
     assert gone() is None

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from sampling_async import DecodeError, Quotas, Survey, from_json
 from sampling_async._json import codec
+from sampling_async._json import fast as _known
 from sampling_async._json import inventory as _inventory
-from sampling_async._json import known as _known
+from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
-from sampling_async._json.known import KnownSurveys
 
 TAIL = b',"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
 

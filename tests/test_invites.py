@@ -31,7 +31,7 @@ from sampling_async import (
 )
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.job import Job
-from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.requests import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

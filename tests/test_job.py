@@ -6,7 +6,7 @@ import pytest
 
 from sampling_async import ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
-from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.requests import Chunk
 
 
 def begun(job: Job):

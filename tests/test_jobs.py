@@ -8,10 +8,10 @@ import doubles
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from sampling_async._pacing.background import ReadAhead
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.read_ahead import ReadAhead
-from sampling_async._pacing.stepwise import Stepwise, pieces
+from sampling_async._pacing.loops import Stepwise, pieces
 from sampling_async._pacing.turns import Lane
 
 

@@ -50,8 +50,8 @@ from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._journal.lock import Damage, Header, JournalLock
 from sampling_async._journal.rows import ANSWERED, APPLICATION, SENT, Latest, Note, Request, Rows
 from sampling_async._pacing.threads import in_thread
-from sampling_async._protocol.chunk import Chunk
-from sampling_async._protocol.outcomes import OutcomeStatus
+from sampling_async._protocol.requests import Chunk
+from sampling_async._protocol.results import OutcomeStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async._json import known
-from sampling_async._json.known import KnownSurveys
+from sampling_async._json import fast
+from sampling_async._json.fast import KnownSurveys
 
 ONE, TWO, THREE = (b'{"SurveyID":%d,"Rest":"%b"}' % (number, b"x" * 10 * number) for number in (1, 2, 3))
 
@@ -78,7 +78,7 @@ def test_a_survey_is_awaited_until_all_of_its_length_is_there(found):
 
 
 def test_references_without_a_survey_are_dropped_when_there_are_many(monkeypatch):
-    monkeypatch.setattr(known, "_FEWEST_REFERENCES", 4)
+    monkeypatch.setattr(fast, "_FEWEST_REFERENCES", 4)
     kept, lasting = KnownSurveys(), [Survey() for _ in range(3)]
     for number, survey in enumerate(lasting):
         kept.add(b"%d" % number, survey)
@@ -94,7 +94,7 @@ def test_references_without_a_survey_are_dropped_when_there_are_many(monkeypatch
 
 
 def test_so_many_lengths_are_remembered_and_no_more(monkeypatch):
-    monkeypatch.setattr(known, "_MOST_LENGTHS", 2)
+    monkeypatch.setattr(fast, "_MOST_LENGTHS", 2)
     kept, survey = KnownSurveys(), Survey()
     for text in (ONE, TWO):
         kept.add(text, survey)
@@ -105,4 +105,4 @@ def test_so_many_lengths_are_remembered_and_no_more(monkeypatch):
 
 
 def test_without_a_hash_of_64_bits_texts_are_told_apart_by_sha_1():
-    assert known._sha1(b"a") == 0x86F7E437FAA5A7FCE15D1DDCB9EAEAEA377667B8
+    assert fast._sha1(b"a") == 0x86F7E437FAA5A7FCE15D1DDCB9EAEAEA377667B8

@@ -9,7 +9,7 @@ import doubles
 import pytest
 
 from sampling_async import ServerError, ServiceError, Timeouts, TransportError
-from sampling_async._calls.learned import Learned
+from sampling_async._calls.attempt import Learned
 from sampling_async._contract.exchange import OK, Reply
 from sampling_async._protocol import requests
 

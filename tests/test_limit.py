@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._pacing.limit import AdaptiveLimit, LatencyLine, Line
-from sampling_async._pacing.pace import Pace
+from sampling_async._pacing.limit import AdaptiveLimit, LatencyLine, Line, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import pytest
 import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
-from sampling_async._calls.links import Links
+from sampling_async._calls.call import Links
 from sampling_async._contract.exchange import Track
 from sampling_async._protocol import requests
 

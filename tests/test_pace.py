@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sampling_async._pacing.pace import NEXT_TO_NOTHING, Pace
+from sampling_async._pacing.limit import NEXT_TO_NOTHING, Pace
 
 
 def measured(rate: float, *, hold: float = 0.0) -> Pace:

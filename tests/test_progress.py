@@ -11,7 +11,7 @@ from sampling_async import (
     InviteRequest,
     Progress,
 )
-from sampling_async._bulk import counting as _counting
+from sampling_async._bulk import source as _counting
 
 if TYPE_CHECKING:
     import httpx

@@ -18,7 +18,7 @@ from sampling_async import (
 )
 from sampling_async._calls.recontact import Cursor
 from sampling_async._protocol import requests as protocol
-from sampling_async._protocol.chunk import Chunk, cut
+from sampling_async._protocol.requests import Chunk, cut
 
 PANEL = doubles.PANEL
 SAMPLES = f"/IPExternalSamplingService/ExternalSample/{PANEL}"

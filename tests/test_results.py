@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async import BulkInviteResult, IncompleteBulkError, Invite, InviteOutcome, SamplingError
-from sampling_async._protocol.answers import SUCCESS, Columns, Failed, Listed
+from sampling_async._protocol.results import SUCCESS, Columns, Failed, Listed
 
 OUTCOMES = [
     InviteOutcome("member-1", 1, "invited"),

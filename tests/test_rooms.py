@@ -47,7 +47,7 @@ THIRD_PARTY = {
     "httpx": {"_wire"},
     "httptools": {"_wire/http1"},
     "httpcore": set(),
-    "msgspec": {"_contract", "_json/codec", "_json/fast", "_protocol/answers"},
+    "msgspec": {"_contract", "_json/codec", "_json/fast", "_protocol/results"},
     "cattrs": {"_json/careful"},
     "sqlite3": {"_journal"},
     "opentelemetry": {"_telemetry"},

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from sampling_async._contract.wire import INT64_MAX
+from sampling_async._contract.records import INT64_MAX
 from sampling_async._json import rules
 from sampling_async._json.rules import Mismatch
 

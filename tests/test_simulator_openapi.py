@@ -35,7 +35,7 @@ from sampling_async import (
     from_json,
 )
 from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.wire import wire_name
+from sampling_async._contract.records import wire_name
 from sampling_async._protocol import requests as protocol
 from sampling_async._protocol.bulk_reply import read_bulk
 from sampling_async.simulator import Fault, Simulator

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
-from sampling_async._bulk.counting import counted_in_steps
-from sampling_async._bulk.plans import spread
-from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, source_of
+from sampling_async._bulk.options import spread
+from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, counted_in_steps, source_of
 from sampling_async._pacing.limit import Line
-from sampling_async._pacing.stepwise import ENTRIES
+from sampling_async._pacing.loops import ENTRIES
 
 LOST = SamplingError("lost", delivery="unknown")
 REJECTED = InviteOutcome("m", 1, "rejected", None, 9, "QUOTA_NOT_LIVE")

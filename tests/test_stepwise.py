@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from sampling_async._pacing import stepwise
-from sampling_async._pacing.stepwise import Stepwise, Turns, let_go
+from sampling_async._pacing import loops
+from sampling_async._pacing.loops import Stepwise, Turns, let_go
 
 
 class Rounds:
@@ -26,8 +26,8 @@ class Rounds:
 @pytest.fixture
 def rounds(monkeypatch):
     made = Rounds()
-    monkeypatch.setattr(stepwise.time, "perf_counter", made.read)
-    monkeypatch.setattr(stepwise.anyio.lowlevel, "checkpoint", made.give)
+    monkeypatch.setattr(loops.time, "perf_counter", made.read)
+    monkeypatch.setattr(loops.anyio.lowlevel, "checkpoint", made.give)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sampling_async._pacing.waits import Waits
+from sampling_async._pacing.turns import Waits
 
 
 def test_waits_that_overlap_are_one_span():

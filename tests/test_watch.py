@@ -31,10 +31,10 @@ from sampling_async import (
     TransportError,
 )
 from sampling_async._contract.records import leave_out
-from sampling_async._pacing.stepwise import let_go
+from sampling_async._pacing.loops import let_go
 from sampling_async._watch import watch as _watch
 from sampling_async._watch.cache import CacheFile
-from sampling_async._watch.pace import Pace
+from sampling_async._watch.reader import Pace
 from sampling_async.simulator import Fault, Simulator, VirtualClock
 
 

@@ -33,8 +33,8 @@ from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
 from matching.of_panel import of_panel  # noqa: E402
 from sampling_async import Quotas, from_json, to_json  # noqa: E402
+from sampling_async._json.fast import KnownSurveys  # noqa: E402
 from sampling_async._json.inventory import Inventory  # noqa: E402
-from sampling_async._json.known import KnownSurveys  # noqa: E402
 from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sampling_async import Quotas, SamplingClient, from_json
 from sampling_async._calls.quotas import read_quotas
-from sampling_async._json.known import KnownSurveys
+from sampling_async._json.fast import KnownSurveys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from peers.sampling import quotas_of
 from scoreboard.board import at_least, at_most
 
-from sampling_async._json.known import KnownSurveys
+from sampling_async._json.fast import KnownSurveys
 from speed.canned_server import Address
 from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, WHOLE, contender
 from speed.inventories import SIZES, inventory, refreshed

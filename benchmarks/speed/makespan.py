@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scoreboard.board import Row, Run
 
-    from sampling_async._bulk.plans import Goal
+    from sampling_async._bulk.options import Goal
     from speed.measuring import Sample
 
 IDS: Final = 10_000

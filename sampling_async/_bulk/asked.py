@@ -20,16 +20,14 @@ from attrs import define
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.change import Change
-from sampling_async._pacing.stepwise import Turns
-from sampling_async._protocol.answers import Columns, Listed, outcomes_from
+from sampling_async._pacing.loops import Change, Turns
+from sampling_async._protocol.results import Columns, Listed, outcomes_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sampling_async._bulk.job import Job
-    from sampling_async._protocol.answers import Answers, Said
-    from sampling_async._protocol.outcomes import InviteOutcome
+    from sampling_async._protocol.results import Answers, InviteOutcome, Said
 
 MOST_BYTES: Final = 64 * 2**20
 """How many bytes of requests one fan-out keeps, without invites."""

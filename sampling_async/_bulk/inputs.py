@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import anyio
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.stepwise import Turns
+from sampling_async._pacing.loops import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

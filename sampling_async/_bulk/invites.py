@@ -25,9 +25,8 @@ from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.records import ResultCode
 from sampling_async._contract.structs import replace
 from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT
-from sampling_async._protocol.answers import Listed
-from sampling_async._protocol.chunk import Chunk, cut
-from sampling_async._protocol.requests import bulk_invite
+from sampling_async._protocol.requests import Chunk, bulk_invite, cut
+from sampling_async._protocol.results import Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Track
     from sampling_async._contract.timing import Timeline
-    from sampling_async._journal.record import Record
+    from sampling_async._journal.run import Record
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
-    from sampling_async._protocol.outcomes import InviteOutcome
+    from sampling_async._protocol.results import InviteOutcome
 
 # Halving finds one bad ID among 100 with 14 requests: two for each of the sizes 50, 25, 13, 7, 4, 2 and 1.
 _MOST_PARTS: Final = 16

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 from sampling_async._calls.reports import MOST_ATTEMPTS
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
 from sampling_async._contract.exchange import Track
-from sampling_async._contract.values import value
-from sampling_async._protocol.answers import Failed, Listed
+from sampling_async._contract.structs import value
 from sampling_async._protocol.bulk_reply import BulkReply
-from sampling_async._protocol.chunk import Chunk
+from sampling_async._protocol.requests import Chunk
+from sampling_async._protocol.results import Failed, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
-    from sampling_async._protocol.answers import Answers
-    from sampling_async._protocol.outcomes import InviteOutcome, OutcomeStatus
+    from sampling_async._protocol.results import Answers, InviteOutcome, OutcomeStatus
 
 
 @value

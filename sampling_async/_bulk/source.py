@@ -1,35 +1,198 @@
-"""Turn the input into jobs, on demand.
+"""Turn the input into jobs, on demand: each quota ID of a request once, those in the journal as answered.
 
 At any moment, the quota IDs that were taken from the input and not handed over can be listed (`left`). For this
 the state is never in a generator, which an exception ends, nor only in a local variable. The statement that
 takes an item also stores it, and a change of two things is one assignment, in which no signal handler runs.
-
-Quota IDs whose outcomes are in the journal become jobs that are answered already and send no request.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, SupportsIndex, TypeAlias
+
+from attrs import frozen
 
 from sampling_async._bulk.asked import Repetition
-from sampling_async._bulk.counting import counted, counted_in_steps
 from sampling_async._bulk.inputs import AnyIterable, Input
-from sampling_async._bulk.job import Job
-from sampling_async._bulk.plans import Plan
-from sampling_async._bulk.recalling import Recalling, not_looked_up
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.stepwise import Turns
-from sampling_async._protocol.chunk import Chunk
-from sampling_async._protocol.requests import InviteRequest, member_code_of, quota_id_of, request_of
+from sampling_async._bulk.job import Answered, Job, failed
+from sampling_async._bulk.options import Plan
+from sampling_async._contract.errors import InvalidRequestError, SamplingError
+from sampling_async._pacing.loops import ENTRIES, Turns, pieces
+from sampling_async._protocol.requests import Chunk, InviteRequest, member_code_of, quota_id_of, request_of
+from sampling_async._protocol.results import InviteOutcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Set as AbstractSet
 
     from sampling_async._bulk.asked import AskedPairs
-    from sampling_async._journal.record import Record
+    from sampling_async._journal.run import Record
+
+_COUNTED_AT_ONCE: Final = 4096
+"""How many quota IDs are counted before the event loop gets a turn."""
+
+_FEW: Final = 128
+"""The same, for work in which each quota ID may make a different dict grow."""
+
+_COUNTED: Final = 65_536
+"""The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
+
+
+def counted(request: InviteRequest) -> Sequence[Chunk] | None:
+    """Return the distinct quota IDs of a request, in the order given, each with its number of places.
+
+    Return None for more than 65,536 IDs, which take too long to count in one step.
+    """
+    code, quota_ids = request.member_code, request.quota_ids
+    if len(quota_ids) > ENTRIES:
+        return None
+    # Loops in C: 65,536 IDs take 3 ms. Nearly always no ID is repeated, and nothing is copied.
+    return (Chunk(code, quota_ids) if _are_distinct(quota_ids) else Chunk.of(code, Counter(quota_ids)),)
+
+
+async def counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
+    """Do the same for a large request, in several chunks and with turns for the event loop."""
+    code, quota_ids = request.member_code, request.quota_ids
+    # A dict of a million entries blocks the event loop when it grows. So the counts are in several dicts of at
+    # most `ENTRIES`, in order. `piece_of` finds the dict of a repeated ID. It is divided by the remainder of
+    # the ID, so that each of its dicts is small as well.
+    parts: list[dict[int, int]] = [{}]
+    divisor, turns = pieces(len(quota_ids)), Turns()
+    piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]
+    for start in range(0, len(quota_ids), _FEW):
+        if len(parts[-1]) > ENTRIES - _FEW:
+            parts.append({})
+        for quota_id in quota_ids[start : start + _FEW]:
+            piece = piece_of[quota_id % divisor].setdefault(quota_id, parts[-1])
+            piece[quota_id] = piece.get(quota_id, 0) + 1
+        await turns.step(_FEW)
+    # Freeing a million entries takes time too, so it is done in steps.
+    for pieces_of_some in piece_of:
+        pieces_of_some.clear()
+        await turns.step(_COUNTED_AT_ONCE)
+    chunks: list[Chunk] = []
+    for places in parts:
+        chunks.append(Chunk.of(code, places))
+        places.clear()
+        await turns.step(_COUNTED_AT_ONCE)
+    return chunks
+
+
+def _are_distinct(quota_ids: tuple[int, ...]) -> bool:
+    return len(set(quota_ids)) == len(quota_ids)
+
+
+def total_of(requests: object) -> int | None:
+    """Return the number of quota IDs in all requests; None if it is not known in advance."""
+    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
+        return None
+    if not all(isinstance(request, InviteRequest) for request in requests):
+        # Not an error here: it is raised when the first invalid item is drawn.
+        return None
+    return sum(len(request.quota_ids) for request in requests)
+
+
+_RECALLED: Final = 1000
+"""How many quota IDs are looked up in the journal at once."""
+
+
+class Recalling:
+    """A request that is looked up in the journal, one part after the other.
+
+    Args:
+        member_code: The member.
+        counted: Its quota IDs.
+        journal: The journal.
+
+    Attributes:
+        part: The part that was looked up last, until plans for it are made.
+    """
+
+    def __init__(self, member_code: str, counted: Sequence[Chunk], journal: Record) -> None:
+        self._member_code = member_code
+        self._counted = counted
+        self._items = self._places()
+        self._read = 0
+        self._journal = journal
+        self.part: Part | None = None
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return ((id_, whole.repeated.get(id_, 1)) for whole in self._counted for id_ in whole.quota_ids)
+
+    async def next(self) -> Part | None:
+        """Look up the next part, after all chunks in flight about the same quotas. Return None at the end."""
+        places = dict(islice(self._items, _RECALLED))
+        if not places:
+            return None
+        try:
+            await self._journal.settled(self._member_code, places)
+        finally:
+            # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
+            known = await self._journal.recall(self._member_code, places)
+            again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
+            part = Part.of(self._member_code, places, known, again)
+            self.part, self._read = part, self._read + len(places)
+        return part
+
+    def left(self) -> Iterator[Job]:
+        """Yield jobs with the quota IDs that are in no plan. Those not looked up yet are `unknown`."""
+        if self.part is not None:
+            yield from Plan(self.part.answered, _RECALLED, self.part.known).left()
+            yield Job(self.part.again)
+            yield Job(self.part.fresh)
+        rest = Chunk.of(self._member_code, dict(islice(self._places(), self._read, None)))
+        yield Job(rest, not_looked_up(rest))
+
+
+@frozen
+class Part:
+    """Quota IDs of a request, divided by what the journal says about them.
+
+    Attributes:
+        answered: IDs with an outcome that is final; they are not sent.
+        again: IDs to send again although an invite may exist.
+        fresh: IDs that are not in the journal.
+        known: The outcomes in the journal, by quota ID.
+    """
+
+    answered: Chunk
+    again: Chunk
+    fresh: Chunk
+    known: Mapping[int, InviteOutcome]
+
+    @classmethod
+    def of(
+        cls,
+        member_code: str,
+        places: Mapping[int, int],
+        known: Mapping[int, InviteOutcome],
+        again: AbstractSet[int],
+    ) -> Self:
+        """Divide quota IDs into the three kinds."""
+        kinds: tuple[dict[int, int], ...] = ({}, {}, {})
+        for quota_id, times in places.items():
+            kind = 2 if quota_id not in known else 1 if quota_id in again else 0
+            kinds[kind][quota_id] = times
+        answered, asked_again, fresh = kinds
+        return cls(
+            Chunk.of(member_code, answered),
+            Chunk.of(member_code, asked_again, asked_before=True),
+            Chunk.of(member_code, fresh),
+            known,
+        )
+
+
+def not_looked_up(chunk: Chunk) -> Answered:
+    """Return `unknown` for IDs that were not looked up in the journal: an earlier run may have sent them."""
+    error = SamplingError(
+        "interrupted before the journal was read: an earlier run may have sent this",
+        endpoint="bulk_invite",
+        delivery="unknown",
+    )
+    return failed(chunk, error)
+
 
 _MANY: Final = 4096
 """How many quota IDs are checked before the event loop gets a turn."""

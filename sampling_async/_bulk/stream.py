@@ -11,10 +11,9 @@ from attrs import evolve, frozen
 
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.stepwise import Turns, pieces
-from sampling_async._protocol.answers import Answers, Listed
-from sampling_async._protocol.chunk import MAX_QUOTA_IDS
-from sampling_async._protocol.results import BulkInviteResult
+from sampling_async._pacing.loops import Turns, pieces
+from sampling_async._protocol.requests import MAX_QUOTA_IDS
+from sampling_async._protocol.results import Answers, BulkInviteResult, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from sampling_async._bulk.source import ChunkSource
     from sampling_async._contract.timing import Timeline
     from sampling_async._pacing.gate import Permit
-    from sampling_async._protocol.outcomes import InviteOutcome
     from sampling_async._protocol.requests import InviteRequest
+    from sampling_async._protocol.results import InviteOutcome
 
     _Reply: TypeAlias = tuple[Sequence[int], Answers]
     """The quota IDs of a chunk and their results."""

@@ -12,9 +12,9 @@ from attrs import evolve, frozen
 from sampling_async._contract.exchange import NOT_MODIFIED, OK, Reply, Track
 from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._contract.timing import BODY, DECODE
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
-from sampling_async._json.known import KnownSurveys
+from sampling_async._pacing.gc_pauses import defer_full_gc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ async def read_quotas(body: Body, known: KnownSurveys, *, strict: bool = False) 
     while not stream.is_over:
         surveys += await stream.next()
         # A full garbage collection with so many new objects blocks the event loop for a tenth of a second.
-        put_off_a_pause()
+        defer_full_gc()
     # No survey was found in the body. The caller decodes it as a whole, which also explains what is wrong.
     if stream.unread is not None:
         return Reply(OK, stream.unread)
@@ -196,7 +196,7 @@ class SurveyStream:
             self._end(exc)
             raise
         # As in `read_quotas`.
-        put_off_a_pause()
+        defer_full_gc()
         if self._reading is None or self._reading.is_over:
             self._end()
         return surveys

@@ -11,7 +11,7 @@ from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.read_ahead import ReadAhead
+from sampling_async._pacing.background import ReadAhead
 from sampling_async._protocol.requests import cursor_of, quota_id_of, recontact_members
 
 if TYPE_CHECKING:

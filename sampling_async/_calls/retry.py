@@ -24,7 +24,7 @@ from sampling_async._contract.exchange import (
     UNAVAILABLE,
 )
 from sampling_async._contract.records import ResultCode
-from sampling_async._pacing.backoff import doubled
+from sampling_async._pacing.patience import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
     from sampling_async import Progress as Told
     from sampling_async._cli._tally import Tally
-    from sampling_async._protocol.outcomes import OutcomeStatus
+    from sampling_async._protocol.results import OutcomeStatus
 
 STYLES: Final[dict[OutcomeStatus, str]] = {
     "invited": "green",

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from sampling_async._contract.errors import ClientClosedError, Delivery, Endpoint
 from sampling_async._contract.records import hidden
-from sampling_async._contract.values import value
+from sampling_async._contract.structs import value
 
 if TYPE_CHECKING:
     from sampling_async._contract.timing import Timeline

@@ -8,17 +8,36 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
+from msgspec import Meta
 
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import Timed, TimedInSlot
-from sampling_async._contract.wire import Double, Int64, Link, wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+INT64_MAX: Final = 2**63 - 1
+
+Int64: TypeAlias = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
+"""A whole number. Whoever creates a record may give any int: only msgspec heeds the bounds, when it reads."""
+
+Double: TypeAlias = Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
+"""A number with or without a fraction, likewise."""
+
+Link: TypeAlias = Annotated[str, Meta(min_length=1)]
+"""A text that is not empty, likewise."""
+
+_ACRONYMS: Final = {"id": "ID", "ids": "IDs", "loi": "LOI", "ir": "IR", "url": "URL"}
+
+
+def wire_name(attribute: str) -> str:
+    """Return the contract's name of an attribute: `SubQuotaID` for `sub_quota_id`."""
+    return "".join(_ACRONYMS.get(word, word.capitalize()) for word in attribute.split("_"))
+
 
 T = TypeVar("T")
 

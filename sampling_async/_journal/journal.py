@@ -17,14 +17,14 @@ from sampling_async._contract.records import once_made
 from sampling_async._journal.lines import outcomes_of, status_of
 from sampling_async._journal.run import JournalRun, journal_file
 from sampling_async._pacing.threads import in_thread
-from sampling_async._protocol.outcomes import OutcomeStatus
+from sampling_async._protocol.results import OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from sampling_async._journal.file import JournalFile
     from sampling_async._journal.rows import Request
-    from sampling_async._protocol.outcomes import InviteOutcome
+    from sampling_async._protocol.results import InviteOutcome
 
 T = TypeVar("T")
 

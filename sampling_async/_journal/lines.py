@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sampling_async._contract.errors import JournalError, SamplingError
 from sampling_async._contract.records import Invite
 from sampling_async._json.codec import plain_json
-from sampling_async._protocol.outcomes import InviteOutcome
+from sampling_async._protocol.results import InviteOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from sampling_async._protocol.outcomes import OutcomeStatus
+    from sampling_async._protocol.results import OutcomeStatus
 
 _LINES: Final = 100
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from sampling_async._contract.wire import INT64_MAX
+from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage
 from sampling_async._journal.rows import ANSWERED, SENT, UNREADABLE, Note, Rows

@@ -7,7 +7,7 @@ the work of `JournalFile`. This module knows the chunks of this run that are in 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -15,16 +15,58 @@ import anyio.lowlevel
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._json.codec import plain_json
-from sampling_async._pacing.change import Change
+from sampling_async._pacing.loops import Change
 from sampling_async._pacing.threads import begun, finished, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from sampling_async._journal.file import JournalFile
-    from sampling_async._protocol.chunk import Chunk
-    from sampling_async._protocol.outcomes import InviteOutcome
+    from sampling_async._protocol.requests import Chunk
+    from sampling_async._protocol.results import InviteOutcome
+
+
+@runtime_checkable
+class Record(Protocol):
+    """Records chunks before they are sent, and their outcomes afterwards; see `JournalRun`, which does it."""
+
+    def claim(self, base_url: str, panel_guid: str) -> None:
+        """Learn the service and the panel that the record must belong to."""
+
+    async def open(self) -> None:
+        """Open the record for a run."""
+
+    async def close(self) -> None:
+        """Write what was noted, and close the record."""
+
+    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
+        """Wait until no chunk of this run is in flight about these quotas of a member."""
+
+    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> Mapping[int, InviteOutcome]:
+        """Return the recorded outcomes of these quotas of a member, without those that were never sent."""
+        ...
+
+    def asks_again(self, outcome: InviteOutcome) -> bool:
+        """Return whether to send a quota ID again that has this outcome."""
+        ...
+
+    def take_up(self, chunk: Chunk) -> None:
+        """Note that a chunk is in flight."""
+
+    def settle(self, chunk: Chunk) -> None:
+        """Note that a chunk is no longer in flight."""
+
+    def note_sent(self, chunk: Chunk) -> int:
+        """Note that a chunk will be sent, once `written()` has returned. Return its number."""
+        ...
+
+    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
+        """Note the outcomes of a chunk."""
+
+    async def written(self) -> None:
+        """Wait until all that was noted before is on disk."""
+
 
 _AT_ONCE: Final = 10_000  # quota IDs that are checked before the event loop gets a turn
 

@@ -24,9 +24,9 @@ from sampling_async._contract.records import (
     SubQuota,
     Survey,
     SurveyWaveExclusion,
+    wire_name,
 )
 from sampling_async._contract.settings import PartnerSettings
-from sampling_async._contract.wire import wire_name
 from sampling_async._json.rules import (
     DRIFTED,
     MISSING,

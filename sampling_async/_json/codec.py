@@ -31,15 +31,14 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.wire import wire_name
+from sampling_async._contract.records import wire_name
 from sampling_async._json import fast, rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sampling_async._contract.records import Survey
-    from sampling_async._json.fast import Shared, WireItem
-    from sampling_async._json.known import KnownSurveys
+    from sampling_async._json.fast import KnownSurveys, Shared, WireItem
 
 T = TypeVar("T")
 

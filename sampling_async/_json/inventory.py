@@ -34,7 +34,7 @@ from sampling_async._json.rules import says_absent, spelled
 
 if TYPE_CHECKING:
     from sampling_async._contract.records import PartialKey
-    from sampling_async._json.known import KnownSurveys
+    from sampling_async._json.fast import KnownSurveys
 
 # The body up to the first survey. Plain values may come before the surveys, in any order. A body with anything
 # else there is read as a whole.

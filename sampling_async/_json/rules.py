@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final
 
-from sampling_async._contract.wire import INT64_MAX
+from sampling_async._contract.records import INT64_MAX
 
 # Correct names, each with the misspelling that some services use.
 DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}

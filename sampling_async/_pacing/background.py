@@ -8,23 +8,48 @@ block, and a warning is given if the block is left in another task.
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from collections import deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import anyio
 
-from sampling_async._pacing.cancellation import is_stray
-from sampling_async._pacing.change import Change
-from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.loops import Change, asyncio_loop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
     from types import TracebackType
 
     from anyio.abc import TaskGroup
+
+_LOG: Final = logging.getLogger("sampling_async.pacing")
+
+
+def is_stray(exc: BaseException) -> bool:
+    """Return whether an exception is an asyncio cancellation that is not meant for the current task.
+
+    If a task awaits a future or another task, and that is cancelled, the same CancelledError is raised as for a
+    cancellation of the task itself. Such a stray cancellation must be reported as a failure. Otherwise it would
+    end the current task silently.
+    """
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio  # noqa: PLC0415  a third of this package's import time, and some hosts run trio
+
+    if not isinstance(exc, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # trio runs, and its cancellations are of another kind
+        return True
+    # Two ways to cancel this task: `Task.cancel` of asyncio, which `cancelling` counts, and a scope of anyio.
+    return task is None or not (task.cancelling() or anyio.get_current_task().has_pending_cancellation())
 
 
 class Background(ABC):
@@ -321,3 +346,113 @@ def _first_of(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+class Standing(Background):
+    """A background whose results are its state. A failure of the work is raised when the block is left.
+
+    A service leaves the block only when it ends, so the failure is logged too, at once. A cancellation is no
+    failure: mostly it is that of the block.
+    """
+
+    _works_in_groups = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_leaving = False
+        self._is_logged = False
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Work that is still running, or was when the block was left before, is ended by that: no failure.
+        had_ended, self._is_leaving = self._finished and not self._is_leaving, True
+        await super().__aexit__(exc_type, exc, traceback)
+        if had_ended and exc_type is None:
+            self._end()
+
+    def is_over(self) -> None:
+        """Learn that the work has ended. It may be called several times."""
+        super().is_over()
+        if self._broken_by is not None and not self._is_logged:
+            self._is_logged = True
+            if self._was_cancelled:
+                _LOG.info("the %s was cancelled", self._called)
+                return
+            # Its text may hold what a log must not.
+            name = type(self._broken_by).__name__
+            _LOG.error("the %s was ended by %s, which is raised when its block is left", self._called, name)
+
+    @property
+    def _has_more(self) -> bool:
+        return False
+
+    @property
+    def _broken_by(self) -> Exception | None:
+        """The failure that has ended the work while its block was open."""
+        return None if self._is_leaving else self._failure
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for a state of the work.
+
+        Raises:
+            RuntimeError: The work has ended, so the state will never come.
+        """
+        if self._runner is None:
+            self._must_be_inside()
+        while not is_so():
+            if self._finished:
+                raise self._ended()
+            await self._progress.wait()
+
+    def _ended(self) -> RuntimeError:
+        """Return the error for those who wait for work that has ended; the failure is its cause."""
+        failure = self._broken_by
+        if failure is None:
+            return RuntimeError(f"the {self._called} has ended")
+        error = RuntimeError(f"the {self._called} was ended by {type(failure).__name__}: {failure}")
+        error.__cause__ = failure
+        return error
+
+
+Item = TypeVar("Item")
+
+
+class ReadAhead(Background, Generic[Item]):
+    """An async generator that runs in a separate task, one item ahead of its consumer.
+
+    An exception of the generator is raised after the items before it, without an ExceptionGroup around it.
+    """
+
+    def __init__(self, items: AsyncGenerator[Item, None]) -> None:
+        super().__init__()
+        self._items = items
+        self._ready: deque[Item] = deque()  # holds one item at most
+        self._taken = Change()  # the consumer took that item
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._ready)
+
+    async def next(self) -> Item | None:
+        """Return the next item, or None after the last. No item is lost if this is cancelled."""
+        self._must_be_inside()
+        while not self._ready:
+            if self._finished:
+                self._end()
+                return None
+            await self._progress.wait()
+        # Notify before the item is taken: a signal handler may raise in between, and the item must not be lost.
+        self._taken.notify()
+        return self._ready.popleft()
+
+    async def _work(self) -> None:
+        try:
+            async with aclosing(self._items) as items:
+                async for item in items:
+                    self._ready.append(item)
+                    self._progress.notify()
+                    while self._ready:
+                        await self._taken.wait()
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._keep(exc)

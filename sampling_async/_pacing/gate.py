@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from sampling_async._contract.timing import HOLD, PERMIT, Timeline
-from sampling_async._pacing.change import Turn
-from sampling_async._pacing.limit import OVERLOADED
-from sampling_async._pacing.pace import NEXT_TO_NOTHING
+from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
+from sampling_async._pacing.loops import Turn
 from sampling_async._pacing.turns import Kind, Turns
 
 if TYPE_CHECKING:

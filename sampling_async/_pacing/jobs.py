@@ -19,8 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.background import Background, Tasks
-from sampling_async._pacing.change import Change, Turn
-from sampling_async._pacing.loops import asyncio_loop, next_round
+from sampling_async._pacing.loops import Change, Turn, asyncio_loop, next_round
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

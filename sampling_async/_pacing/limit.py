@@ -1,19 +1,320 @@
-"""The number of attempts to run at once, learned from how attempts end. No I/O: numbers in, limit out.
+"""The number of attempts to run at once, and the rate at which they may begin. No I/O: numbers in and out.
 
 The limit starts at 8 and grows while the service responds as fast as at its best. It is halved when the service
 shows overload (a timeout, 429, 503, a failed connection). It is also lowered when responses take several times
 as long as at their best, before any of them times out: a bulk invite that times out leaves up to a hundred
-invites that may exist.
+invites that may exist. The service needs more time for more quota IDs. So a time is compared with the line
+`a + b * IDs` through the shortest times seen.
 
-The service needs more time for more quota IDs. So a time is compared with the line `a + b * IDs` through the
-shortest times seen.
+A limit on the attempts that run at once is not enough. If a service allows twenty requests a second and
+responds in a millisecond, even one attempt at a time is too much for it. So the rate at which attempts may
+begin is derived from the refusals for load. An attempt that was not refused for load is *accepted*, whatever
+the response.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import deque
+from math import inf, sqrt
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Rates, in attempts a second.
+_FIRST_RATE: Final = 10.0  # after the first refusal, if too few responses came before it to measure a rate
+_LEAST_RATE: Final = 0.2
+_LEAST_GUESSED_RATE: Final = 1.0  # the least rate that is only guessed, if any attempt was accepted before
+
+# How a rate is set by a refusal, and how it grows again.
+_ENOUGH: Final = 8  # accepted attempts that are enough for a measurement
+_SHY: Final = 0.97  # the factor for a measured rate: the limit gave more than that for a while
+_FIRST_SHARE: Final = 0.9  # the share of a measured rate to begin with
+_GUESSED_SHARE: Final = 0.3  # the factor for a rate that could not be measured
+_REGAINED_AFTER: Final = 20  # accepted attempts until the rate is the measured one again
+_DOUBLED_AFTER: Final = 120  # further ones until it is twice the measured one
+_LEAST_GROWTH: Final = 0.03  # a second, for each one: a rate that is far too low must not stay so
+# More of them for each attempt that the latest refusal cost: where refusals are dear, the limit is tried later.
+_REGAINED_COST: Final = 3.0
+_DOUBLED_COST: Final = 60.0
+_UNSURE: Final = 6.0  # the first measurement is rough, so the limit is tried sooner
+
+# When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
+_REFUSALS: Final = 5
+_FALLEN: Final = 0.9
+_WEIGHED: Final = 3  # where refusals ask to wait: only if in the latest so many stretches, on average,
+_DEAR: Final = 6.0  # fewer attempts were accepted than this, for each attempt that a refusal costs
+_MOST_REFUSALS: Final = 20  # the number doubles up to this with each trial that shows that the rate matters
+_LASTING: Final = 8  # stretches after which it was no trial any more
+_AGAIN: Final = 2  # the number after that
+
+# What shows that the rate matters: the latest stretches between refusals are too short.
+_COMPARED: Final = 4
+_LEAST_STRETCH: Final = 8  # accepted attempts
+_SHORTER: Final = 0.4  # of the usual stretch
+_SLOWER: Final = 0.5  # of what was accepted in a second with a rate
+_RARE: Final = 0.25  # refusals for each accepted attempt
+_FASTER: Final = 2.0  # shorter ones are enough if so many times as many attempts are accepted in a second
+
+_TIMER_LATENESS: Final = 0.002  # seconds by which timers fire late
+NEXT_TO_NOTHING: Final = 1e-9  # seconds by which they fire early: sleeping for so short a time is spinning
+
+
+class Pace:
+    """The rate at which attempts may begin. There is none until the service refuses attempts for load.
+
+    A refusal sets the rate to a little less than the rate of the attempts accepted before it, because that is
+    what the service allows. From there the rate grows: slowly at first, since the limit is near, and later
+    ever faster, since the limit seems to be gone. If too few attempts were accepted to measure a rate, the rate
+    falls by more, and grows fast until the next refusal.
+
+    Refusals may have another cause than the rate: one node of several may refuse everything. Then a lower rate
+    does not make the stretches between them longer. So if the rate has fallen, attempts go without a rate on
+    trial. It stays so while the stretches are about as long as they were with a rate.
+    """
+
+    __slots__ = (
+        "_accepted_at",
+        "_cost",
+        "_held_until",
+        "_highest",
+        "_is_measured",
+        "_is_resumed",
+        "_is_sure",
+        "_needed",
+        "_next_at",
+        "_rate",
+        "_refused_at",
+        "_stretch",
+        "_stretches",
+        "_unpaced",
+    )
+
+    def __init__(self) -> None:
+        self._rate = inf  # a second, at the latest refusal: measured or guessed
+        self._is_measured = False
+        self._is_sure = False  # whether it was measured again with a measured one
+        self._stretch = _Stretch(inf)  # since the latest refusal
+        self._refused_at = inf  # when that came
+        self._is_resumed = False  # whether an attempt has begun since
+        self._held_until = -inf
+        self._cost = 0.0  # the attempts that the latest refusal cost, because the service asked to wait
+        self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
+        self._next_at = -inf
+        self._stretches: deque[_Stretch] = deque(maxlen=_MOST_REFUSALS)  # the latest, since the latest trial
+        self._highest = 0.0  # the highest rate since then
+        self._needed = _REFUSALS
+        self._unpaced: _Unpaced | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a rate, and it was measured, not guessed."""
+        return self._is_measured and self._unpaced is None
+
+    @property
+    def spares_limit(self) -> bool:
+        """Whether the number of attempts at once is not the cause of refusals: the rate is, or chance."""
+        return self._is_measured if self._unpaced is None else self._unpaced.is_rare
+
+    @property
+    def rate(self) -> float:
+        """The number of attempts that may begin in a second."""
+        if self._rate == inf or self._unpaced is not None:
+            return inf
+        accepted = self._stretch.accepted if self._is_resumed else 0
+        if not self._is_measured:
+            return self._rate * (1 + accepted / _ENOUGH)
+        # With a measured rate of 100 a second: 90 right after the refusal, 100 after 20 accepted attempts, then
+        # growing with their cube: 101 after 50, 200 after 140. A hold of one second costs 100 attempts: then it
+        # is 100 after 320, and 120 after 3,900, which is half a minute later. For low rates, the second term is
+        # the larger one: it grows by 0.03 a second with each accepted attempt.
+        cost = self._cost if self._is_sure else self._cost / _UNSURE
+        regained_after = _REGAINED_AFTER + _REGAINED_COST * cost
+        beyond = accepted - regained_after
+        if beyond < 0:
+            more = (1 - _FIRST_SHARE) * beyond / regained_after
+        else:
+            more = (beyond / (_DOUBLED_AFTER + _DOUBLED_COST * cost)) ** 3
+        growth = _LEAST_GROWTH / (1 + cost)
+        return max(self._rate * (1 + more), self._rate * _FIRST_SHARE + growth * accepted)
+
+    def refused(self, now: float, *, is_news: bool = True) -> None:
+        """Record that the service refused an attempt because of load.
+
+        Args:
+            now: The time.
+            is_news: Whether it is the first refusal of the attempts that run at once. The others say the same.
+        """
+        self._stretch.refused += 1
+        if not is_news:
+            return
+        if self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
+            self._end_trial(now)
+            self._set_rate(now)
+            self._stretches.append(self._stretch)
+            if self._slowing_does_not_help():
+                self._unpaced = _Unpaced(self._stretches, now)
+        self._refused_at, self._is_resumed = now, False
+        self._next_at = max(self._next_at, now + 1 / self.rate) if self._unpaced is None else now
+
+    def _set_rate(self, now: float) -> None:
+        """Measure the rate of what was let through since the latest refusal, or guess it."""
+        rate, stretch = self.rate, self._stretch
+        if min(stretch.let_through, len(self._accepted_at)) < _ENOUGH:
+            # Too few for a measurement: a measured rate falls a little, a guessed one by much.
+            known = rate * (_FIRST_SHARE if self._is_measured else _GUESSED_SHARE)
+            self._rate = known if rate < inf else _FIRST_RATE
+        elif self._is_measured:
+            # It has hardly changed, so all since the latest refusal count. What the service asked to wait does
+            # not: with that, each refusal would look like a lower rate.
+            self._rate = _SHY * sqrt(rate * min(rate, stretch.let_through / max(now - stretch.began, 1e-6)))
+            self._is_sure = True
+        else:
+            # A guessed rate has risen fast, so only the latest 8 accepted attempts, with 7 gaps between them,
+            # show how far.
+            latest = (_ENOUGH - 1) / max(now - self._accepted_at[0], 1e-6)
+            # Without a rate so far, this is no measurement: the first attempts were accepted before the service
+            # applied any limit.
+            self._is_measured, self._is_sure = rate < inf, False
+            if self._is_measured:
+                # The latest ones took what the limit had saved up for a burst, and over the whole time it was
+                # not used up. The limit is between the two.
+                mean = stretch.let_through / max(now - self._refused_at, 1e-6)
+                latest = min(rate, sqrt(latest * min(latest, mean)))
+            self._rate = latest
+        self._rate = max(
+            self._rate, _LEAST_GUESSED_RATE if stretch.accepted and not self._is_measured else _LEAST_RATE
+        )
+        self._highest = max(self._highest, self._rate)
+
+    def _slowing_does_not_help(self) -> bool:
+        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same.
+
+        Where refusals are dear, a trial is too, also for other clients of the limit. There it must be worth it.
+        """
+        if len(self._stretches) < self._needed or self._rate > _FALLEN * self._highest:
+            return False
+        latest = [stretch.accepted for stretch in list(self._stretches)[-_WEIGHED:]]
+        return self._cost == 0 or sum(latest) < _DEAR * self._cost * len(latest)
+
+    def _end_trial(self, now: float) -> None:
+        if self._unpaced is None:
+            return
+        if self._unpaced.count > _LASTING:
+            # What was known of the rate is long ago. What was accepted without one is known.
+            self._rate, self._is_measured, self._needed = self._unpaced.per_second(now), True, _AGAIN
+        else:
+            self._needed = min(_MOST_REFUSALS, 2 * self._needed)
+        self._stretches.clear()
+        self._highest, self._unpaced = 0.0, None
+
+    def answered(self, now: float) -> None:
+        """Record that an attempt was accepted."""
+        self._stretch.accepted += 1
+        self._accepted_at.append(now)
+
+    def held(self, until: float) -> None:
+        """Record that the service asked to send nothing until some time."""
+        self._held_until = max(self._held_until, until)
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next attempt may begin."""
+        wait = self._next_at - now
+        return wait if wait > NEXT_TO_NOTHING else 0.0
+
+    def begin(self, now: float) -> None:
+        """Record that an attempt begins."""
+        if not self._is_resumed:
+            # What was under way at the refusal has counted for the stretch before.
+            self._stretch, self._is_resumed = _Stretch(now), True
+            held = max(0.0, min(now, self._held_until) - self._refused_at)
+            self._cost = held * self._rate if self._rate < inf else 0.0
+        self._stretch.begun += 1
+        if self._rate < inf and self._unpaced is None:
+            gap = 1 / self.rate
+            # The next attempt may begin one gap after this one was due. If this one is much later than due, the
+            # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
+            # timer is made up for, at most 2 ms or a tenth of the gap, or the rate would always be too low.
+            self._next_at = max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)) + gap
+
+
+class _Stretch:
+    """The attempts between two refusals.
+
+    Attributes:
+        began: When the first one began.
+        begun: How many have begun.
+        accepted: How many of them were accepted. One that is under way when the next refusal comes counts too.
+        refused: How many were refused.
+    """
+
+    __slots__ = ("accepted", "began", "begun", "refused")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.begun = self.accepted = self.refused = 0
+
+    @property
+    def let_through(self) -> int:
+        """How many were accepted, those included that are under way."""
+        return max(self.accepted, self.begun - self.refused)
+
+
+class _Unpaced:
+    """The attempts without a rate, in stretches, compared with the stretches before.
+
+    Args:
+        stretches: Those with a rate.
+        now: The time.
+
+    Attributes:
+        count: The number of stretches so far.
+    """
+
+    __slots__ = ("_accepted", "_before", "_began", "_compared", "_latest", "_usual", "count")
+
+    def __init__(self, stretches: Sequence[_Stretch], now: float) -> None:
+        self.count = 0
+        self._compared = len(stretches)
+        accepted = sum(stretch.accepted for stretch in stretches)
+        self._usual = accepted / len(stretches)
+        self._before = accepted / max(now - stretches[0].began, 1e-6)
+        self._began, self._accepted = now, 0
+        self._latest: deque[_Stretch] = deque(maxlen=_COMPARED)
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether few of the latest attempts were refused."""
+        accepted, refused = self._sums()
+        return refused <= _RARE * accepted
+
+    def _sums(self) -> tuple[int, int]:
+        accepted = sum(stretch.accepted for stretch in self._latest)
+        return accepted, sum(stretch.refused for stretch in self._latest)
+
+    def per_second(self, now: float) -> float:
+        """Return how many attempts were accepted in a second."""
+        return max(_LEAST_RATE, self._accepted / max(now - self._began, 1e-6))
+
+    def goes_on(self, stretch: _Stretch, now: float) -> bool:
+        """Record a stretch; return False if the latest ones show that the rate matters."""
+        self.count += 1
+        self._accepted += stretch.accepted
+        self._latest.append(stretch)
+        accepted, refused = self._sums()
+        seconds = now - self._latest[0].began
+        stretch_enough = max(_LEAST_STRETCH, _SHORTER * self._usual)
+        enough = max(len(self._latest) * stretch_enough, _SLOWER * self._before * seconds)
+        # One of them may be short by chance.
+        is_as_before = accepted >= enough * (1 - 1 / len(self._latest))
+        is_faster = accepted >= _FASTER * max(_FIRST_RATE, self._before) * seconds
+        if 2 * accepted < refused - 2 or not (is_as_before or is_faster):
+            return False
+        self._usual += (stretch.accepted - self._usual) / (self._compared + self.count)
+        return True
+
 
 _START: Final = 8  # the first limit
 OVERLOADED: Final = 0.5  # the factor for the limit after an overload

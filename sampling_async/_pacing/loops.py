@@ -1,11 +1,12 @@
-"""The current event loop and its clock, on asyncio and on trio."""
+"""Event loops: their clock, waiting for a change that another task makes, and long work in steps."""
 
 from __future__ import annotations
 
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -13,6 +14,133 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
+
+
+class Change:
+    """Something that changes many times. Tasks wait for the next change, and `notify` wakes all of them.
+
+    There is an event only while a task waits, so `notify` costs next to nothing otherwise. A task that was
+    woken must look again whether the change is the one that it needs, and must wait again if it is not.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        self._event = self._event or anyio.Event()
+        await self._event.wait()
+
+    def notify(self) -> None:
+        """Wake the tasks that wait now. Call it after the change, in the event loop of these tasks."""
+        if self._event is not None:
+            # Set before it is forgotten: a signal handler may raise in between, and an event that is forgotten
+            # and not set would leave its tasks waiting.
+            self._event.set()
+            self._event = None
+
+
+class Turn:
+    """Something that happens once, and one task waits for it, on asyncio and on trio.
+
+    On asyncio it is a bare future, which costs a third of an event. Only one task may wait: if it is cancelled,
+    the future is too.
+    """
+
+    __slots__ = ("_event", "_future")
+
+    def __init__(self) -> None:
+        loop = asyncio_loop()
+        self._future = None if loop is None else loop.create_future()
+        self._event = anyio.Event() if loop is None else None
+
+    async def wait(self) -> None:
+        """Wait until it has happened."""
+        if self._event is not None:
+            await self._event.wait()
+        else:
+            assert self._future is not None
+            await self._future
+
+    def set(self) -> None:
+        """Note that it has happened, and wake the task. It may be called again, and after a cancellation."""
+        if self._event is not None:
+            self._event.set()
+        elif self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+T = TypeVar("T")
+
+# Seconds of work after which other tasks must get a turn.
+_LONG: Final = 0.004
+
+ENTRIES: Final = 2**16
+"""The most entries of one dict. To grow a dict of a million entries takes 30 ms, and nothing else runs then."""
+
+# The most entries of each of several dicts that fill at the same rate: they all grow at the same moment.
+_ENTRIES_ALIKE: Final = 2**12
+
+# Steps between two readings of the clock: reading it takes as long as a small step.
+_EACH: Final = 16
+
+
+def pieces(entries: int) -> int:
+    """Return the number of dicts for a number of entries, so that no dict takes long to grow.
+
+    An entry belongs to the dict whose number is the remainder of its key: `key % pieces(entries)`.
+    """
+    return 1 + entries // _ENTRIES_ALIKE
+
+
+class Stepwise(AsyncIterator[T]):
+    """A plain iterable as an async iterator.
+
+    It is a class because an async generator that is not read to its end must be closed.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+
+    async def __anext__(self) -> T:
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+
+class Turns:
+    """Turns for the event loop every few milliseconds, during work that does not await anything else."""
+
+    __slots__ = ("_since", "_steps")
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._since = time.perf_counter()
+
+    async def step(self, steps: int = 1) -> None:
+        """Count steps of the work as done, and let the event loop go round if it is time.
+
+        This is a good place to be cancelled: no step is half done.
+        """
+        self._steps += steps
+        if self._steps < _EACH:
+            return
+        self._steps = 0
+        if time.perf_counter() - self._since > _LONG:
+            # The first round handles timers and the network. The second one runs the tasks that these woke.
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            self._since = time.perf_counter()
+
+
+async def let_go(items: list[Any]) -> None:
+    """Forget objects one by one. To release a whole inventory at once would block the event loop."""
+    turns = Turns()
+    while items:
+        items.pop()
+        await turns.step(_EACH)
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,4 +1,4 @@
-"""Outages of the service: notice that one began and that it ended. Depends on anyio, knows nothing of surveys.
+"""Outages of the service: when one begins, when the next probe is due, and how long to wait for the end.
 
 During an outage all requests fail, and a request that reached the service just before may or may not have had
 its effect. So after several failures in a row only a probe is sent: one request with no effect, repeated until
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
-from sampling_async._pacing.backoff import doubled
-from sampling_async._pacing.change import Change
+from sampling_async._pacing.loops import Change
+from sampling_async._pacing.patience import OutagePolicy, doubled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from sampling_async._pacing.patience import OutagePolicy
 
 # The time limit of a probe. It is short, because a probe that hangs delays the next one.
 _PROBE_SECONDS: Final = 2.0

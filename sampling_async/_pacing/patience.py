@@ -1,4 +1,4 @@
-"""The policy for outages: when one begins, how long to wait for its end. No I/O: numbers in, decision out."""
+"""How long to wait: waits that double, and the policy for outages. No I/O: numbers in, decision out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from attrs import field, frozen
 from sampling_async._contract.checks import not_negative, positive
 
 _FAILURES: Final = 5  # in a row
+
+
+def doubled(first: float, doublings: int, longest: float) -> float:
+    """Return the first wait, doubled a number of times, but not more than the longest.
+
+    Example with 0.25 and 20: 0.25, 0.5, 1, 2 ... 16, 20, 20 s.
+    """
+    # Bounded, because 2.0 ** 1100 is an OverflowError. A product that is too large is infinite.
+    return min(longest, first * 2.0 ** min(doublings, 1_000))
 
 
 @frozen(kw_only=True)

@@ -1,22 +1,57 @@
-"""Whose turn it is at a gate: the kinds of work, the lanes in which their permits wait, and their order."""
+"""The order of the tasks that wait at a gate: kinds of work, their lanes, and how long each lane waited."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
 from itertools import count
-from math import inf
+from math import fsum, inf
 from typing import TYPE_CHECKING, Final
 
-from sampling_async._pacing.limit import AdaptiveLimit
-from sampling_async._pacing.pace import Pace
-from sampling_async._pacing.waits import Waits
+from sampling_async._pacing.limit import AdaptiveLimit, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sampling_async._pacing.change import Turn
     from sampling_async._pacing.gate import Permit
+    from sampling_async._pacing.loops import Turn
+
+_KEPT: Final = 256
+
+
+class Waits:
+    """The spans of time in which somebody waited. Where several wait at once, that is one span.
+
+    The latest 256 spans are known.
+    """
+
+    __slots__ = ("_ended", "_since", "_waiting")
+
+    _since: float  # of the span that lasts
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._waiting: set[object] = set()
+
+    def begin(self, who: object, now: float) -> None:
+        """Note that somebody waits from now on."""
+        if not self._waiting:
+            self._since = now
+        self._waiting.add(who)
+
+    def end(self, who: object, now: float) -> None:
+        """Note that somebody waits no more; without effect for those who did not wait."""
+        if who not in self._waiting:
+            return
+        self._waiting.discard(who)
+        if not self._waiting:
+            self._ended.append((self._since, now))
+
+    def within(self, first: float, last: float) -> float:
+        """Return the seconds between two moments in which somebody waited."""
+        spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
+        return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
+
 
 # Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
 _MOST_IN_A_ROW: Final = 9

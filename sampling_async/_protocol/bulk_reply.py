@@ -10,19 +10,24 @@ from attrs import field
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
-from sampling_async._contract.structs import astuple, replace
-from sampling_async._contract.values import value
+from sampling_async._contract.structs import astuple, replace, value
 from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number, zeros
-from sampling_async._protocol.answers import MOST_SAID, SUCCESS, Answers, Columns, Listed, outcomes_from
-from sampling_async._protocol.outcomes import InviteOutcome
 from sampling_async._protocol.refusals import text_of, without
+from sampling_async._protocol.results import (
+    MOST_SAID,
+    SUCCESS,
+    Answers,
+    Columns,
+    InviteOutcome,
+    Listed,
+    outcomes_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sampling_async._json.fast import WireItem
-    from sampling_async._protocol.answers import Said
-    from sampling_async._protocol.outcomes import OutcomeStatus
+    from sampling_async._protocol.results import OutcomeStatus, Said
 
 
 _LOG: Final = logging.getLogger("sampling_async.json")

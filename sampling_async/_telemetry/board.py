@@ -13,7 +13,7 @@ import anyio
 from attrs import asdict
 
 from sampling_async._json.codec import plain_json
-from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.background import Standing
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:

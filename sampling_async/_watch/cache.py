@@ -20,7 +20,7 @@ from attrs import evolve
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
 from sampling_async._json.codec import packed, parse, unpacked
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class CacheFile:
             raise ValueError("it is damaged")
         surveys: list[Survey] = []
         for line in lines[2:-1]:
-            put_off_a_pause()
+            defer_full_gc()
             surveys.append(unpacked(Survey, line))
         return evolve(unpacked(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
 

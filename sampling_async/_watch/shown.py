@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import evolve
 
 from sampling_async._contract.records import leave_out, may_list
-from sampling_async._pacing.stepwise import Turns
+from sampling_async._pacing.loops import Turns
 from sampling_async._watch.changes import Key, key_of
 
 if TYPE_CHECKING:

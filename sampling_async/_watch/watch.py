@@ -19,11 +19,10 @@ from sampling_async._contract.errors import (
     delivered,
 )
 from sampling_async._contract.records import once_made
-from sampling_async._pacing.standing import Standing
-from sampling_async._pacing.stepwise import let_go
+from sampling_async._pacing.background import Standing
+from sampling_async._pacing.loops import let_go
 from sampling_async._pacing.threads import begun, in_thread
-from sampling_async._watch.pace import Pace
-from sampling_async._watch.reader import Board, QuotaChanges
+from sampling_async._watch.reader import Board, Pace, QuotaChanges
 from sampling_async._watch.shown import Closings, Shown
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import OK, Call, Reply, Track
+from sampling_async._pacing.background import is_stray
 from sampling_async._pacing.blocks import Block, Blocks
-from sampling_async._pacing.cancellation import is_stray
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import Body, BodyLimits, Head, Request

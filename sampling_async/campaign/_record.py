@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.change import Change
+from sampling_async._pacing.loops import Change
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._moments import Moments
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
-    from sampling_async._protocol.chunk import Chunk
+    from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
     from sampling_async.campaign._ledger import Ledger
     from sampling_async.campaign._pairs import Member

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from sampling_async import InvalidRequestError, InviteRequest
-from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.background import Standing
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError

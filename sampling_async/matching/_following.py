@@ -10,8 +10,8 @@ import anyio
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.standing import Standing
-from sampling_async._pacing.stepwise import Turns
+from sampling_async._pacing.background import Standing
+from sampling_async._pacing.loops import Turns
 from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed
 from sampling_async.notifications import Standing as Truth
 

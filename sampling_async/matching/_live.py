@@ -9,8 +9,8 @@ import anyio
 
 from sampling_async import QuotaWatch
 from sampling_async._contract.checks import require_functions, require_instance
-from sampling_async._pacing.standing import Standing
-from sampling_async._pacing.stepwise import let_go
+from sampling_async._pacing.background import Standing
+from sampling_async._pacing.loops import let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async._watch.changes import key_of
 from sampling_async.matching._index import QuotaIndex, require_kinds_and_policy

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from attrs import frozen
 
 from sampling_async._contract.records import Quota, Survey
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._conditions import Condition, condition_of
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Program:
         for survey in surveys:
             # There may be millions of objects here, and none of them is garbage: a collection would only cost
             # time.
-            put_off_a_pause()
+            defer_full_gc()
             for quota in survey.quotas:
                 if quota.quota_id in seen:
                     self._report(survey, quota, "", "the quota is listed twice: the first one counts")

@@ -17,7 +17,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, of_places, without
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._question import Layout, Question
@@ -119,7 +119,7 @@ class _Sorted:
         self.crossed: list[tuple[LayerShape, list[int]]] = []
         for shape, quotas in zip(program.layers, having, strict=True):
             # No garbage is made here, as in `Program`.
-            put_off_a_pause()
+            defer_full_gc()
             # `all` is true for a layer without sub-quotas, too: nobody can fit it.
             if all(full for _, full in shape.sub_quotas):
                 self.never += quotas
@@ -158,7 +158,7 @@ class Segment:
         self._questions: dict[int, Question] = {}
         having: list[list[int]] = []
         for _ in program.layers:
-            put_off_a_pause()
+            defer_full_gc()
             having.append([])
         for bit, place in enumerate(order):
             for layer in program.targets[place].layers:
@@ -181,16 +181,16 @@ class Segment:
         # For each condition, its place in its own question.
         places: dict[int, int] = {}
         for at, having in layers.asked.items():
-            put_off_a_pause()
+            defer_full_gc()
             question, conditions = self._asked(program, at, places)
             question.add_demand([(conditions, False)], having)
         for shape, having in layers.choices:
-            put_off_a_pause()
+            defer_full_gc()
             of = [(program.sub_quotas[sub_quota].asked[0], full) for sub_quota, full in shape.sub_quotas]
             question, _ = self._asked(program, of[0][0], places)
             question.add_demand([(self._asked(program, at, places)[1], full) for at, full in of], having)
         for question in self._questions.values():
-            put_off_a_pause()
+            defer_full_gc()
             question.seal()
         self._places = {question_id: at for at, question_id in enumerate(self._questions)}
         self._unanswered = [question.ruled_unanswered() for question in self._questions.values()]
@@ -240,7 +240,7 @@ class Segment:
         if found is None:
             # Else a full collection may be due at the first members after building, and visits all of the
             # inventory: half a second for one member, with ten thousand quotas.
-            put_off_a_pause()
+            defer_full_gc()
             found = self._questions[question_id].ruled(known)
             size = 1 if isinstance(known, int) else len(known)
             if size > _REMEMBERED_SIZE:

@@ -17,9 +17,9 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.backoff import doubled
-from sampling_async._pacing.change import Change
-from sampling_async._pacing.standing import Standing
+from sampling_async._pacing.background import Standing
+from sampling_async._pacing.loops import Change
+from sampling_async._pacing.patience import doubled
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async.notifications._handlers import name_of
 from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError

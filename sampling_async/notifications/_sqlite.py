@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import once_made
-from sampling_async._contract.wire import INT64_MAX
+from sampling_async._contract.records import INT64_MAX, once_made
 from sampling_async._journal.database import (
     connected,
     failing,

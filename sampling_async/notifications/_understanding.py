@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sampling_async._contract.wire import INT64_MAX
+from sampling_async._contract.records import INT64_MAX
 from sampling_async._json.rules import Mismatch, date_time
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._money import of_hundredths, size_of

@@ -28,7 +28,7 @@ from sampling_async._protocol.requests import bulk_invite
 
 SENDING = {
     "_calls/call.py",
-    "_pacing/cancellation.py",
+    "_pacing/background.py",
     "_wire/carrier.py",
     "_wire/engine.py",
     "_wire/failures.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Classes:
         self.kind = kind
         meeting: defaultdict[int | str, list[int]] = defaultdict(list)
         for at, condition in enumerate(conditions):
-            put_off_a_pause()
+            defer_full_gc()
             for value in condition.values():
                 meeting[value].append(at)
         lengths = {len(value) for value in meeting if isinstance(value, str)}
@@ -59,7 +59,7 @@ class Classes:
         self.of: dict[int | str, int] = {}
         # Sorted, a prefix comes before the longer prefixes that begin with it, so that its class is known then.
         for value in sorted(meeting, key=_in_order):
-            put_off_a_pause()
+            defer_full_gc()
             # A code that begins with "1001" also begins with "10": it meets the conditions of both. So the
             # class of "1001" is found by the class of "10" and its own conditions.
             beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
@@ -68,13 +68,13 @@ class Classes:
             if number == len(met):
                 met.append(met[beginning].union(places_met))
         self.everything = (1 << len(met)) - 1
-        put_off_a_pause()
+        defer_full_gc()
         # Set the bits in byte arrays: to set a bit of a big integer copies the integer.
         meet = [bytearray(len(met) // 8 + 1) for _ in conditions]
         for number, places in enumerate(met):
             for at in places:
                 meet[at][number >> 3] |= 1 << (number & 7)
-        put_off_a_pause()
+        defer_full_gc()
         self.certain = [int.from_bytes(each, "little") for each in meet]
         self.possible = [
             certain

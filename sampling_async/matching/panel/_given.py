@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import ascending
 from sampling_async.matching.panel._classes import UNANSWERED
 
@@ -34,7 +34,7 @@ class Given(NamedTuple):
 def parts_of(how: str, question_id: int, classes: int, everything: int) -> tuple[Op, list[Hashable]]:
     """Return how to make a set of classes: the operation, and the names of the rows to combine."""
     # There may be a hundred thousand sets, and their parts are no garbage.
-    put_off_a_pause()
+    defer_full_gc()
     # A member of a question with single answers is in one class, so that "xor" of classes is their union.
     answered = everything ^ 1 << UNANSWERED
     if classes in {0, everything}:

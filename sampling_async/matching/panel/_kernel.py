@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching.panel._arrow import booleans, pa, pc
 from sampling_async.matching.panel._classes import MOST_CODES
 from sampling_async.matching.panel._columns import DEVICE, NOBODY, Reader, Several, member_codes, numbers, taken
@@ -321,7 +321,7 @@ class Kernel:
         return possible, certain
 
     def _made_fillers(self) -> Iterator[_Filler]:
-        put_off_a_pause()
+        defer_full_gc()
         # Sorted by kind and question: each filler does all the rows of its kind, and each comparison all of a
         # question.
         given = sorted(

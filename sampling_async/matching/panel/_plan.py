@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from attrs import frozen
 
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._program import Kept
 from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes
 from sampling_async.matching.panel._given import Given, parts_of
-from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn, steadily
+from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn, with_gc_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,15 +133,15 @@ class Source:
                 target.survey.device_type_ids,
                 target.survey.is_survey_recontact,
             )
-            for program, target in steadily(compiled)
+            for program, target in with_gc_deferred(compiled)
         ]
         self.layers = [
             tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place].sub_quotas])
-            for id_, place in steadily(layers.items)
+            for id_, place in with_gc_deferred(layers.items)
         ]
         self._sub_quotas = [
             tuple([all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked])
-            for id_, place in steadily(sub_quotas.items)
+            for id_, place in with_gc_deferred(sub_quotas.items)
         ]
         self.classes, self._asked = _classes(programs, all_asked.items, kinds, policy)
         self.quota_ids = _numbers(target.quota.quota_id for _, target in compiled)
@@ -178,9 +178,9 @@ class Source:
         """Return, for each sub-quota, the classes it asks for in each of its questions."""
         asked = [
             Asked(question_id, Pair(certain, possible))
-            for question_id, certain, possible in steadily(self._asked)
+            for question_id, certain, possible in with_gc_deferred(self._asked)
         ]
-        return [tuple([asked[at] for at in places]) for places in steadily(self._sub_quotas)]
+        return [tuple([asked[at] for at in places]) for places in with_gc_deferred(self._sub_quotas)]
 
 
 def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
@@ -193,7 +193,7 @@ def _classes(
     """Return the classes of all questions, and all that is asked, as the question and the parts of a `Pair`."""
     of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
     shapes: list[tuple[int, list[int]]] = []
-    for id_, at in steadily(all_asked):
+    for id_, at in with_gc_deferred(all_asked):
         question_id, conditions = programs[id_].asked[at]
         place = of_question[question_id].place
         shapes.append((question_id, [place((id_, condition)) for condition in conditions]))
@@ -209,7 +209,7 @@ def _classes(
             all_of(classes[question_id].certain[at] for at in places),
             all_of(classes[question_id].possible[at] for at in places),
         )
-        for question_id, places in steadily(shapes)
+        for question_id, places in with_gc_deferred(shapes)
     ]
 
 
@@ -316,7 +316,7 @@ class _Planning:
 
     def _read(self, sub_quotas: list[tuple[tuple[Asked, ...], bool]]) -> _OneQuestion | _Crossed:
         # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
-        put_off_a_pause()
+        defer_full_gc()
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
@@ -330,7 +330,7 @@ class _Planning:
     def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
         """Return the cheapest way to make the sets of each question's classes; see `Given.how`."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
-        for each in steadily(layers):
+        for each in with_gc_deferred(layers):
             for asked in each.all_asked():
                 wanted[asked.question_id].update(asked.classes)
         return {question_id: self._way(question_id, sets) for question_id, sets in wanted.items()}
@@ -359,7 +359,7 @@ class _Planning:
         return found
 
     def _layer(self, of: _OneQuestion | _Crossed) -> Pair:
-        put_off_a_pause()
+        defer_full_gc()
         if isinstance(of, _OneQuestion):
             return self._fitting((of.asked,))
         pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
@@ -399,7 +399,7 @@ class _Planning:
 
     def quota(self, quota: QuotaOfPlan) -> Pair:
         """Return the numbers of the rows whose intersection is a quota's members."""
-        put_off_a_pause()
+        defer_full_gc()
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:

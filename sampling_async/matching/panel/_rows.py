@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from sampling_async._json.gc_pauses import put_off_a_pause
+from sampling_async._pacing.gc_pauses import defer_full_gc
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -24,10 +24,10 @@ TOGETHER: Final = 512
 """The most rows made by one step: many, so that a call pays; few, to stay in the core's own cache."""
 
 
-def steadily(items: Iterable[T]) -> Iterator[T]:
+def with_gc_deferred(items: Iterable[T]) -> Iterator[T]:
     """Yield items, and delay full garbage collections: a plan makes no garbage, but a million small objects."""
     for item in items:
-        put_off_a_pause()
+        defer_full_gc()
         yield item
 
 
@@ -148,7 +148,7 @@ class Arranged:
         # Rows of one level do not depend on each other, so that all with the same operation are one step.
         levels = dict.fromkeys(given, 0)
         alike: defaultdict[tuple[int, Op], list[int]] = defaultdict(list)
-        for number in steadily(kept):
+        for number in with_gc_deferred(kept):
             op, operands = made[number]
             if op is not None:
                 levels[number] = 1 + max(levels[operand] for operand in operands)
@@ -156,7 +156,7 @@ class Arranged:
         for _, op in sorted(alike):
             numbers = sorted(alike[_, op], key=lambda number: -len(made[number].operands))
             operands_of = [
-                [self.places[part] for part in made[number].operands] for number in steadily(numbers)
+                [self.places[part] for part in made[number].operands] for number in with_gc_deferred(numbers)
             ]
             self.steps += _steps(op, operands_of, len(self.places))
             self.places.update(zip(numbers, range(len(self.places), len(kept)), strict=False))

@@ -52,5 +52,5 @@ class _Collections:
             gc.unfreeze()
 
 
-put_off_a_pause: Final = _Collections().put_off
+defer_full_gc: Final = _Collections().put_off
 """Delay a full collection that is due. Call it between the parts of an inventory that is read or compiled."""
