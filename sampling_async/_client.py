@@ -53,8 +53,7 @@ from sampling_async._wire.address import (
     proxy_of,
 )
 from sampling_async._wire.bodies import BodyLimits
-from sampling_async._wire.carrier import checked_transport
-from sampling_async._wire.session import Session
+from sampling_async._wire.session import Session, checked_transport
 from sampling_async._wire.timeouts import Timeouts
 from sampling_async._wire.trust import checked_context, context_of_files
 

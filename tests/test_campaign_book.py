@@ -19,10 +19,10 @@ from sampling_async import (
 )
 from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
 from sampling_async.campaign._book import Book
+from sampling_async.campaign._ledger_file import Member, PlannedQuota
 from sampling_async.campaign._lessons import rule_for, rules_of
 from sampling_async.campaign._limits import InvitePace
-from sampling_async.campaign._moments import SLOT, Moments, Waits, class_of, percentile, seconds_of
-from sampling_async.campaign._pairs import Member, PlannedQuota
+from sampling_async.campaign._summing import SLOT, Moments, Waits, class_of, percentile, seconds_of
 
 CODES = (1, 9, 14, 16, 28, 31, 36, 39, 41, 46, 99)
 

@@ -22,9 +22,9 @@ from notifications_kit import SECRET, post
 from rich.console import Console
 
 from sampling_async import to_json
-from sampling_async._cli import _campaign_figures, _campaign_run, _campaign_view, _connection, _rendering
+from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering
 from sampling_async._cli._campaign_options import Kept, Settings
-from sampling_async._cli._panel_writing import write_panel
+from sampling_async._cli._panel_files import write_panel
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.campaign._campaign import with_ledger
 from sampling_async.notifications import Inbox
@@ -454,7 +454,7 @@ def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
 
     silenced = []
     monkeypatch.setattr(_rendering, "emit_json", gone)
-    monkeypatch.setattr(_campaign_figures, "silence_stdout", lambda: silenced.append(1))
+    monkeypatch.setattr(_campaign_view, "silence_stdout", lambda: silenced.append(1))
     started()
     assert silenced == [1]
     assert invited("out") == service.ledger.by_pair()
@@ -462,7 +462,7 @@ def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
 
 def test_the_time_left_ends_at_the_cap(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(_campaign_figures.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_campaign_view.time, "monotonic", lambda: now)
     run = SimpleNamespace(
         pairs=Pairs(planned=1000, pending=1000),
         limits=Limits(max_invites=100),
@@ -473,7 +473,7 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    gauge = _campaign_figures.Gauge(run, client, None)
+    gauge = _campaign_view.Gauge(run, client, None)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
     assert gauge.read().seconds_left == 80 / (19 / 2)
     run.limits = Limits()
@@ -504,7 +504,7 @@ def figures(**changes):
             *[(n, None, 1) for n in range(9)],
         ),
     }
-    return _campaign_figures.Figures(**given | changes)
+    return _campaign_view.Figures(**given | changes)
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])

@@ -10,7 +10,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._cli._certificates import first_in_pem, validity_of
+from sampling_async._cli._connection import first_in_pem, validity_of
 
 EXPIRES = datetime(2031, 5, 17, 12, 30, 59, tzinfo=UTC)
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from sampling_async import InvalidRequestError, Quotas, Setting, _cli, from_json
 from sampling_async import Survey as SurveyRecord
-from sampling_async._cli import _connection, _help, _quota_ids, _rendering, _simulation, _sources
+from sampling_async._cli import _connection, _help, _rendering, _simulation, _sources
 from sampling_async._cli._commands import app
 from sampling_async.simulator import Fault, Simulator
 
@@ -303,7 +303,7 @@ def test_ids_split_between_blocks_are_joined():
             return super().read(min(size, 3))
 
     async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _quota_ids.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _sources.QuotaIDs("ids", "m"))
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
@@ -315,14 +315,14 @@ def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
     asked = list(range(1_100_000, 1_100_040))
     text = separator.join(map(str, asked)).encode()
     for size in (20, 24, 31, 64):
-        parser = _quota_ids.QuotaIDs("ids", "m")
+        parser = _sources.QuotaIDs("ids", "m")
         found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
         assert [*found, *parser.end()] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
     async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _quota_ids.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _sources.QuotaIDs("ids", "m"))
         return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):

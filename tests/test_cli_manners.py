@@ -18,7 +18,7 @@ from cli_kit import member, program, quota_ids, run
 from sampling_async import _cli
 from sampling_async._cli import _rendering
 from sampling_async._cli._commands import app
-from sampling_async._cli._panel_writing import write_panel
+from sampling_async._cli._panel_files import write_panel
 from sampling_async._cli._tally import Tally
 from sampling_async.simulator import AGE_BANDS, Simulator
 from sampling_async.simulator._questions import question_ids

@@ -11,8 +11,7 @@ from sampling_async import PartnerSettings, Setting
 from sampling_async._cli import _doctor
 from sampling_async._cli import _doctor_findings as way
 from sampling_async._cli import _doctor_service as service
-from sampling_async._cli._certificates import Validity
-from sampling_async._cli._connection import ServiceOptions
+from sampling_async._cli._connection import ServiceOptions, Validity
 from sampling_async._cli._doctor_findings import Finding, Wave
 from sampling_async._cli._doctor_probes import crowd as crowd_of
 from sampling_async._cli._doctor_probes import widths

@@ -41,9 +41,9 @@ from sampling_async._wire import engine as _engine
 from sampling_async._wire import lookups as _lookups
 from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import Head, Request, RequestBody
-from sampling_async._wire.carrier import Carrier
 from sampling_async._wire.connection import Response
 from sampling_async._wire.reader import TooSlow
+from sampling_async._wire.session import Carrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from sampling_async import TransportError, TransportTimeoutError
-from sampling_async._wire.alerts import text_of
 from sampling_async._wire.failures import Refusal, translated, was_never_sent, way_of
 from sampling_async._wire.http1 import NotHttp
+from sampling_async._wire.trust import text_of
 
 
 def caused(exc: Exception, cause: BaseException | None) -> Exception:

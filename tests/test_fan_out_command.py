@@ -16,7 +16,7 @@ import pytest
 from cli_kit import ENDINGS, lines, member, program, quota_ids, run, wait_for_handlers
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
-from sampling_async._cli import _rendering, _requests, _sources
+from sampling_async._cli import _rendering, _sources
 from sampling_async._cli._tally import Tally
 from sampling_async.simulator import Fault
 
@@ -89,11 +89,11 @@ def test_a_pair_that_comes_again_is_asked_once_unless_repetitions_are_wanted(sim
 def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
     file = tmp_path / "requests.jsonl"
     file.write_text(written([("m1", range(1, 301)), ("m2", [5])]) + "\n" + written([("m1", [5, 6])]).strip())
-    assert _requests.number_of_ids(file) == 303
+    assert _sources.number_of_ids(file) == 303
     file.write_text("no request")
-    assert _requests.number_of_ids(file) is None
+    assert _sources.number_of_ids(file) is None
     os.mkfifo(tmp_path / "pipe")
-    assert _requests.number_of_ids(tmp_path / "pipe") is None
+    assert _sources.number_of_ids(tmp_path / "pipe") is None
 
 
 def test_the_progress_of_a_file_has_a_total_and_the_time_left():
@@ -184,7 +184,7 @@ def test_an_invalid_request_is_reported_with_its_line(sim, text, words):
 
 def test_input_in_the_encoding_of_powershell_is_reported():
     with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
-        list(_requests.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
+        list(_sources.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
 
 
 def test_a_bad_line_does_not_lose_the_requests_before_it(sim, tmp_path):
@@ -225,14 +225,14 @@ def test_lines_split_between_blocks_are_joined(size):
             return super().read(min(most, size))
 
     async def read():
-        return [each async for each in _sources.Items(lambda: Drip(text), _requests.RequestLines("x"))]
+        return [each async for each in _sources.Items(lambda: Drip(text), _sources.RequestLines("x"))]
 
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
 
 
 def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
-    monkeypatch.setattr(_requests, "_LONGEST", 1000)
-    parser = _requests.RequestLines("endless")
+    monkeypatch.setattr(_sources, "_LONGEST", 1000)
+    parser = _sources.RequestLines("endless")
     with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
         list(parser.feed(b"\n" + b"x" * 2000))
 

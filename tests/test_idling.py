@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async._wire.idling import IdleTime
+from sampling_async._wire.engine import IdleTime
 
 
 def idle(round_trip: float = 0.0, seconds: float = 4.0) -> IdleTime:

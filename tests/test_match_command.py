@@ -17,7 +17,7 @@ from matching_kit import AGE
 from typer.testing import CliRunner
 
 from sampling_async import InvalidRequestError, InviteRequest, Quotas, from_json, to_json
-from sampling_async._cli import _match_view, _rendering
+from sampling_async._cli import _match_run, _rendering
 from sampling_async._cli._commands import app
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
 from sampling_async.matching.panel import _files
@@ -330,7 +330,7 @@ def test_the_inventory_comes_from_the_service_unless_a_file_is_given(panel, monk
 
 def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatch, capsys):
     monkeypatch.setattr(_rendering, "as_lines", lambda _: False)
-    monkeypatch.setattr(_match_view, "SHOWN", 5)
+    monkeypatch.setattr(_match_run, "SHOWN", 5)
     shown = run("panel.parquet").stdout
     rows = expected_counts()
     assert "Shortfall" in shown
@@ -342,7 +342,7 @@ def test_on_a_terminal_there_is_a_table_of_the_first_and_a_sum(panel, monkeypatc
 @pytest.mark.parametrize("option", ["--top", "--requests", "--sample", "--allocate"])
 def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatch, option, columns):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
-    monkeypatch.setattr(_match_view, "SHOWN", 5)
+    monkeypatch.setattr(_match_run, "SHOWN", 5)
     monkeypatch.setenv("COLUMNS", columns)
     shown = run("panel.parquet", option, 20).stdout
     assert len(shown.splitlines()) < 60

@@ -34,9 +34,9 @@ from sampling_async.matching import (
     TopK,
 )
 from sampling_async.matching.panel import (
-    _batches,
     _classes,
     _columns,
+    _files,
     _kernel,
     _matcher,
     _plan,
@@ -48,7 +48,7 @@ from sampling_async.simulator import Simulator, generate_inventory, generate_mem
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Make all pieces so small that there are several of each."""
-    monkeypatch.setattr(_batches, "ROWS", 5)
+    monkeypatch.setattr(_files, "ROWS", 5)
     monkeypatch.setattr(_matcher, "CHUNK", 3)
     monkeypatch.setattr(_plan, "TOGETHER", 3)
     monkeypatch.setattr(_kernel, "_AT_ONCE", 2)

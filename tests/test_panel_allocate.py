@@ -13,7 +13,7 @@ from panel_kit import generated_panel
 
 from sampling_async import InvalidRequestError, Price
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, TopK
-from sampling_async.matching.panel import _allocate, _choosing, _prices
+from sampling_async.matching.panel import _allocate, _prices
 
 WORTH = {1: 2.0, 2: 1.0}
 MEN_ONLY = survey(quota([sub_quota(row(GENDER, MALE))], quota_id=2), survey_id=30)
@@ -357,10 +357,10 @@ def test_chances_are_spread_evenly():
     import numpy as np  # noqa: PLC0415
 
     members, quotas = np.arange(1000, dtype=np.uint64), np.full(1000, 1100, dtype=np.uint64)
-    chances = _choosing.chances(members, quotas)
+    chances = _prices.chances(members, quotas)
     assert ((chances >= 0) & (chances < 1)).all()
     assert abs(chances.mean() - 0.5) < 0.03
-    assert abs(np.corrcoef(chances, _choosing.chances(members, quotas + np.uint64(1)))[0, 1]) < 0.1
+    assert abs(np.corrcoef(chances, _prices.chances(members, quotas + np.uint64(1)))[0, 1]) < 0.1
 
 
 def test_many_quotas_do_not_all_get_the_same_candidates():

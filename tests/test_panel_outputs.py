@@ -23,7 +23,7 @@ from sampling_async.matching import (
     TopK,
 )
 from sampling_async.matching.panel import (
-    _batches,
+    _files,
 )
 from sampling_async.simulator import generate_members
 
@@ -89,7 +89,7 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
 
 
 def test_a_sample_includes_members_of_a_small_last_piece(monkeypatch):
-    monkeypatch.setattr(_batches, "ROWS", 512)
+    monkeypatch.setattr(_files, "ROWS", 512)
     index = QuotaIndex([survey(*(quota(quota_id=at) for at in range(40)))])
     matcher = PanelMatcher(index, Sample(30))
     for count in (513, 514, 515):

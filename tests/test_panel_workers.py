@@ -29,7 +29,7 @@ from sampling_async.matching import (
     Workers,
 )
 from sampling_async.matching.panel import (
-    _batches,
+    _files,
     _worker,
     _workers,
 )
@@ -71,7 +71,7 @@ class Crew:
 
 @pytest.fixture
 def crew(monkeypatch):
-    monkeypatch.setattr(_batches, "ROWS", 40)
+    monkeypatch.setattr(_files, "ROWS", 40)
     yield Crew(monkeypatch)
     assert not active_children()
 
@@ -212,7 +212,7 @@ def test_pieces_that_do_not_fit_in_shared_memory_go_through_other_files(
     generated, crew, monkeypatch, tmp_path, rooms
 ):
     index, panel = generated
-    monkeypatch.setattr(_batches, "ROWS", 2400)
+    monkeypatch.setattr(_files, "ROWS", 2400)
     (tmp_path / "memory").mkdir()
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(_worker, "_IN_MEMORY", str(tmp_path / ("memory" if rooms else "missing")))
@@ -508,7 +508,7 @@ def test_kept_processes_have_new_files_for_larger_pieces_and_none_at_the_end(
     with Workers(2) as workers:
         folders = []
         for size in (20, 20, 40, 20):
-            monkeypatch.setattr(_batches, "ROWS", size)
+            monkeypatch.setattr(_files, "ROWS", size)
             made = matcher.run(crew.awaited(panel.to_batches(max_chunksize=size)), workers=workers)
             assert made.read_all() == expected
             folders += tmp_path.iterdir()

@@ -8,7 +8,7 @@ import pytest
 
 from sampling_async import Layer, QuestionAndAnswers, Quota, SubQuota
 from sampling_async.simulator import AGE_BANDS
-from sampling_async.simulator._eligibility import QuotaTargets, first_open
+from sampling_async.simulator._members import QuotaTargets, first_open
 from sampling_async.simulator._questions import AGE, DMA, GENDER, POSTAL_CODE
 
 if TYPE_CHECKING:

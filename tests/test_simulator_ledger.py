@@ -14,7 +14,7 @@ import pytest
 
 from sampling_async import Invite, InviteOutcome, RetryPolicy, ServerError
 from sampling_async.simulator import Fault, LedgerEntry, SimulatedMember, Simulator, VirtualClock
-from sampling_async.simulator._verdict import verdict
+from sampling_async.simulator._ledger import verdict
 
 
 def outcome(

@@ -13,7 +13,7 @@ import pytest
 from sampling_async import InviteRequest
 from sampling_async.notifications import Completion, Inbox, Kind, QuotaStatus, Standing, SurveyClosed, Terminate
 from sampling_async.simulator import Notifying, Simulator, VirtualClock
-from sampling_async.simulator._postings import KINDS
+from sampling_async.simulator._outbox import KINDS
 
 SECRET = "a-secret-of-the-tests"
 

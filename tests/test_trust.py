@@ -16,10 +16,16 @@ from cryptography.hazmat.primitives import serialization
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
 from sampling_async._wire import engine as _engine
-from sampling_async._wire.alerts import alert_in, text_of
 from sampling_async._wire.connection import Connection, Traffic
 from sampling_async._wire.sockets import Wire
-from sampling_async._wire.trust import Unusable, checked_context, context_of_files, default_context
+from sampling_async._wire.trust import (
+    Unusable,
+    alert_in,
+    checked_context,
+    context_of_files,
+    default_context,
+    text_of,
+)
 
 ONCE = RetryPolicy(max_attempts=1)
 ANSWERS = wire.serve_each(lambda _: wire.answer(b"[]"))

@@ -19,11 +19,11 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_figures import Display, Figures, Gauge
 from sampling_async._cli._campaign_options import Kept, LimitOptions, RunOptions, Settings
+from sampling_async._cli._campaign_view import Display, Figures, Gauge
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
-from sampling_async._cli._inventory_files import read_inventory
 from sampling_async._cli._notifications import existing_store
+from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import Ending
 from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 from sampling_async.campaign import Campaign, Limits, Plan
@@ -32,8 +32,8 @@ from sampling_async.campaign._files import check_partitions, must_be_ours
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import OTHERS
+from sampling_async.matching.panel._prices import INVITES_LEFT
 from sampling_async.notifications import Inbox
 
 if TYPE_CHECKING:

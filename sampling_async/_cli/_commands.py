@@ -19,22 +19,19 @@ from sampling_async._cli import (
     _notifications,
     _outcomes,
     _profile,
-    _quota_ids,
     _simulation,
     _sources,
     _top,
     release_signals,
 )
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember
+from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember, OutcomePrinter
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import quietable, takes
-from sampling_async._cli._outcome_printer import OutcomePrinter
-from sampling_async._cli._requests import RequestLines, number_of_ids
 from sampling_async._cli._signals import Ending
-from sampling_async._cli._sources import Items
+from sampling_async._cli._sources import Items, RequestLines, number_of_ids
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
 if TYPE_CHECKING:
@@ -257,12 +254,12 @@ def bulk_invite(
         if quota_ids and quota_ids != ["-"]:
             if file is not None:
                 raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-            return OneMember(member_code, _quota_ids.parsed(quota_ids), written, _value(goal))
+            return OneMember(member_code, _sources.parsed(quota_ids), written, _value(goal))
         asked = _items(file, partial(_of_member, member_code, parsers), is_dash=bool(quota_ids))
         return OneMember(member_code, asked, written, _value(goal))
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
-    parsers: list[_quota_ids.QuotaIDs] = []
+    parsers: list[_sources.QuotaIDs] = []
     tally = _bulk(service, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
@@ -280,8 +277,8 @@ def bulk_invite(
     raise typer.Exit(tally.exit_code())
 
 
-def _of_member(member_code: str, made: list[_quota_ids.QuotaIDs], name: str) -> _quota_ids.QuotaIDs:
-    made.append(_quota_ids.QuotaIDs(name, member_code))
+def _of_member(member_code: str, made: list[_sources.QuotaIDs], name: str) -> _sources.QuotaIDs:
+    made.append(_sources.QuotaIDs(name, member_code))
     return made[-1]
 
 

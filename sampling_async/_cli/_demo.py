@@ -27,7 +27,7 @@ from sampling_async.campaign import Campaign
 from sampling_async.matching import Allocate, LiveIndex, QuestionKinds
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, SqliteStore, kept_secrets
 from sampling_async.simulator import AGE_BANDS, Verdict
-from sampling_async.simulator._listening import listening
+from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -320,6 +320,6 @@ async def _compare(
 
 
 def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) -> Verdict:
-    from sampling_async.simulator._verdict import verdict  # noqa: PLC0415  the simulator is an extra
+    from sampling_async.simulator._ledger import verdict  # noqa: PLC0415  the simulator is an extra
 
     return verdict(entries, outcomes)

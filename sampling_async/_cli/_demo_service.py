@@ -175,7 +175,7 @@ def _last_line_of_stderr(process: subprocess.Popen[str]) -> str:
 
 def serve_demo() -> None:
     """Run the child: serve until stdin says `ledger` or ends; after `ledger`, write what is known to stdout."""
-    from sampling_async._cli._panel_writing import write_panel  # noqa: PLC0415  the child's work only
+    from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  the child's work only
     from sampling_async.simulator import (  # noqa: PLC0415
         AGE_BANDS,
         Fault,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from sampling_async._cli._certificates import Validity
+    from sampling_async._cli._connection import Validity
     from sampling_async._wire.address import Secret
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]

@@ -19,7 +19,6 @@ from sampling_async._contract.exchange import OK
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
-from sampling_async._wire.alerts import alert_in, text_of
 from sampling_async._wire.bodies import Body, RequestBody
 from sampling_async._wire.engine import Engine
 from sampling_async._wire.failures import Refusal, translated
@@ -27,7 +26,7 @@ from sampling_async._wire.http1 import Answer
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
-from sampling_async._wire.trust import Unusable, default_context
+from sampling_async._wire.trust import Unusable, alert_in, default_context, text_of
 from sampling_async._wire.tunnels import Tunnel
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sampling_async import DecodeError, PartnerSettings, from_json
 from sampling_async._cli import _doctor_findings as way
 from sampling_async._cli import _doctor_probes as probes
 from sampling_async._cli import _doctor_service as answers
-from sampling_async._cli._certificates import first_in_pem, validity_of
+from sampling_async._cli._connection import first_in_pem, validity_of
 from sampling_async._cli._doctor_findings import Finding, skipped
 from sampling_async._cli._doctor_probes import Unreachable
 from sampling_async._wire.address import Secret
@@ -27,7 +27,7 @@ from sampling_async._wire.trust import Unusable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sampling_async._cli._certificates import Validity
+    from sampling_async._cli._connection import Validity
     from sampling_async._cli._doctor_probes import Asker, Target
     from sampling_async._cli._doctor_service import Seen
 

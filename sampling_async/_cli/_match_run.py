@@ -1,4 +1,4 @@
-"""One run of `match`: a panel in a file against an inventory."""
+"""One run of `match`: a panel in a file against an inventory, and what is shown of the result."""
 
 from __future__ import annotations
 
@@ -10,23 +10,133 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli import _match_view as view
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._inventory_files import read_inventory
+from sampling_async._cli._panel_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._prices import INVITES_LEFT
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+
+    from rich.table import Table
 
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match import MatchOptions
     from sampling_async.matching.panel._files import PanelFile
+
+SHOWN: Final = 40
+_QUOTAS: Final = 5
+_UNKNOWN_BAND: Final = "is in no known band"
+
+
+def show_counts(batches: Iterator[Any], followed: Followed) -> None:
+    """Show how many members each quota has."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    numbers = ("Quota", "Survey", "Needed", "Certain", "Possible", "Shortfall")
+    table = show.new_table(*numbers, right=numbers)
+    for row in rows[:SHOWN]:
+        cells = [f"{row[name.lower()]:,}" for name in numbers[2:]]
+        cells[-1] = f"[red]{cells[-1]}[/red]" if row["shortfall"] else "[dim]0[/dim]"
+        table.add_row(str(row["quota_id"]), str(row["survey_id"]), *cells)
+    enough = sum(not row["shortfall"] for row in rows)
+    _show(
+        table,
+        len(rows),
+        followed,
+        f"{followed.members:,} members, {len(rows):,} quotas: {enough:,} can be filled with certain members,"
+        f" [bold]{len(rows) - enough:,}[/bold] need {sum(row['shortfall'] for row in rows):,}"
+        " more completes.",
+    )
+
+
+def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) -> None:
+    """Show the best quotas of the first members, and how many members match any."""
+    table = show.new_table("Member", "Quotas", "Certain", "The best", right=("Quotas", "Certain"))
+    count = certain = possible = 0
+    for batch in batches:
+        # Only the rows that are shown become Python objects; all others are just counted below.
+        for row in batch.slice(0, max(SHOWN - count, 0)).to_pylist():
+            ids = [str(quota_id) for quota_id in row["quota_ids"]]
+            best = " ".join(ids[:_QUOTAS]) + (" ..." if len(ids) > _QUOTAS else "")
+            table.add_row(show.plain(row["member_code"]), str(len(ids)), str(row["certain"]), best)
+        for many, of_certain in zip(
+            batch.column("quota_ids").value_lengths().to_pylist(),
+            batch.column("certain").to_pylist(),
+            strict=True,
+        ):
+            certain += of_certain > 0
+            possible += many > 0 and not of_certain
+        count += len(batch)
+    told = (
+        f"{followed.members:,} members: {certain:,} match a quota for certain, {possible:,} possibly,"
+        f" {followed.members - certain - possible:,} none."
+    )
+    if as_requests:
+        told += "\nTo request these invites: pipe into sampling-async fan-out"
+    _show(table, count, followed, told)
+
+
+def show_sample(batches: Iterator[Any], followed: Followed) -> None:
+    """Show the first members that were drawn, and how many quotas have any."""
+    table = show.new_table("Quota", "Member", "Match", right=("Quota",))
+    count, quotas = 0, set[int]()
+    for batch in batches:
+        for row in batch.slice(0, max(SHOWN - count, 0)).to_pylist():
+            match = "certain" if row["certain"] else "[dim]possible[/dim]"
+            table.add_row(str(row["quota_id"]), show.plain(row["member_code"]), match)
+        quotas.update(batch.column("quota_id").to_pylist())
+        count += len(batch)
+    _show(
+        table,
+        count,
+        followed,
+        f"{count:,} members drawn from {followed.members:,}, for {len(quotas):,} quotas.",
+    )
+
+
+def _show(table: Table, rows: int, followed: Followed, told: str) -> None:
+    # Two displays on one screen would write into each other, so the bar ends before the table begins.
+    followed.progress.stop()
+    screen = show.screen()
+    screen.print(table)
+    if rows > SHOWN:
+        screen.print(f"[dim]and {rows - SHOWN:,} more; a pipe or --output FILE gets all[/dim]")
+    screen.print(f"\n{told}")
+
+
+def tell_oddities(index: QuotaIndex) -> None:
+    """Report oddities of the inventory on stderr."""
+    if index.diagnostics:
+        first = index.diagnostics[0]
+        way_out = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
+        _warn(
+            f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
+            f"quota {first.quota_id}, {first.message}{way_out}",
+        )
+
+
+def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
+    """Report on stderr the questions for which the panel has no column."""
+    shown = ", ".join(first) + (", ..." if missing > len(first) else "")
+    _warn(
+        f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
+        f"{shown}",
+    )
+
+
+def tell_written(members: int, output: Path) -> None:
+    """Report on stderr where the results are."""
+    show.note(f"{members:,} members matched: {output}")
+
+
+def _warn(text: str) -> None:
+    show.errors().print(show.plain(text, "yellow"), soft_wrap=True)
+
 
 _FEW: Final = 5
 _OTHERS: Final = OTHERS | {INVITES_LEFT}
@@ -72,7 +182,7 @@ class MatchRun:
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
         source = opened()
-        view.tell_oddities(index)
+        tell_oddities(index)
         self._check_columns(matcher, source)
         if options.as_requests:
             # Before the first line: what is in a pipe is being sent already.
@@ -90,7 +200,7 @@ class MatchRun:
         with followed.progress, self._file_named():
             self._hand_out(results, matcher, followed)
         if options.output is not None:
-            view.tell_written(followed.members, options.output)
+            tell_written(followed.members, options.output)
 
     def _inventory(self) -> Quotas | tuple[Survey, ...]:
         if self._options.inventory is None:
@@ -105,11 +215,11 @@ class MatchRun:
             for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
         elif isinstance(matcher.output, Counts):
-            view.show_counts(results, followed)
+            show_counts(results, followed)
         elif isinstance(matcher.output, Sample):
-            view.show_sample(results, followed)
+            show_sample(results, followed)
         else:
-            view.show_best(results, followed, as_requests=options.as_requests)
+            show_best(results, followed, as_requests=options.as_requests)
 
     def _check_columns(self, matcher: PanelMatcher, source: PanelFile) -> None:
         """Refuse a panel without any question or without a needed member code; report other missing columns."""
@@ -127,7 +237,7 @@ class MatchRun:
                 f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
-            view.tell_missing(missing[:_FEW], len(missing), len(questions))
+            tell_missing(missing[:_FEW], len(missing), len(questions))
 
     @contextmanager
     def _file_named(self) -> Generator[None]:

@@ -35,7 +35,7 @@ from sampling_async.notifications import (
 )
 from sampling_async.notifications._records import SETTINGS
 from sampling_async.notifications._store import run_once
-from sampling_async.simulator._listening import listening
+from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Mapping

@@ -55,7 +55,7 @@ class Notify:
         Raises:
             InvalidRequestError: The value is neither an http URL nor a file with the URLs.
         """
-        from sampling_async.simulator._postings import KINDS  # noqa: PLC0415  an extra
+        from sampling_async.simulator._outbox import KINDS  # noqa: PLC0415  an extra
 
         if self.notify is None:
             return None

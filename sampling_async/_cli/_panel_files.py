@@ -1,19 +1,150 @@
-"""Write the results of matching, and panels."""
+"""Read inventories from files, and write the results of matching and simulated panels."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async import InvalidRequestError
+from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
+from sampling_async._cli._match import bands_file
 from sampling_async._private_files import written_whole
 from sampling_async.matching.panel._arrow import pa, pc
 from sampling_async.matching.panel._files import alike, is_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sampling_async.simulator import SimulatedMember
+
+_DOCUMENT: Final = re.compile(rb'"Surveys"\s*:')
+_HEAD_BYTES: Final = 4096
+_WAY_OUT: Final = "write one with `sampling-async quotas --json > FILE`"
+
+
+def read_inventory(file: Path) -> tuple[Survey, ...]:
+    """Return the surveys of a file that `sampling-async quotas` wrote, with or without `--json`; - for stdin.
+
+    Raises:
+        InvalidRequestError: The file is missing or holds something else. The text names the file and the place.
+    """
+    is_stdin = str(file) == "-"
+    name = "stdin" if is_stdin else str(file)
+    try:
+        body = sys.stdin.buffer.read() if is_stdin else file.read_bytes()
+        # PowerShell writes UTF-16, which begins with one of these two byte order marks.
+        body = body.decode(json.detect_encoding(body)).encode() if body[:1] in {b"\xff", b"\xfe"} else body
+    except OSError as exc:
+        raise InvalidRequestError(f"{name}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} is neither UTF-8 nor UTF-16; {_WAY_OUT}") from None
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    if not body.strip():
+        raise InvalidRequestError(f"{name} is empty; {_WAY_OUT}")
+    # A document has "Surveys" near its beginning. Otherwise the first line shows whether these are lines.
+    if _DOCUMENT.search(body, 0, _HEAD_BYTES) is None and _begins_with_a_survey(body):
+        return tuple(_surveys(name, body))
+    try:
+        return from_json(Quotas, body).surveys
+    except DecodeError as exc:
+        raise InvalidRequestError(f"{name} is not an inventory: {exc}; {_WAY_OUT}") from None
+
+
+def _begins_with_a_survey(body: bytes) -> bool:
+    try:
+        first: Any = json.loads(body.lstrip().partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "Surveys" not in first
+
+
+def _surveys(name: str, body: bytes) -> Iterator[Survey]:
+    for number, line in enumerate(body.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                yield from_json(Survey, line)
+            except DecodeError as exc:
+                raise InvalidRequestError(f"{name}, line {number} is not a survey: {exc}; {_WAY_OUT}") from None
+
+
+_SUFFIXES: Final = (".parquet", ".jsonl")
+
+
+def check_panel_file(output: Path) -> None:
+    """Refuse a file that could not be written.
+
+    Raises:
+        InvalidRequestError: It is a folder or in no folder, its name has no known ending, or it needs pyarrow.
+    """
+    suffix = output.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidRequestError(
+            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
+        )
+    if output.is_dir():
+        raise InvalidRequestError(f"--members {output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"--members {output}: the folder does not exist")
+    if suffix == ".parquet":
+        try:
+            import_module("pyarrow")
+        except ModuleNotFoundError:
+            raise InvalidRequestError(
+                f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
+            ) from None
+
+
+def write_panel(
+    members: Iterable[SimulatedMember],
+    questions: Iterable[int],
+    bands: Mapping[int, tuple[int, int]],
+    output: Path,
+) -> Path:
+    """Write members, one row each, and beside them a file with the age bands.
+
+    Args:
+        members: The members.
+        questions: The questions that get a column, answered or not.
+        bands: The first and last year of each answer ID of the age question.
+        output: The panel's file.
+
+    Returns:
+        The file of the bands.
+
+    Raises:
+        InvalidRequestError: One of the files cannot be written.
+    """
+    columns = tuple(questions)
+    rows = (_row(member, columns) for member in members)
+    if output.suffix.lower() == ".parquet":
+        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  an extra
+
+        write_rows(list(rows), output)
+    else:
+        with written_whole(output) as unfinished, unfinished.open("wb") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    beside = bands_file(output)
+    with written_whole(beside) as unfinished:
+        unfinished.write_text(json.dumps(dict(bands)) + "\n", encoding="utf-8")
+    return beside
+
+
+def _row(member: SimulatedMember, questions: tuple[int, ...]) -> dict[str, Any]:
+    answers = {str(question_id): member.profile.get(question_id) for question_id in questions}
+    return {
+        "member_code": member.member_code,
+        "device_type": member.device_type_id,
+        "participations": [
+            {"survey_id": one.survey_id, "wave_id": one.wave_id, "status_id": one.status_id}
+            for one in member.participations
+        ],
+        # Sets are sorted, so that the same seed writes the same file.
+        **{name: sorted(each) if isinstance(each, frozenset) else each for name, each in answers.items()},
+    }
+
 
 csv: Final[Any] = import_module("pyarrow.csv")
 pq: Final[Any] = import_module("pyarrow.parquet")

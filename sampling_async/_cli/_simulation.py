@@ -19,7 +19,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
 from sampling_async._cli._notify import Notify, sending
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
-from sampling_async.simulator._listening import listening
+from sampling_async.simulator._transport import listening
 
 _PANEL = "Latency of the simulated service"
 _MOST_MEMBERS = 10_000_000
@@ -128,7 +128,7 @@ class _Panel:
         Raises:
             InvalidRequestError: There are two numbers, a number is out of range, or a file cannot be written.
         """
-        from sampling_async._cli._panel_writing import check_panel_file  # noqa: PLC0415  with the simulator
+        from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
 
         numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
         files = tuple(Path(each) for each in given if each not in numbers)
@@ -149,7 +149,7 @@ class _Panel:
         Raises:
             InvalidRequestError: A file cannot be written.
         """
-        from sampling_async._cli._panel_writing import write_panel  # noqa: PLC0415  with the simulator
+        from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
         from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
         from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Read a file or stdin in blocks, in a thread, while requests are in flight.
+"""Read quota IDs and requests from words, files or stdin, in a thread, while requests are in flight.
 
 A thread is needed because a FIFO, or a program that writes to stdin, may let the reader wait. Memory holds one
 block of text, however long the input is.
@@ -6,19 +6,236 @@ block of text, however long the input is.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 import sys
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
-from sampling_async import InvalidRequestError
+from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._pacing.threads import begun
+from sampling_async._protocol.requests import quota_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sampling_async._pacing.threads import Run
+
+_LONGEST_ID: Final = 19
+"""Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
+
+_SEPARATORS: Final = b" \t\n\r\v\f,"
+# From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
+_WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
+
+
+def parsed(texts: list[str]) -> list[int]:
+    """Return the quota IDs of arguments; one argument may hold several.
+
+    Raises:
+        InvalidRequestError: A word is not a quota ID.
+    """
+    words = (match[0] for text in texts for match in _WORD.finditer(text.encode(errors="replace")))
+    return [_quota_id(word) for word in words]
+
+
+class QuotaIDs:
+    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
+
+    Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
+
+    Args:
+        name: The name of the input in errors.
+        member_code: The member whose lines are read.
+
+    Attributes:
+        of_others: How many requests of other members were skipped.
+    """
+
+    def __init__(self, name: str, member_code: str) -> None:
+        self._name = name
+        self._member_code = member_code
+        self._begun = b""
+        self._words: _Words | None = None
+        self._lines: RequestLines | None = None
+        self.of_others = 0
+
+    def feed(self, block: bytes) -> Iterator[int]:
+        """Yield the IDs that are complete after this block."""
+        # The first byte that is not blank decides between words and lines. Until it comes, blanks are kept.
+        if self._words is None and self._lines is None:
+            block = self._begun + block
+            head = block.lstrip(BLANK)
+            if not head:
+                self._begun = block
+                return
+            if head.startswith(b"{"):
+                self._lines = RequestLines(self._name)
+            else:
+                self._words, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
+        if self._words is not None:
+            yield from self._words.feed(block)
+        elif self._lines is not None:
+            for request in self._lines.feed(block):
+                yield from self._of_member(request.member_code, request.quota_ids)
+
+    def end(self) -> Iterator[int]:
+        """Yield the last ID, or the IDs of the last line."""
+        if self._words is not None:
+            yield from self._words.end()
+        elif self._lines is not None:
+            for request in self._lines.end():
+                yield from self._of_member(request.member_code, request.quota_ids)
+
+    def _of_member(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[int]:
+        if member_code == self._member_code:
+            yield from quota_ids
+        else:
+            self.of_others += 1
+
+
+class _Words:
+    """Parses quota IDs that are words."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # The end of the last block, which may be the first part of an ID.
+        self._cut = b""
+        self._line = 1
+
+    def feed(self, block: bytes) -> Iterator[int]:
+        whole, self._cut = _split_whole(self._cut + block)
+        return self._ids_of(whole)
+
+    def end(self) -> Iterator[int]:
+        return self._ids_of(self._cut)
+
+    def _ids_of(self, text: bytes) -> Iterator[int]:
+        for match in _WORD.finditer(text):
+            try:
+                yield _quota_id(match[0])
+            except InvalidRequestError as exc:
+                line = self._line + text.count(b"\n", 0, match.start())
+                raise InvalidRequestError(f"{self._name}, line {line}: {exc}") from None
+        self._line += text.count(b"\n")
+
+
+def _split_whole(text: bytes) -> tuple[bytes, bytes]:
+    """Split after the last separator, because an ID may be divided between two blocks."""
+    # rfind() returns -1 if there is no separator, so `end` is 0 then.
+    end = 1 + max(map(text.rfind, _SEPARATORS))
+    if end == 0 and len(text) > _LONGEST_ID:
+        return text, b""
+    return text[:end], text[end:]
+
+
+def _quota_id(word: bytes) -> int:
+    # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
+    if not word.isdigit() or len(word) > _LONGEST_ID:
+        shown = word[: _LONGEST_ID + 1].decode("ascii", "replace")
+        raise InvalidRequestError(
+            f"{shown!r} is not a quota ID: `sampling-async quotas` shows them, as whole numbers"
+        )
+    return quota_id_of(int(word))
+
+
+BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+"""Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8."""
+
+_EXAMPLE: Final = '{"MemberCode": "m1", "QuotaIDs": [1100042, 1100043]}'
+_LONGEST: Final = 2**24
+"""The largest number of bytes in a line: about two million quota IDs."""
+
+_SHOWN: Final = 5
+_BLOCK: Final = 2**20
+
+
+class RequestLines:
+    """Parses requests from blocks of bytes.
+
+    Args:
+        name: The name of the input in errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._line = 0
+        # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
+        self._begun: list[bytes] = []
+        self._size = 0
+
+    def feed(self, block: bytes) -> Iterator[InviteRequest]:
+        """Yield the requests whose lines end in this block."""
+        whole, newline, rest = block.rpartition(b"\n")
+        if newline:
+            lines = b"".join([*self._begun, whole]).split(b"\n")
+            self._begun, self._size = [], 0
+            yield from self._read(lines)
+        self._begun.append(rest)
+        self._size += len(rest)
+        if self._size > _LONGEST:
+            raise InvalidRequestError(
+                f"{self._name}, line {self._line + 1}: a line of more than {_LONGEST:,} bytes; a request is"
+                f" {_EXAMPLE}"
+            )
+
+    def end(self) -> Iterator[InviteRequest]:
+        """Yield the request of a last line that does not end in a newline."""
+        return self._read([b"".join(self._begun)])
+
+    def _read(self, lines: Sequence[bytes]) -> Iterator[InviteRequest]:
+        for line in lines:
+            self._line += 1
+            if line.strip(BLANK):
+                try:
+                    yield _request(line.strip(BLANK))
+                except InvalidRequestError as exc:
+                    raise InvalidRequestError(f"{self._name}, line {self._line}: {exc}") from None
+
+
+def number_of_ids(path: Path) -> int | None:
+    """Return the number of quota IDs in a file of requests; None if it is a pipe, or a line is no request."""
+    if not path.is_file():
+        return None
+    lines, total = RequestLines(path.name), 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                total += sum(len(request.quota_ids) for request in lines.feed(block))
+        return total + sum(len(request.quota_ids) for request in lines.end())
+    except (InvalidRequestError, OSError):
+        return None  # the run itself will say what is wrong
+
+
+def _hint(line: bytes) -> str:
+    """Return a hint at the format of a line that is not JSON."""
+    if line.startswith(b"PAR1"):
+        return "; this is Parquet: `match --requests 20 --output FILE.jsonl` writes lines"
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "; this is UTF-16, as PowerShell writes it, but must be UTF-8"
+    return ""
+
+
+def _request(line: bytes) -> InviteRequest:
+    try:
+        # Decoded first, because json.loads() guesses the encoding of bytes; only UTF-8 is accepted.
+        fields: Any = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"not JSON; a request is {_EXAMPLE}{_hint(line)}") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(f"a request must be a JSON object, such as {_EXAMPLE}")
+    member_code = fields.get("MemberCode", fields.get("member_code"))
+    quota_ids = fields.get("QuotaIDs", fields.get("quota_ids"))
+    if member_code is None or not isinstance(quota_ids, list):
+        keys = ", ".join(json.dumps(str(key)[:40]) for key in list(fields)[:_SHOWN]) or "nothing"
+        raise InvalidRequestError(
+            'a request must have "MemberCode" and a list "QuotaIDs", as `sampling-async match --requests 20` '
+            f"writes them; this line has {keys}"
+        )
+    return InviteRequest(member_code, quota_ids)
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, Self
 import httpx
 from attrs import define
 
-from sampling_async._wire.alerts import ABOUT_THE_CLIENT, alert_in
 from sampling_async._wire.bodies import too_large
 from sampling_async._wire.http1 import Answer
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, is_of_the_system
+from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 
 if TYPE_CHECKING:
     import ssl

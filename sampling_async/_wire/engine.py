@@ -6,8 +6,11 @@ This engine has no pool with a queue: the gate limits how many requests run, and
 one request or to the list of idle connections. A request that does not end with its whole response closes its
 connection at once, without `await`.
 
-An idle connection is closed when its time has passed, and on asyncio as soon as the server closes it. On trio
-nothing may run without a nursery, so there both wait for the next request or for the end of the client.
+Every server closes idle connections after a time of its own. If a request is sent while the server closes the
+connection, the request may have been read or not, and a bulk invite ends `unknown`. So an idle connection is
+reused only while it is certainly open. On asyncio it is closed when its time has passed, and as soon as the
+server closes it. On trio nothing may run without a nursery, so there both wait for the next request or for the
+end of the client.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from collections import deque
 from contextlib import suppress
 from contextvars import Context
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 import httpx
@@ -28,14 +32,12 @@ import httpx
 from sampling_async._contract.exchange import NOT_MODIFIED, OK
 from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._wire.alerts import alert_in
 from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
 from sampling_async._wire.connection import CONNECTING, Body, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.idling import IdleTime
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
-from sampling_async._wire.trust import Unusable, default_context
+from sampling_async._wire.trust import Unusable, alert_in, default_context
 from sampling_async._wire.tunnels import UNAUTHORIZED, Tunnel, credentials_for, refusal_of
 
 if TYPE_CHECKING:
@@ -45,7 +47,64 @@ if TYPE_CHECKING:
     from sampling_async._wire.address import Proxy
     from sampling_async._wire.http1 import Answer
 
-    Limits = Mapping[str, float]
+_REMEMBERED: Final = 16
+# Seconds. No server has a shorter idle time, so a connection that is closed sooner has another reason.
+_SHORTEST: Final = 0.1
+# Servers look for idle connections now and then, and several servers behind one address have different times.
+# So only half of the shortest time seen is used.
+_OF_THE_SHORTEST: Final = 0.5
+
+
+class IdleTime:
+    """The learned time for which an idle connection can be reused.
+
+    Args:
+        seconds: The longest time. Older connections are closed.
+
+    Attributes:
+        seconds: The same.
+        limit: The greatest age, in seconds, at which a connection is reused.
+    """
+
+    __slots__ = ("_closed_after", "_closed_at", "_round_trip", "limit", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = self.seconds = seconds
+        self._closed_after: deque[float] = deque(maxlen=_REMEMBERED)
+        self._closed_at = -inf
+        self._round_trip = inf
+
+    def opened_within(self, seconds: float) -> None:
+        """Learn the seconds it took to open a connection, which is at least one round trip."""
+        self._round_trip = min(self._round_trip, seconds)
+
+    def was_closed(self, after: float, now: float) -> None:
+        """Learn that the other side closed a connection.
+
+        Args:
+            after: The age of the connection at that time: the seconds since it was last used.
+            now: The time, in seconds of any clock.
+        """
+        if after < _SHORTEST:
+            return
+        self._closed_at = now
+        self._closed_after.append(after)
+        shortest = min(self._closed_after)
+        # A request arrives half a round trip after it was sent, and a close is seen half a round trip late. The
+        # factor 2 doubles that. Example: closes were seen after 3 s and 5 s, and the round trip is 0.1 s. Then
+        # the limit is 1.5 s, the smaller of 0.5 * 3 s and 3 s - 0.2 s.
+        in_time = shortest - 2 * self._round_trip
+        self.limit = max(0.0, min(self.seconds, _OF_THE_SHORTEST * shortest, in_time))
+
+    def was_kept(self, since: float) -> None:
+        """Learn that a connection stayed open for the whole time, idle since `since` on the same clock."""
+        # If a close was seen during that time, this connection may belong to another server behind the address.
+        if since > self._closed_at:
+            self._closed_after.clear()
+            self.limit = self.seconds
+
+
+Limits: TypeAlias = "Mapping[str, float]"
 
 _OF_THE_SERVICE: Final = frozenset({OK, NOT_MODIFIED, 400})
 """The statuses with which the service itself responds. Others may come from what stands before it, as after a

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from sampling_async._contract.errors import TransportError, TransportTimeoutError, is_test_failure
-from sampling_async._wire.alerts import PERMANENT, alert_in, text_of
 from sampling_async._wire.http1 import NotHttp
+from sampling_async._wire.trust import PERMANENT, alert_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

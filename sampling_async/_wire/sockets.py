@@ -36,9 +36,9 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._wire.alerts import alert_in
 from sampling_async._wire.forks import forks
 from sampling_async._wire.reader import Reader, TooSlow
+from sampling_async._wire.trust import alert_in
 
 if sys.platform == "linux":
     import fcntl

@@ -9,16 +9,16 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
 from sampling_async._contract.records import ResultCode
+from sampling_async.campaign._ledger_file import MadeInvite, NewPair, PairEnd
 from sampling_async.campaign._lessons import Lesson, rule_for
-from sampling_async.campaign._pairs import MadeInvite, NewPair, PairEnd
 from sampling_async.campaign._summary import Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
+    from sampling_async.campaign._ledger_file import Member, PlannedQuota
     from sampling_async.campaign._lessons import Rule
-    from sampling_async.campaign._pairs import Member, PlannedQuota
 
 MOST_TRIES: Final = 3
 """How often the same pair is asked for, if each time the reason passes by itself."""

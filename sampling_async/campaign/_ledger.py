@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import member_code_of
-from sampling_async.campaign._ledger_file import LedgerError, LedgerFile
+from sampling_async.campaign._ledger_file import LedgerError, LedgerFile, Member, PlannedQuota
 from sampling_async.campaign._limits import Limits
-from sampling_async.campaign._pairs import Member, PlannedQuota
 
 if TYPE_CHECKING:
     import os
     import sqlite3
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from sampling_async.campaign._pairs import Notes
+    from sampling_async.campaign._ledger_file import Notes
 
 _WINDOW: Final = """
 SELECT m.id, m.code, m.closed, m.reserves, p.quota, p.plan, p.tries, p.code,

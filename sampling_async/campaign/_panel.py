@@ -12,8 +12,8 @@ from attrs import frozen
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._choosing import INVITES_LEFT
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._prices import INVITES_LEFT
 
 if TYPE_CHECKING:
     from sampling_async.matching import PanelMatcher

@@ -13,8 +13,8 @@ from attrs import evolve, field, frozen
 from sampling_async._contract.checks import number_from_0
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import ResultCode
+from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.campaign._lessons import Lesson, Rule, rule_for
-from sampling_async.campaign._pairs import PlannedQuota
 from sampling_async.campaign._panel import Held, Panel, excluding, missing_questions, source_of
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 

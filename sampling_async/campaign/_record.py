@@ -11,9 +11,8 @@ import anyio.lowlevel
 
 from sampling_async._pacing.loops import Change
 from sampling_async._pacing.threads import in_thread
-from sampling_async.campaign._ledger_file import LedgerError
-from sampling_async.campaign._moments import Moments
-from sampling_async.campaign._pairs import Notes, PairEnd
+from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
+from sampling_async.campaign._summing import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
     from sampling_async.campaign._ledger import Ledger
-    from sampling_async.campaign._pairs import Member
+    from sampling_async.campaign._ledger_file import Member
 
 _SHIELDED: Final = 30.0
 """Seconds that the last notes may take to be written after a cancellation."""

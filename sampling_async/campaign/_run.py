@@ -15,9 +15,8 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
-from sampling_async.campaign._moments import Waits
 from sampling_async.campaign._record import LedgerRecord
-from sampling_async.campaign._summing import summary_of
+from sampling_async.campaign._summing import Waits, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger_file import Member
     from sampling_async.campaign._lessons import Rule
-    from sampling_async.campaign._pairs import Member
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500

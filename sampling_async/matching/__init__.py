@@ -19,13 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.records import Participation
+from sampling_async.matching._conditions import AGE_ANSWERS, Bands, MatchPolicy, Profile, QuestionKinds, Truth
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import Member, QuotaIndex, UnknownQuotaError
-from sampling_async.matching._part import Rank, most_wanted
-from sampling_async.matching._policy import MatchPolicy, Truth
 from sampling_async.matching._program import Diagnostic
-from sampling_async.matching._questions import AGE_ANSWERS, Bands, Profile, QuestionKinds
 from sampling_async.matching._result import MatchResult, QuotaIds
+from sampling_async.matching._segment import Rank, most_wanted
 
 if TYPE_CHECKING:
     from sampling_async.matching._following import Following

@@ -1,4 +1,7 @@
-"""The reference matcher: one member with one quota, written for clarity. The index must agree with it."""
+"""The reference matcher: one member with one quota, written for clarity. The index must agree with it.
+
+Reasons that do not depend on the member's answers are given as texts.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,77 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from sampling_async.matching._conditions import condition_of
+from sampling_async.matching._conditions import MatchPolicy, Truth, condition_of
 from sampling_async.matching._layers import fitting
-from sampling_async.matching._policy import MatchPolicy, Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from sampling_async._contract.records import Layer, QuestionAndAnswers, Quota, SubQuota
-    from sampling_async.matching._questions import Known, Profile, QuestionKinds
+    from sampling_async._contract.records import (
+        Layer,
+        Participation,
+        QuestionAndAnswers,
+        Quota,
+        SubQuota,
+        Survey,
+    )
+    from sampling_async.matching._conditions import Known, Profile, QuestionKinds
+
+
+def mask_reasons(
+    survey: Survey,
+    *,
+    device_type: int | None,
+    exclude_surveys: Collection[int],
+    participations: Collection[Participation],
+) -> Iterator[Reason]:
+    """Yield the reasons why a survey is not open to a member; none if it is open.
+
+    Args:
+        survey: The survey.
+        device_type: The member's device; None if it is not known, then it excludes nothing.
+        exclude_surveys: Surveys that the member must not be offered.
+        participations: What the member took part in.
+    """
+    devices = survey.device_type_ids
+    if device_type is not None and devices and device_type not in devices:
+        shown = ", ".join(map(str, devices))
+        yield Reason(f"device {device_type}", Truth.NO, f"the survey accepts only devices {shown}")
+    if survey.survey_id in exclude_surveys:
+        yield Reason(f"survey {survey.survey_id}", Truth.NO, "the survey is in exclude_surveys")
+    for exclusion in survey.survey_wave_exclusions:
+        # Wave 0 of an exclusion stands for all waves of the survey.
+        if any(
+            one.survey_id == exclusion.survey_id
+            and exclusion.wave_id in {0, one.wave_id}
+            and one.status_id in exclusion.participation_status_ids
+            for one in participations
+        ):
+            yield Reason(
+                f"participation in survey {exclusion.survey_id}",
+                Truth.NO,
+                "the survey excludes members with such a participation",
+            )
+
+
+def recontact_reasons(
+    survey: Survey, member_codes: Collection[str] | None, member_code: str | None
+) -> Iterator[Reason]:
+    """Yield the reason why the recontact list of a quota excludes a member, or may; none if it does not.
+
+    Args:
+        survey: The survey of the quota.
+        member_codes: The quota's list, if one was given.
+        member_code: The member's code, if it is known.
+    """
+    if member_codes is not None and member_code is not None:
+        if member_code not in member_codes:
+            yield Reason("recontact list", Truth.NO, "the member is not on it")
+    elif survey.is_survey_recontact:
+        missing = "list was given" if member_codes is None else "member code was given"
+        yield Reason(
+            "recontact list", Truth.POSSIBLE, f"the survey is only for members on a list, and no {missing}"
+        )
 
 
 @frozen

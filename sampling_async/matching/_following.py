@@ -18,7 +18,7 @@ from sampling_async.notifications import Standing as Truth
 if TYPE_CHECKING:
     from sampling_async import QuotaWatch
 
-_LOG: Final = logging.getLogger("sampling_async.matching")
+_log: Final = logging.getLogger("sampling_async.matching")
 _RETRY_SECONDS: Final = 5.0
 _SKEW: Final = timedelta(minutes=5)
 """How far the clock of the service may be behind ours."""
@@ -52,7 +52,7 @@ class Following(Standing):
                     await turns.step()
             except StoreError as exc:
                 # It may pass: a disk that is full, a file that is locked.
-                _LOG.warning("notifications cannot be read, they are tried again: %s", exc)
+                _log.warning("notifications cannot be read, they are tried again: %s", exc)
                 await anyio.sleep(_RETRY_SECONDS)
 
     def _apply(self, fact: Fact[QuotaStatus | SurveyClosed]) -> None:

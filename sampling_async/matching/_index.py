@@ -14,12 +14,10 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import Participation, Quotas, Survey, hidden
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._bits import all_of, ascending, without
-from sampling_async.matching._evaluate import Reason, evaluate
-from sampling_async.matching._masks import mask_reasons, recontact_reasons
-from sampling_async.matching._part import Part, Rank, most_wanted
-from sampling_async.matching._policy import MatchPolicy, Truth
-from sampling_async.matching._questions import Profile, QuestionKinds, lasting
+from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
+from sampling_async.matching._evaluate import Reason, evaluate, mask_reasons, recontact_reasons
 from sampling_async.matching._result import MatchResult, QuotaIds
+from sampling_async.matching._segment import Part, Rank, most_wanted
 
 if TYPE_CHECKING:
     from sampling_async.matching._program import Diagnostic, Target

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from sampling_async import WatchStatus
     from sampling_async._contract.records import Participation, Quotas
     from sampling_async._watch.changes import Key
+    from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds
     from sampling_async.matching._evaluate import Reason
     from sampling_async.matching._following import Following
     from sampling_async.matching._index import Member
-    from sampling_async.matching._part import Rank
-    from sampling_async.matching._policy import MatchPolicy
-    from sampling_async.matching._questions import Profile, QuestionKinds
     from sampling_async.matching._result import MatchResult
+    from sampling_async.matching._segment import Rank
     from sampling_async.notifications import Inbox
 
 

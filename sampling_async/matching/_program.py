@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from sampling_async._contract.records import QuestionAndAnswers, SubQuota
-    from sampling_async.matching._policy import MatchPolicy
-    from sampling_async.matching._questions import QuestionKinds
+    from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
 
 K = TypeVar("K", bound="Hashable")
 

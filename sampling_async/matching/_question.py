@@ -18,9 +18,7 @@ from sampling_async.matching._layers import Fitting, fitting
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sampling_async.matching._conditions import Condition
-    from sampling_async.matching._policy import MatchPolicy
-    from sampling_async.matching._questions import Known
+    from sampling_async.matching._conditions import Condition, Known, MatchPolicy
 
 _MANY: Final = 12
 """From so many quotas on, those of a demand are kept as a set, which is then united faster than a list."""

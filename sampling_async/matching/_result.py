@@ -14,8 +14,8 @@ from sampling_async._contract.checks import whole_number
 from sampling_async.matching._bits import ascending
 
 if TYPE_CHECKING:
-    from sampling_async.matching._part import Part
     from sampling_async.matching._program import Program, Target
+    from sampling_async.matching._segment import Part
 
 
 class QuotaIds(Sequence[int]):

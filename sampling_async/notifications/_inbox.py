@@ -16,9 +16,9 @@ from sampling_async._contract.checks import require_functions, require_instance,
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import once_made
 from sampling_async._pacing.threads import begun, finished, in_thread
+from sampling_async.notifications._app import Entrance
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
-from sampling_async.notifications._entrance import Entrance
 from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling

@@ -23,6 +23,7 @@ from sampling_async._journal.database import (
 )
 from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
+from sampling_async.notifications._entries import in_its_wave
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Backlog, Fact, Settled, Standing, State, StoreError
 from sampling_async.notifications._tables import (
@@ -32,7 +33,6 @@ from sampling_async.notifications._tables import (
     make_tables,
 )
 from sampling_async.notifications._understanding import Named, understand
-from sampling_async.notifications._waves import in_its_wave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""Fields as records: names in any spelling, and values in the types that the record needs."""
+"""Fields as records: names in any spelling, and values in the types that the record needs.
+
+Amounts of money are exact in any decimal context: the operators of `Decimal` round as the context of the thread
+or task says, which a host may have changed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._contract.records import INT64_MAX
 from sampling_async._json.rules import Mismatch, date_time
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._money import of_hundredths, size_of
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -24,9 +28,36 @@ from sampling_async.notifications._records import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from decimal import Decimal
 
     from sampling_async.notifications._records import Fields, Notification
+
+_EXACT: Final = Context(prec=60, traps=[])
+
+
+def of_hundredths(number: int) -> Decimal:
+    """Return an amount, given in hundredths of the currency's unit."""
+    return Decimal(f"{number}E-2")
+
+
+def hundredths(amount: Decimal) -> int:
+    """Return an amount in whole hundredths."""
+    return int(_EXACT.scaleb(amount, 2))
+
+
+def size_of(amount: Decimal) -> Decimal:
+    """Return an amount without its sign."""
+    return amount.copy_abs()
+
+
+def added(one: Decimal, other: Decimal) -> Decimal:
+    """Return the sum of two amounts."""
+    return _EXACT.add(one, other)
+
+
+def difference(one: Decimal, other: Decimal) -> Decimal:
+    """Return one amount less the other."""
+    return _EXACT.subtract(one, other)
+
 
 T = TypeVar("T")
 _MOST_DIGITS: Final = 19

@@ -24,20 +24,17 @@ if TYPE_CHECKING:
     from sampling_async.simulator._faults import Fault, FaultPlan
     from sampling_async.simulator._generator import generate_inventory
     from sampling_async.simulator._latency import Latency
-    from sampling_async.simulator._ledger import Ledger
+    from sampling_async.simulator._ledger import Ledger, LedgerEntry, Lie, RequestRecord, Requests, Verdict
     from sampling_async.simulator._members import (
         ProfileAnswer,
         SimulatedMember,
         generate_members,
     )
-    from sampling_async.simulator._outbox import Notifying, Outbox
-    from sampling_async.simulator._panels import SimulatedPanel
-    from sampling_async.simulator._postings import Posting
+    from sampling_async.simulator._outbox import Notifying, Outbox, Posting
     from sampling_async.simulator._questions import AGE_BANDS
-    from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
+    from sampling_async.simulator._service import SimulatedPanel
     from sampling_async.simulator._simulator import Simulator
     from sampling_async.simulator._transport import SimulatorTransport
-    from sampling_async.simulator._verdict import Lie, Verdict
 
 __all__ = [
     "AGE_BANDS",

@@ -16,8 +16,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sampling_async.simulator._alterations import altered
-from sampling_async.simulator._answers import JSON, Answer, encoded
+from sampling_async.simulator._answers import JSON, Answer, altered, encoded
 from sampling_async.simulator._service import Call
 from sampling_async.simulator._transport import connection_of
 

@@ -1,6 +1,6 @@
 """The ledger: every invite the service has made and every request that reached it.
 
-A client's report is checked against it.
+A client's report is checked against it, and the verdict says what is wrong.
 """
 
 from __future__ import annotations
@@ -10,14 +10,277 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias, get_args, overload
 
-from sampling_async.simulator._records import LedgerEntry, RequestRecord, Requests
-from sampling_async.simulator._verdict import Outcome, Verdict, verdict
+from attrs import define, field, frozen
+
+from sampling_async._contract.errors import Endpoint
 
 if TYPE_CHECKING:
-    from sampling_async._contract.errors import Endpoint
     from sampling_async.simulator._live import LiveQuota
+
+
+@frozen
+class LedgerEntry:
+    """One invite of the ledger.
+
+    Attributes:
+        sequence_number: The place of the invite in the ledger, from 0.
+        panel_guid: The panel of the member.
+        member_code: The member invited.
+        quota_id: The quota that the member was invited to.
+        survey_id: The survey of the quota, with `wave_id`.
+        wave_id: The wave of the survey.
+        endpoint: `bulk_invite` or `generate_invite`.
+        url: The link of the invite, different for every invite.
+        request_number: The request that the invite was made for, see `RequestRecord.number`.
+    """
+
+    sequence_number: int
+    panel_guid: str
+    member_code: str
+    quota_id: int
+    survey_id: int
+    wave_id: int
+    endpoint: Endpoint
+    url: str
+    request_number: int
+
+
+@frozen
+class RequestRecord:
+    """One request that reached the service.
+
+    Attributes:
+        number: The place of the request in the order of arrival, from 0. Requests no longer kept count too.
+        endpoint: The endpoint of the request.
+        member_code: The member that the request named, or None.
+        quota_ids: The quota IDs that the request named, in its order.
+        status: The HTTP status of the response; None if the connection was cut before it.
+        is_processed: False if a fault kept the request from having any effect.
+        time: When the request arrived: seconds of the simulator's clock since the simulator was made.
+        query: The query parameters by name.
+        headers: The headers by lower-case name. The value of `api_auth_key` is masked.
+    """
+
+    number: int
+    endpoint: Endpoint
+    member_code: str | None
+    # Quota IDs and headers are kept in compact form; the properties below convert them when they are read.
+    _quota_ids: array[int] = field(alias="quota_ids")
+    status: int | None
+    is_processed: bool
+    time: float = 0.0
+    query: Mapping[str, str] = field(factory=dict[str, str], repr=False)
+    _headers: Sequence[tuple[bytes, bytes]] = field(default=(), alias="headers", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers by lower-case name. The value of `api_auth_key` is masked."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
+
+    @property
+    def quota_ids(self) -> tuple[int, ...]:
+        """The quota IDs that the request named, in its order."""
+        return tuple(self._quota_ids)
+
+
+class Requests(tuple[RequestRecord, ...]):
+    """The latest requests, oldest first. Call it to select some of them.
+
+    sim.ledger.requests[-1]
+    sim.ledger.requests(endpoint="bulk_invite", status=503)
+    """
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        *,
+        endpoint: Endpoint | None = None,
+        member_code: str | None = None,
+        quota_id: int | None = None,
+        status: int | None = None,
+    ) -> Requests:
+        """Return the requests that fit all given arguments.
+
+        Args:
+            endpoint: The endpoint of the requests.
+            member_code: The member that they named.
+            quota_id: A quota ID that they named, alone or among others.
+            status: The status of their responses.
+
+        Raises:
+            ValueError: There is no such endpoint.
+        """
+        if endpoint is not None and endpoint not in get_args(Endpoint):
+            raise ValueError(
+                f"there is no endpoint {endpoint!r}; the endpoints are {', '.join(get_args(Endpoint))}"
+            )
+        # In the sets, None stands for an argument that was not given.
+        return Requests(
+            record
+            for record in self
+            if endpoint in {None, record.endpoint}
+            and member_code in {None, record.member_code}
+            and status in {None, record.status}
+            and (quota_id is None or quota_id in record.quota_ids)
+        )
+
+
+class OutcomeInvite(Protocol):
+    """The part of an invite that the check reads."""
+
+    @property
+    def url(self) -> str:
+        """The link of the invite."""
+        ...
+
+
+class Outcome(Protocol):
+    """The part of a client's outcome that the check reads; `sampling_async.InviteOutcome` has all of it."""
+
+    @property
+    def member_code(self) -> str:
+        """The member asked for."""
+        ...
+
+    @property
+    def quota_id(self) -> int:
+        """The quota ID asked for."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """One of `invited`, `rejected`, `not_sent`, `unknown`."""
+        ...
+
+    @property
+    def invite(self) -> OutcomeInvite | None:
+        """The invite, if the status is `invited`."""
+        ...
+
+
+@frozen
+class Lie:
+    """An outcome that the ledger contradicts, with the reason."""
+
+    outcome: Outcome
+    reason: str
+
+
+@frozen
+class Verdict:
+    """The result of checking a client's outcomes against the ledger.
+
+    A pair is a member code with a quota ID. An invite of the ledger is *accounted for* if an `invited` outcome
+    of its pair has its URL.
+
+    Attributes:
+        lies: Outcomes that are false. Either the outcome is `invited`, and the ledger does not hold its invite
+            (by URL) for the pair. Or it is `rejected` or `not_sent`, and the ledger holds an invite of the pair
+            that no outcome accounts for, while no outcome of the pair is `unknown`.
+        unread: Invites that are not accounted for, whose pair has an `unknown` outcome: the invites exist, and
+            nobody has read them. This is no fault of the client.
+        unexplained: Invites that are not accounted for, whose pair has no `unknown`, `rejected` or `not_sent`
+            outcome: the client does not say what became of them.
+        lost: `unknown` outcomes of pairs without an invite in the ledger: the request had no effect, or the
+            service rejected it. This is no fault of the client.
+    """
+
+    lies: tuple[Lie, ...] = ()
+    unread: tuple[LedgerEntry, ...] = ()
+    unexplained: tuple[LedgerEntry, ...] = ()
+    lost: tuple[Outcome, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no lies and nothing is unexplained."""
+        return not (self.lies or self.unexplained)
+
+    def __str__(self) -> str:
+        head = (
+            f"{'ok' if self.ok else 'NOT ok'}: {len(self.lies)} lies, {len(self.unexplained)} unexplained, "
+            f"{len(self.unread)} unread, {len(self.lost)} lost"
+        )
+        lies = (f"  quota {lie.outcome.quota_id}, {lie.outcome.status}: {lie.reason}" for lie in self.lies[:10])
+        entries = (
+            f"  invite {e.sequence_number} to quota {e.quota_id} unexplained" for e in self.unexplained[:10]
+        )
+        return "\n".join((head, *lies, *entries))
+
+
+@define
+class _PairAccount:
+    """The facts about a pair: its invites by URL, and the client's outcomes."""
+
+    entries: dict[str, LedgerEntry] = field(factory=dict[str, LedgerEntry])
+    # Whether an `unknown` outcome of the pair admits that an invite may exist.
+    is_admitted: bool = False
+    denials: list[Outcome] = field(factory=list[Outcome])
+    open_urls: set[str] = field(factory=set[str])
+
+
+_Accounts: TypeAlias = dict[tuple[str, int], _PairAccount]
+
+
+def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verdict:
+    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms are not kept in memory.
+
+    Raises:
+        ValueError: An outcome has a status that is none of the four.
+    """
+    accounts: _Accounts = {}
+    for entry in entries:
+        account = accounts.setdefault((entry.member_code, entry.quota_id), _PairAccount())
+        account.entries[entry.url] = entry
+        account.open_urls.add(entry.url)
+    lies: list[Lie] = []
+    lost: list[Outcome] = []
+    for outcome in outcomes:
+        _enter(outcome, accounts, lies, lost)
+    return _balance(accounts, lies, lost)
+
+
+def _enter(outcome: Outcome, accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> None:
+    account = accounts.get((outcome.member_code, outcome.quota_id))
+    match outcome.status:
+        case "invited":
+            url = outcome.invite.url if outcome.invite else None
+            if account is None or url not in account.entries:
+                lies.append(Lie(outcome, "the ledger holds no such invite of this member to this quota"))
+            else:
+                account.open_urls.discard(url)
+        case "unknown":
+            if account is None:
+                lost.append(outcome)
+            else:
+                account.is_admitted = True
+        case "rejected" | "not_sent":
+            # Judged at the end only: another outcome of the pair may account for the invite.
+            if account is not None:
+                account.denials.append(outcome)
+        case other:
+            raise ValueError(f"outcome status {other!r}: must be invited, rejected, not_sent or unknown")
+
+
+def _balance(accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> Verdict:
+    unread: list[LedgerEntry] = []
+    unexplained: list[LedgerEntry] = []
+    for account in accounts.values():
+        left = [entry for url, entry in account.entries.items() if url in account.open_urls]
+        # One `unknown` outcome admits all open invites of its pair, so the denials beside it are no lies.
+        if account.is_admitted:
+            unread += left
+        elif left and account.denials:
+            lies += [
+                Lie(denial, "the ledger holds an invite that no outcome accounts for")
+                for denial in account.denials
+            ]
+        else:
+            unexplained += left
+    return Verdict(tuple(lies), tuple(unread), tuple(unexplained), tuple(lost))
+
 
 Pair: TypeAlias = tuple[str, int]
 """A member code and a quota ID."""

@@ -10,12 +10,12 @@ import attrs
 
 from sampling_async._contract.records import Layer, Quota, Quotas, SubQuota, Survey
 from sampling_async._json.codec import unstructure
-from sampling_async.simulator._eligibility import QuotaTargets, first_open
+from sampling_async.simulator._members import QuotaTargets, first_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sampling_async.simulator._eligibility import Fit
+    from sampling_async.simulator._members import Fit
 
 _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Travel", "New Products")
 

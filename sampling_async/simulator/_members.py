@@ -1,4 +1,21 @@
-"""Members of a simulated panel, and their generation."""
+"""Members of a simulated panel, their generation, and whether a member matches a quota.
+
+The service's rules are written so that they are easy to compare with the contract. A member matches a quota
+when all its layers hold. A layer holds when the member's profile fits exactly one of its sub-quotas. Inside a
+sub-quota, conditions on the same question are alternatives, and all its questions must be met. An answer list
+is met by any one answer:
+
+- age: the years lie in a range of AnswerValues, or in the band that an answer ID stands for. Both ends are
+  included, and an upper end of 99 or above means "and over";
+- postal code: it begins with a listed value. Blanks, hyphens and case are ignored. The exposed list counts as
+  the whole list, even if the service has cut it;
+- every other question, DMA and MSA included: the member gave one of the answer IDs.
+
+A question that the member has not answered is not met, unless it is routable. The service asks routable
+questions later, and in the simulator every member then gives a matching answer. If no sub-quota fits by the
+profile alone, the member takes the first open sub-quota that fits with such answers. No member meets a
+condition whose list is empty or cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +28,13 @@ from attrs import field, frozen
 from sampling_async._contract.records import Participation
 from sampling_async.simulator._questions import (
     AGE,
+    AGE_BANDS,
     DMA,
     FEMALE,
     GENDER,
     MALE,
     MSA,
+    OPEN_END,
     POSTAL_CODE,
     REGION,
     Area,
@@ -25,7 +44,150 @@ from sampling_async.simulator._questions import (
 )
 
 if TYPE_CHECKING:
-    from sampling_async._contract.records import Quotas
+    from collections.abc import Callable, Sequence
+
+    from sampling_async._contract.records import Layer, QuestionAndAnswers, Quota, Quotas, SubQuota
+
+Fit: TypeAlias = tuple[int, ...]
+"""The positions of the sub-quotas of one layer that a member can take.
+
+That is the one sub-quota that fits by profile, or all those that only routable questions still decide.
+"""
+
+_NO_FIT: Final[Fit] = ()
+
+
+class QuotaTargets:
+    """The conditions of a quota, prepared for tests of many members."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, quota: Quota) -> None:
+        self._layers = tuple(_LayerTargets(layer) for layer in quota.layers)
+
+    def fit(self, profile: Mapping[int, ProfileAnswer]) -> tuple[Fit, ...] | None:
+        """Return the sub-quotas that the member can take in each layer, or None if a layer does not hold."""
+        fits: list[Fit] = []
+        for layer in self._layers:
+            fit = layer.fit(profile)
+            if not fit:
+                return None
+            fits.append(fit)
+        return tuple(fits)
+
+
+class _LayerTargets:
+    __slots__ = ("_sub_quotas",)
+
+    def __init__(self, layer: Layer) -> None:
+        self._sub_quotas = tuple(_SubQuotaTargets(sub_quota) for sub_quota in layer.sub_quotas)
+
+    def fit(self, profile: Mapping[int, ProfileAnswer]) -> Fit:
+        certain: list[int] = []
+        asked: list[int] = []
+        for position, sub_quota in enumerate(self._sub_quotas):
+            held = sub_quota.holds(profile)
+            if held:
+                certain.append(position)
+            elif held is None:
+                asked.append(position)
+        # Exactly one sub-quota must fit by profile: with two, the layer does not hold.
+        if certain:
+            return (certain[0],) if len(certain) == 1 else _NO_FIT
+        return tuple(asked)
+
+
+class _SubQuotaTargets:
+    __slots__ = ("_questions",)
+
+    def __init__(self, sub_quota: SubQuota) -> None:
+        by_question: dict[int, list[QuestionAndAnswers]] = {}
+        for condition in sub_quota.questions_and_answers:
+            by_question.setdefault(condition.question_id, []).append(condition)
+        self._questions = tuple(
+            (question_id, any(c.is_routable for c in conditions), tuple(_test(c) for c in conditions))
+            for question_id, conditions in by_question.items()
+        )
+
+    def holds(self, profile: Mapping[int, ProfileAnswer]) -> bool | None:
+        """Return whether a member fits, or None if that depends on routable questions not yet answered."""
+        asks = False
+        for question_id, is_routable, tests in self._questions:
+            answer = profile.get(question_id)
+            if answer is None:
+                if not is_routable:
+                    return False
+                asks = True
+            elif not any(test(answer) for test in tests):
+                return False
+        return None if asks else True
+
+
+def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
+    """Return the test of a member's answer against one condition."""
+    if condition.question_id == AGE:
+        return _age_test(condition)
+    if condition.question_id == POSTAL_CODE:
+        return _postal_test(condition)
+    return _answer_test(condition)
+
+
+def _age_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
+    bands = [AGE_BANDS[answer_id] for answer_id in condition.answer_ids if answer_id in AGE_BANDS]
+    ranges = [_age_range(value) for value in condition.answer_values]
+    spans = [span for span in (*bands, *ranges) if span]
+
+    def test(answer: ProfileAnswer) -> bool:
+        return isinstance(answer, int) and any(
+            low <= answer and (answer <= high or high >= OPEN_END) for low, high in spans
+        )
+
+    return test
+
+
+def _age_range(value: str) -> tuple[int, int] | None:
+    # A single number, such as "35", is a range of one year.
+    low, dash, high = (part.strip() for part in value.partition("-"))
+    if not low.isdecimal() or (dash and not high.isdecimal()):
+        return None
+    return int(low), int(high if dash else low)
+
+
+def _postal_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
+    listed = {postal for value in condition.answer_values if (postal := _plain(value))}
+    # One lookup for each length that occurs, however long the list is. With "02139" and "100" listed, the first
+    # 3 and the first 5 characters of a member's code are looked up.
+    lengths = sorted({len(value) for value in listed})
+
+    def test(answer: ProfileAnswer) -> bool:
+        postal = _plain(str(answer))
+        return any(postal[:length] in listed for length in lengths)
+
+    return test
+
+
+def _plain(postal_code: str) -> str:
+    return postal_code.replace(" ", "").replace("-", "").casefold()
+
+
+def _answer_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
+    wanted = {str(answer_id) for answer_id in condition.answer_ids} | set(condition.answer_values)
+
+    def test(answer: ProfileAnswer) -> bool:
+        if isinstance(answer, frozenset):
+            return any(str(one) in wanted for one in answer)
+        return str(answer) in wanted
+
+    return test
+
+
+def first_open(fit: Fit, completes: Sequence[int], sub_quotas: Sequence[SubQuota]) -> int | None:
+    """Return the position of the first sub-quota in `fit` that is not full, or None if all are full."""
+    for position in fit:
+        if completes[position] < sub_quotas[position].max_target_completes:
+            return position
+    return None
+
 
 ProfileAnswer: TypeAlias = int | str | frozenset[int]
 """A member's answer: the age in years, a postal code as text, or else one answer ID or a set of them."""

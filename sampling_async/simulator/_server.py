@@ -14,8 +14,7 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError("uvicorn is missing: pip install 'sampling-async[simulator]'") from exc
 
-from sampling_async.simulator._listening import listening
-from sampling_async.simulator._transport import with_connection
+from sampling_async.simulator._transport import listening, with_connection
 
 if TYPE_CHECKING:
     import asyncio

@@ -18,8 +18,13 @@ from sampling_async.simulator._ledger import Ledger
 from sampling_async.simulator._live import LiveInventory, LiveQuota
 from sampling_async.simulator._members import SimulatedMember, generate_members
 from sampling_async.simulator._outbox import Notifying, Outbox
-from sampling_async.simulator._panels import PanelState, SimulatedPanel, new_panel
-from sampling_async.simulator._service import Service, recontact_quota_ids
+from sampling_async.simulator._service import (
+    PanelState,
+    Service,
+    SimulatedPanel,
+    new_panel,
+    recontact_quota_ids,
+)
 from sampling_async.simulator._transport import SimulatorTransport
 
 if TYPE_CHECKING:

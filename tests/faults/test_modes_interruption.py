@@ -29,12 +29,11 @@ from sampling_async._protocol.requests import bulk_invite
 SENDING = {
     "_calls/call.py",
     "_pacing/background.py",
-    "_wire/carrier.py",
+    "_wire/session.py",
     "_wire/engine.py",
     "_wire/failures.py",
     "_wire/http1.py",
     "_wire/lookups.py",
-    "_wire/session.py",
     "_wire/sockets.py",
 }
 EVERY = 7

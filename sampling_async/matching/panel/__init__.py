@@ -4,14 +4,12 @@ This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """
 
 from sampling_async.matching.panel._allocate import Allocate
-from sampling_async.matching.panel._counts import Counts
+from sampling_async.matching.panel._arrow import BatchReader
 from sampling_async.matching.panel._market import Terms
-from sampling_async.matching.panel._matcher import PanelMatcher
-from sampling_async.matching.panel._outputs import Output
+from sampling_async.matching.panel._matcher import Output, PanelMatcher
 from sampling_async.matching.panel._prices import Prices
-from sampling_async.matching.panel._reader import BatchReader
 from sampling_async.matching.panel._sample import Sample
-from sampling_async.matching.panel._top_k import TopK
+from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers
 
 __all__ = [

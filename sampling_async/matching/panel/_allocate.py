@@ -11,20 +11,22 @@ from attrs import evolve, field, frozen
 from sampling_async._contract.checks import number_above_0, whole_from_1, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._choosing import (
-    INVITES_LEFT,
-    SPREAD,
-    best_of_each,
-    chances,
-    columns_read,
-    limits,
-    weights,
-)
 from sampling_async.matching.panel._collectors import Places, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import packed
 from sampling_async.matching.panel._market import Rates, Value, market_of
-from sampling_async.matching.panel._prices import Learning, Prices, prices_of
+from sampling_async.matching.panel._prices import (
+    INVITES_LEFT,
+    SPREAD,
+    Learning,
+    Prices,
+    best_of_each,
+    chances,
+    columns_read,
+    limits,
+    prices_of,
+    weights,
+)
 from sampling_async.matching.panel._sample import hashed, seed_of_64_bits
 from sampling_async.matching.panel._top_k import ranked_pairs
 

@@ -1,14 +1,17 @@
-"""pyarrow as `Any`, because it has no types, and conversions between pyarrow and numpy."""
+"""pyarrow as `Any`, because it has no types: conversions to numpy, column types, and the result's reader."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
+
 
 pa: Final[Any] = import_module("pyarrow")
 pc: Final[Any] = import_module("pyarrow.compute")
@@ -54,3 +57,153 @@ def integers(column: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     kind, offset, length = WHOLE[column.type.id], column.offset, len(column)
     values = np.frombuffer(data, kind, length, offset * kind.itemsize)
     return values, None if valid is None else _bits(valid, offset, length)
+
+
+class BatchReader(Protocol):
+    """The result of `PanelMatcher.run`: a `pyarrow.RecordBatchReader`, described for type checkers.
+
+    It can be read only once: batch by batch, as a whole, or by any library that reads an Arrow stream.
+    """
+
+    @property
+    def schema(self) -> Any:
+        """The names and types of the columns: a `pyarrow.Schema`."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches, each a `pyarrow.RecordBatch`."""
+        ...
+
+    def read_next_batch(self) -> Any:
+        """Return the next batch; raise StopIteration after the last one."""
+        ...
+
+    def read_all(self) -> Any:
+        """Return all batches not yet read as a `pyarrow.Table`."""
+        ...
+
+    def read_pandas(self, **options: Any) -> Any:
+        """Return all batches not yet read as a `pandas.DataFrame`."""
+        ...
+
+    def close(self) -> None:
+        """Discard the batches not yet read."""
+        ...
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the stream to another library, by the Arrow C stream interface."""
+        ...
+
+
+# Types are tested by their IDs, as in `WHOLE`, which is faster: there may be hundreds of columns.
+LISTS: Final = frozenset(
+    kind.id for kind in (pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1))
+)
+_TEXTS: Final = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
+_VIEW: Final = pa.string_view().id
+DICTIONARY: Final = pa.dictionary(pa.int32(), pa.string()).id
+_SETTLED: Final = WHOLE.keys() | _TEXTS - {_VIEW}
+_WIDE: Final = 128  # bits
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is a type of lists."""
+    return kind.id in LISTS
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is a type of texts."""
+    return kind.id in _TEXTS
+
+
+def is_null(kind: Any) -> bool:
+    """Return whether a column of an Arrow type can hold nothing but nulls, or lists of them."""
+    return bool(pa.types.is_null(kind) or (is_list(kind) and pa.types.is_null(kind.value_type)))
+
+
+def is_settled(kind: Any) -> bool:
+    """Return whether a type needs no conversion by `settled`."""
+    return kind.id in _SETTLED
+
+
+def settled(batch: Any) -> Any:
+    """Return a batch without string views, which Polars exports, and without narrow dictionaries.
+
+    Batches that are joined get one dictionary, whose words may be too many for a narrow index.
+    """
+    columns = [_settled(column) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _settled(column: Any) -> Any:
+    kind = column.type
+    if kind.id == _VIEW:
+        return column.cast(pa.string())
+    if kind.id == DICTIONARY:
+        words = column.dictionary
+        return pa.DictionaryArray.from_arrays(
+            column.indices.cast(pa.int64()), words.cast(pa.string()) if words.type.id == _VIEW else words
+        )
+    if is_list(kind) and kind.value_type.id in {_VIEW, DICTIONARY}:
+        values, member = flat(column)
+        ends = np.cumsum(np.bincount(member, minlength=len(column)))
+        return pa.LargeListArray.from_arrays(arrow(np.append(0, ends)), _settled(values))
+    return column
+
+
+def flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
+    """Return the values of a column of lists, and the member each value belongs to."""
+    # The length of a null list is arbitrary; `flatten` leaves it out.
+    lengths = integers(pc.list_value_length(column))[0] * booleans(column.is_valid())
+    return column.flatten(), np.repeat(np.arange(len(column)), lengths)
+
+
+class NotWholeError(ValueError):
+    """A value of a column is not a whole number of 64 bits."""
+
+    def __init__(self, at: int, value: object) -> None:
+        super().__init__(at, value)
+        self.at, self.value = at, value
+
+
+def as_integers(column: Any) -> Any:
+    """Return whole numbers, floats, decimals, or texts of digits as a column of 64-bit numbers.
+
+    Raises:
+        NotWholeError: A value is something else.
+        TypeError: The column has another type.
+    """
+    if column.type.id == DICTIONARY:
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_floating(kind):
+        # NaN is a missing value in pandas. Arrow before 21 does not look for it in half floats.
+        column = column.cast(pa.float64())
+        column = pc.if_else(pc.is_nan(column), None, column)
+    elif pa.types.is_decimal(kind):
+        # Arrow 26 refuses all numbers of the narrow types.
+        column = column.cast(pa.decimal128(kind.precision, kind.scale)) if kind.bit_width < _WIDE else column
+    elif is_text(kind):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
+    elif kind.id not in WHOLE and not pa.types.is_null(kind):
+        raise TypeError(kind)
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        at = _first_unfit(column)
+        raise NotWholeError(at, column[at].as_py()) from None
+
+
+def _first_unfit(column: Any) -> int:
+    """Return the place of the first value of a column that is not a whole number; there is one."""
+    start, end = 0, len(column)
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            column.slice(start, middle - start).cast(pa.int64())
+        except pa.ArrowInvalid:
+            end = middle
+        else:
+            start = middle
+    return start

@@ -8,28 +8,31 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async.matching._questions import OLDEST
-from sampling_async.matching.panel._arrow import WHOLE, booleans, integers, pa
-from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
-from sampling_async.matching.panel._plan import Columns
-from sampling_async.matching.panel._postal import Beginnings
-from sampling_async.matching.panel._types import (
+from sampling_async.matching._conditions import OLDEST
+from sampling_async.matching.panel._arrow import (
     DICTIONARY,
     LISTS,
+    WHOLE,
     NotWholeError,
     as_integers,
+    booleans,
     flat,
+    integers,
     is_list,
     is_null,
     is_text,
+    pa,
 )
+from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
+from sampling_async.matching.panel._plan import Columns
+from sampling_async.matching.panel._postal import Beginnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching._questions import QuestionKinds
+    from sampling_async.matching._conditions import QuestionKinds
     from sampling_async.matching.panel._classes import Classes
     from sampling_async.matching.panel._plan import Source
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching.panel._arrow import booleans, pa, pc
-from sampling_async.matching.panel._classes import MOST_CODES
+from sampling_async.matching.panel._classes import MOST_CODES, Given
 from sampling_async.matching.panel._columns import DEVICE, NOBODY, Reader, Several, member_codes, numbers, taken
-from sampling_async.matching.panel._given import Given
 from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:

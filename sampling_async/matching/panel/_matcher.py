@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from sampling_async._contract.checks import require_instance
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._index import QuotaIndex
-from sampling_async.matching.panel._allocate import Allocate
-from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._batches import batches_of, must_be_readable_twice, sized
+from sampling_async.matching.panel._allocate import Allocate, Candidates
+from sampling_async.matching.panel._arrow import is_settled, pa, settled
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
-from sampling_async.matching.panel._counts import Counts
+from sampling_async.matching.panel._files import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._market import Terms, terms_of
-from sampling_async.matching.panel._outputs import Output, name_of, needs_codes
 from sampling_async.matching.panel._plan import Plan, Source
 from sampling_async.matching.panel._postal import OddCodes
 from sampling_async.matching.panel._prices import Learning
-from sampling_async.matching.panel._top_k import TopK
-from sampling_async.matching.panel._types import is_settled, settled
+from sampling_async.matching.panel._sample import Sample
+from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers, matched_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching._live import LiveIndex
-    from sampling_async.matching.panel._allocate import Candidates
+    from sampling_async.matching.panel._arrow import BatchReader
     from sampling_async.matching.panel._plan import Columns
-    from sampling_async.matching.panel._reader import BatchReader
     from sampling_async.matching.panel._worker import Piece
+
+Output: TypeAlias = Counts | TopK | Sample | Allocate
+"""Counts of members for each quota, the best quotas of each member, some members of each quota, or quotas for
+each member that do not get more members than they can use."""
+
+
+def name_of(output: object) -> str:
+    """Return the name of the output that a user has asked for."""
+    return Allocate.__name__ if isinstance(output, Candidates | Learning) else type(output).__name__
+
+
+def needs_codes(output: object) -> bool:
+    """Return whether an output contains member codes, so that the panel must have them."""
+    return not isinstance(output, Counts)
+
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._program import Kept
-from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes
-from sampling_async.matching.panel._given import Given, parts_of
+from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, Given, parts_of
 from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn, with_gc_deferred
 
 if TYPE_CHECKING:
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching._policy import MatchPolicy
+    from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
     from sampling_async.matching._program import Program, Target
-    from sampling_async.matching._questions import QuestionKinds
     from sampling_async.matching.panel._market import Market
     from sampling_async.matching.panel._rows import Row
 

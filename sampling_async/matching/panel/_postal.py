@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sampling_async.matching._questions import plain_postal
-from sampling_async.matching.panel._arrow import booleans, integers, pa, pc
+from sampling_async.matching._conditions import plain_postal
+from sampling_async.matching.panel._arrow import DICTIONARY, booleans, integers, is_text, pa, pc
 from sampling_async.matching.panel._classes import OTHER, UNANSWERED
-from sampling_async.matching.panel._types import DICTIONARY, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
