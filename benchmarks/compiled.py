@@ -23,16 +23,16 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PLAIN: Final = (
-    *("_pacing/gate", "_pacing/limit", "_pacing/pace", "_pacing/outage"),
-    *("_protocol/answers", "_protocol/bulk_reply", "_protocol/chunk", "_protocol/requests"),
-    *("_wire/http1", "_calls/links", "_calls/learned"),
+    *("_pacing/gate", "_pacing/limit", "_pacing/outage"),
+    *("_protocol/bulk_reply", "_protocol/requests", "_protocol/results"),
+    *("_wire/http1", "_pacing/turns"),
 )
 """Modules of plain functions, for the most part."""
 
 COROUTINES: Final = (
-    *("_bulk/invites", "_bulk/job", "_bulk/plans", "_bulk/source", "_bulk/stream", "_calls/call"),
-    *("_pacing/background", "_pacing/blocks", "_pacing/change"),
-    *("_wire/carrier", "_wire/connection", "_wire/engine", "_wire/reader", "_wire/session", "_wire/sockets"),
+    *("_bulk/invites", "_bulk/job", "_bulk/options", "_bulk/source", "_bulk/stream", "_calls/call"),
+    *("_pacing/background", "_pacing/blocks"),
+    *("_wire/connection", "_wire/engine", "_wire/reader", "_wire/session", "_wire/sockets"),
 )
 """The rest, without `_pacing/jobs`: it asks coroutines for their state, which those of Cython do not tell."""
 

@@ -93,6 +93,14 @@ def test_every_file_is_in_a_room():
     assert (rooms | files) - TOOLS == set(ROOMS)
 
 
+def test_the_page_about_the_design_lists_the_files_of_each_room():
+    page = Path(__file__).parent.parent / "docs" / "explanation" / "design.md"
+    rows = [[cell.strip() for cell in row.split("|")] for row in page.read_text().splitlines() if "| `_" in row]
+    listed = {row[1].strip("`"): set(row[3].split(", ")) for row in rows}
+    rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
+    assert listed == {room: {path.stem for path in files_of(room)} - {"__init__"} for room in rooms}
+
+
 def test_rooms_have_no_subfolders():
     """A room has one subject, and its files can be seen at a glance."""
     assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []

@@ -32,7 +32,7 @@ from sampling_async import (
     TransportError,
 )
 from sampling_async._calls import reports
-from sampling_async._telemetry.otel import SamplingAsyncInstrumentor
+from sampling_async._telemetry.instrumentor import SamplingAsyncInstrumentor
 
 CANARY = "member-canary"
 INVITES = "/IPExternalSamplingService/ExternalSample/{PanelGUID}/{MemberCode}/Invites"
