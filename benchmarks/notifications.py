@@ -34,10 +34,10 @@ from sampling_async.notifications import (
     InviteNotification,
     QuotaStatus,
     SqliteStore,
-    Standing,
     State,
     Terminate,
     UnknownNotification,
+    Validity,
 )
 
 CONNECTIONS = 64
@@ -281,7 +281,7 @@ def main() -> None:
         receiver = Receiver(store)
         sender, seconds = asyncio.run(ingest(receiver, queue))
         found = Counter(identity_of(fact) for fact in SqliteStore(store).facts())
-        standing = [fact.id for fact in SqliteStore(store).facts() if fact.standing is Standing.STANDS]
+        standing = [fact.id for fact in SqliteStore(store).facts() if fact.standing is Validity.STANDS]
         handled, handling_seconds = handle(store, Path(folder), len(standing))
         megabytes = store.stat().st_size / 1e6
     lost = sender.acknowledged - set(found)

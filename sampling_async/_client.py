@@ -16,7 +16,7 @@ import anyio
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of
-from sampling_async._bulk.source import ChunkSource, PanelSource, checked_request, source_of, total_of
+from sampling_async._bulk.source import ChunkSource, FanOutSource, checked_request, source_of, total_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
@@ -33,7 +33,7 @@ from sampling_async._contract.checks import (
 )
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
-from sampling_async._contract.records import once_made
+from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Record
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Permit
@@ -49,8 +49,8 @@ from sampling_async._wire.address import (
     base_url_of,
     guid_of,
     idle_seconds_of,
-    must_be_safe_through,
     proxy_of,
+    require_https_through,
 )
 from sampling_async._wire.bodies import BodyLimits
 from sampling_async._wire.session import Session, checked_transport
@@ -173,7 +173,7 @@ class SamplingClient:
             )
         way_out = None if way is None else proxy_of(way)
         if way_out is not None:
-            must_be_safe_through(way_out, self._base_url, allow_http=allow_http)
+            require_https_through(way_out, self._base_url, allow_http=allow_http)
         # What `share` makes another session with. Of the key and the proxy's password it holds `Secret`s only.
         self._new_session = partial(
             Session,
@@ -317,7 +317,7 @@ class SamplingClient:
         share._make_parts(maximum // of)
         return share
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         state = "closed" if self._session.closed else f"{self._gate.at_work} of {self._gate.maximum} running"
         return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.in_wait} waiting>"
@@ -593,7 +593,7 @@ class SamplingClient:
         """
         options, began = self._options(chunk_size, goal, deadline, weight), self._gate.clock()
         request = await checked_request(member_code, quota_ids)
-        source = PanelSource([request], size=options.size, size_of=options.size_of)
+        source = FanOutSource([request], size=options.size, size_of=options.size_of)
         async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
             return await stream.result(request, began)
 
@@ -686,7 +686,7 @@ class SamplingClient:
             run = journal if isinstance(journal, Record) else _run_of(journal)
             run.claim(str(self._base_url), self._panel_guid)
         options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run, asked)
-        source = PanelSource(
+        source = FanOutSource(
             readable(requests, "requests"),
             size=options.size,
             size_of=options.size_of,

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sampling_async.notifications import Fact, Inbox, Kind, Reply
+    from sampling_async.notifications import Fact, HitResponse, Inbox, Kind
 
 SECRET = "a-secret-of-the-tests"
 PEER = "198.51.100.7"
@@ -45,7 +45,7 @@ def encoded(fields: object) -> bytes:
     return fields if isinstance(fields, bytes) else json.dumps(fields).encode()
 
 
-async def post(inbox: Inbox, kind: Kind | str, fields: object, **more: Any) -> Reply:
+async def post(inbox: Inbox, kind: Kind | str, fields: object, **more: Any) -> HitResponse:
     """Post fields, or a body, with the right secret."""
     return await inbox.receive(kind, encoded(fields), {}, PEER, **{"secret": SECRET, **more})
 

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 import trio  # noqa: F401  loaded, as in a host that uses both
 
-from sampling_async._pacing.blocks import Blocks
+from sampling_async._pacing.blocks import DeadlineScopes
 
 
 class Loop:
@@ -36,7 +36,7 @@ class Loop:
 @pytest.mark.parametrize("is_ours", [False, True])
 @pytest.mark.parametrize("seconds", [0.005, 0, -1])
 async def test_a_block_ends_at_its_deadline(seconds, is_ours):
-    blocks = Blocks()
+    blocks = DeadlineScopes()
     with blocks.within(60, is_ours=is_ours) as outer, blocks.within(seconds, is_ours=is_ours) as scope:
         await anyio.sleep_forever()
     assert (scope.cancelled_caught, outer.cancel_called, len(blocks)) == (True, False, 0)
@@ -45,7 +45,7 @@ async def test_a_block_ends_at_its_deadline(seconds, is_ours):
 
 @pytest.mark.parametrize("is_ours", [False, True])
 async def test_a_block_without_a_deadline_ends_by_itself(is_ours):
-    blocks = Blocks()
+    blocks = DeadlineScopes()
     with blocks.within(float("inf"), is_ours=is_ours) as scope:
         await anyio.lowlevel.checkpoint()
         assert len(blocks) == 1
@@ -58,12 +58,12 @@ def test_each_block_ends_where_trio_is_loaded_too():
     """A callback sets the timer again. No task runs then, so anyio cannot tell asyncio from trio."""
     assert "trio" in sys.modules
 
-    async def wait(blocks: Blocks, seconds: float) -> None:
+    async def wait(blocks: DeadlineScopes, seconds: float) -> None:
         with blocks.within(seconds):
             await asyncio.sleep(600)
 
     async def main() -> None:
-        blocks = Blocks()
+        blocks = DeadlineScopes()
         await asyncio.wait_for(asyncio.gather(*(wait(blocks, seconds) for seconds in (0.01, 0.02, 0.03))), 30)
 
     # No runner of anyio: these leave a note in the context about which library runs.
@@ -74,12 +74,12 @@ def test_a_block_begins_on_uvloop_while_the_timer_of_another_is_due():
     """Less than half a millisecond before its time, a timer of uvloop is a plain handle, without `when`."""
     uvloop = pytest.importorskip("uvloop")
 
-    async def wait(blocks: Blocks, seconds: float) -> None:
+    async def wait(blocks: DeadlineScopes, seconds: float) -> None:
         with blocks.within(seconds):
             await asyncio.sleep(600)
 
     async def main() -> None:
-        blocks = Blocks()
+        blocks = DeadlineScopes()
         await asyncio.wait_for(
             asyncio.gather(*(wait(blocks, seconds) for seconds in (0.0004, 0.01, 0.0004))), 30
         )
@@ -90,7 +90,7 @@ def test_a_block_begins_on_uvloop_while_the_timer_of_another_is_due():
 
 @pytest.mark.parametrize("is_ours", [False, True])
 async def test_all_blocks_end_together(is_ours):
-    blocks, ended = Blocks(), []
+    blocks, ended = DeadlineScopes(), []
 
     async def wait(seconds: float) -> None:
         with blocks.within(seconds, is_ours=is_ours):
@@ -112,7 +112,7 @@ async def test_all_blocks_end_together(is_ours):
 
 
 async def test_a_block_that_does_not_end_is_not_waited_for_for_long():
-    blocks = Blocks()
+    blocks = DeadlineScopes()
     with anyio.CancelScope() as around, blocks.within(60):
         with anyio.CancelScope(shield=True):
             await blocks.end(0.005)  # of this very block
@@ -122,7 +122,7 @@ async def test_a_block_that_does_not_end_is_not_waited_for_for_long():
 
 @pytest.mark.asyncio
 async def test_a_block_whose_task_is_over_is_not_waited_for():
-    blocks = Blocks()
+    blocks = DeadlineScopes()
 
     async def interrupted() -> None:
         blocks.within(60, is_ours=True).__enter__()  # a signal handler raises before the block is left
@@ -137,7 +137,7 @@ async def test_a_block_whose_task_is_over_is_not_waited_for():
 
 @pytest.mark.asyncio
 async def test_one_timer_serves_all_blocks(monkeypatch):
-    loop, blocks = Loop(monkeypatch), Blocks()
+    loop, blocks = Loop(monkeypatch), DeadlineScopes()
     with blocks.within(60) as first:
         with blocks.within(90) as second:
             pass
@@ -163,7 +163,7 @@ async def test_one_timer_serves_all_blocks(monkeypatch):
 
 @pytest.mark.asyncio
 async def test_the_timer_does_not_keep_the_blocks_alive(monkeypatch):
-    loop, blocks = Loop(monkeypatch), Blocks()
+    loop, blocks = Loop(monkeypatch), DeadlineScopes()
     with blocks.within(60):
         pass
     assert loop.set_for == [60]
@@ -176,7 +176,7 @@ async def test_the_timer_does_not_keep_the_blocks_alive(monkeypatch):
 
 @pytest.mark.asyncio
 async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypatch):
-    loop, blocks = asyncio.get_running_loop(), Blocks()
+    loop, blocks = asyncio.get_running_loop(), DeadlineScopes()
     call_at = loop.call_at
 
     def struck(*_args: object, **_options: object) -> None:
@@ -197,7 +197,7 @@ async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypat
 
 async def ended_by(cancel, *, ends_late: bool = False) -> tuple[bool, int]:
     """Wait in a block that something cancels; return whether it was caught, and what is left requested."""
-    blocks = Blocks()
+    blocks = DeadlineScopes()
 
     async def wait() -> tuple[bool, int]:
         with blocks.within(60, is_ours=True) as scope:
@@ -220,7 +220,7 @@ async def ended_by(cancel, *, ends_late: bool = False) -> tuple[bool, int]:
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_a_failure_inside_a_block_comes_out_of_it(is_ours, cancels):
     with pytest.raises(ZeroDivisionError):
-        with Blocks().within(600, is_ours=is_ours) as scope:
+        with DeadlineScopes().within(600, is_ours=is_ours) as scope:
             if cancels:
                 scope.cancel()
             raise ZeroDivisionError
@@ -230,7 +230,7 @@ async def test_a_failure_inside_a_block_comes_out_of_it(is_ours, cancels):
 async def test_the_timer_does_not_hold_the_data_of_the_task_that_set_it():
     class Data: ...
 
-    blocks, of_request = Blocks(), ContextVar[Data]("of_request")
+    blocks, of_request = DeadlineScopes(), ContextVar[Data]("of_request")
 
     async def request() -> weakref.ref[Data]:
         data = Data()
@@ -280,7 +280,7 @@ async def test_earlier_requests_that_the_task_did_not_heed_are_not_taken_back():
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:
-            with Blocks().within(0.001, is_ours=True) as scope:
+            with DeadlineScopes().within(0.001, is_ours=True) as scope:
                 await asyncio.sleep(600)
         assert scope.cancelled_caught
         return asyncio.current_task().cancelling()
@@ -294,7 +294,7 @@ async def test_earlier_requests_that_the_task_did_not_heed_are_not_taken_back():
 @pytest.mark.asyncio
 async def test_a_scope_around_a_block_is_heeded_and_cancels_it_no_more_than_itself():
     for ours_first in (False, True):
-        blocks = Blocks()
+        blocks = DeadlineScopes()
         with anyio.CancelScope() as around:
             with blocks.within(60, is_ours=True) as scope:
                 for cancelled in (scope, around) if ours_first else (around, scope):
@@ -307,7 +307,7 @@ async def test_a_scope_around_a_block_is_heeded_and_cancels_it_no_more_than_itse
 
 
 def test_a_block_that_begins_after_the_end_may_be_in_another_loop():
-    blocks = Blocks()
+    blocks = DeadlineScopes()
 
     async def first() -> None:
         with blocks.within(60):
@@ -324,14 +324,14 @@ def test_a_block_that_begins_after_the_end_may_be_in_another_loop():
 
 @pytest.mark.parametrize("is_ours", [False, True])
 async def test_a_block_without_time_is_cancelled_from_its_beginning(is_ours):
-    blocks = Blocks()
+    blocks = DeadlineScopes()
     with blocks.within(0, is_ours=is_ours) as scope:
         assert scope.cancel_called
         await anyio.sleep_forever()
 
 
 async def test_foreign_code_in_a_block_is_cancelled_again_if_it_goes_on():
-    blocks, cancelled = Blocks(), 0
+    blocks, cancelled = DeadlineScopes(), 0
     with blocks.within(60) as scope:
         scope.cancel()
         for _ in range(3):
@@ -344,7 +344,7 @@ async def test_foreign_code_in_a_block_is_cancelled_again_if_it_goes_on():
 
 @pytest.mark.asyncio
 async def test_our_own_code_is_cancelled_once_and_within_a_shield():
-    blocks, reached = Blocks(), []
+    blocks, reached = DeadlineScopes(), []
     with blocks.within(60, is_ours=True) as scope:
         scope.cancel()
         with anyio.CancelScope(shield=True):
@@ -359,7 +359,7 @@ async def test_our_own_code_is_cancelled_once_and_within_a_shield():
 
 @pytest.mark.parametrize("is_ours", [False, True])
 async def test_the_end_waits_for_the_last_block(is_ours):
-    blocks, left, slow = Blocks(), [], anyio.Event()
+    blocks, left, slow = DeadlineScopes(), [], anyio.Event()
 
     async def wait(name: str) -> None:
         with blocks.within(60, is_ours=is_ours):
@@ -388,14 +388,14 @@ async def test_the_end_waits_for_the_last_block(is_ours):
 
 @pytest.mark.parametrize("is_noted", [False, True])
 async def test_a_handler_that_raises_at_the_beginning_of_a_block_leaves_nothing(is_noted, monkeypatch):
-    blocks, enter = Blocks(), Blocks.enter
+    blocks, enter = DeadlineScopes(), DeadlineScopes.enter
 
     def interrupted(self, scope, until) -> None:
         if is_noted:
             enter(self, scope, until)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Blocks, "enter", interrupted)
+    monkeypatch.setattr(DeadlineScopes, "enter", interrupted)
     with pytest.raises(KeyboardInterrupt), blocks.within(60):
         pass
     assert len(blocks) == 0

@@ -19,10 +19,10 @@ from sampling_async import (
 )
 from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
 from sampling_async.campaign._book import Book
-from sampling_async.campaign._ledger_file import Member, PlannedQuota
+from sampling_async.campaign._ledger_file import MemberTurn, PlannedQuota
 from sampling_async.campaign._lessons import rule_for, rules_of
 from sampling_async.campaign._limits import InvitePace
-from sampling_async.campaign._summing import SLOT, Moments, Waits, class_of, percentile, seconds_of
+from sampling_async.campaign._summing import SLOT, Moments, WaitLog, class_of, percentile, seconds_of
 
 CODES = (1, 9, 14, 16, 28, 31, 36, 39, 41, 46, 99)
 
@@ -36,8 +36,8 @@ def book_of(*quotas, pending: int = 0, **more) -> Book:
     return Book(quotas, counts, LESSONS, **more)
 
 
-def member_of(*due: int, reserves=(), turn: int = 1, number: int = 1) -> Member:
-    return Member(number, f"m{number}", None, list(reserves), turn, dict.fromkeys(due, 0), added=len(due))
+def member_of(*due: int, reserves=(), turn: int = 1, number: int = 1) -> MemberTurn:
+    return MemberTurn(number, f"m{number}", None, list(reserves), turn, dict.fromkeys(due, 0), added=len(due))
 
 
 def outcome(quota_id: int, status: str = "invited", code: int | None = 1, error=None, amount=None):
@@ -441,7 +441,7 @@ def test_moments_are_handed_out_once_and_again_when_they_change():
 
 
 def test_waits_that_follow_each_other_are_one():
-    waits = Waits(4)
+    waits = WaitLog(4)
     first = waits.longer("rate", 0.0, 1.0)
     assert first.number == 5
     assert waits.longer("rate", 2.0, 3.0) is first

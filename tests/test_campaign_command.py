@@ -23,7 +23,7 @@ from rich.console import Console
 
 from sampling_async import to_json
 from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering
-from sampling_async._cli._campaign_options import Kept, Settings
+from sampling_async._cli._campaign_options import SavedOptions, Settings
 from sampling_async._cli._panel_files import write_panel
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.campaign._campaign import with_ledger
@@ -280,9 +280,11 @@ def test_options_that_would_not_change_a_plan_are_refused(service):
 
 
 def test_a_ledger_that_another_program_made_has_the_defaults():
-    assert Kept.from_json(None) == Kept()
-    kept = Kept(panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(Kept().settings))
-    assert Kept.from_json(kept.to_json()) == kept
+    assert SavedOptions.from_json(None) == SavedOptions()
+    kept = SavedOptions(
+        panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(SavedOptions().settings)
+    )
+    assert SavedOptions.from_json(kept.to_json()) == kept
 
 
 # --- Steering and looking
@@ -473,7 +475,7 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    gauge = _campaign_view.Gauge(run, client, None)
+    gauge = _campaign_view.RunMetrics(run, client, None)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
     assert gauge.read().seconds_left == 80 / (19 / 2)
     run.limits = Limits()

@@ -9,11 +9,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sampling_async._pacing.background import Background, is_stray
+from sampling_async._pacing.background import Background, is_foreign_cancellation
 
 
 async def test_an_ordinary_error_is_not_a_stray_cancellation():
-    assert not is_stray(ValueError())
+    assert not is_foreign_cancellation(ValueError())
 
 
 async def test_a_cancellation_by_a_scope_is_not_stray():
@@ -23,7 +23,7 @@ async def test_a_cancellation_by_a_scope_is_not_stray():
         try:
             await anyio.sleep_forever()
         except BaseException as exc:
-            caught = is_stray(exc)
+            caught = is_foreign_cancellation(exc)
             raise
     assert caught is False
 
@@ -36,7 +36,7 @@ async def test_a_cancellation_of_the_task_is_not_stray():
         try:
             await asyncio.sleep(9)
         except asyncio.CancelledError as exc:
-            caught.append(is_stray(exc))
+            caught.append(is_foreign_cancellation(exc))
             raise
 
     task = asyncio.ensure_future(work())
@@ -48,13 +48,13 @@ async def test_a_cancellation_of_the_task_is_not_stray():
 
 
 async def test_a_cancellation_from_elsewhere_is_stray():
-    assert is_stray(asyncio.CancelledError())
+    assert is_foreign_cancellation(asyncio.CancelledError())
 
 
 async def test_no_cancellation_is_stray_without_asyncio(monkeypatch):
     error = asyncio.CancelledError()
     monkeypatch.delitem(sys.modules, "asyncio")
-    assert not is_stray(error)
+    assert not is_foreign_cancellation(error)
 
 
 class EndsSlowly(Background):

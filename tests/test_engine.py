@@ -909,7 +909,7 @@ async def test_a_connection_leads_to_the_service_or_its_proxy(monkeypatch, url, 
 def test_each_connection_that_is_opened_is_counted():
     engine = _engine.Engine(idle=1, idle_seconds=4.0)
     for count in (1, 2, 3):
-        engine._welcomed(SimpleNamespace(opened_within=0.1, tell_of_news=bool))
+        engine._welcomed(SimpleNamespace(opened_within=0.1, on_readable=bool))
         assert engine.traffic.opened == count
 
 
@@ -1058,7 +1058,7 @@ async def test_a_close_that_was_seen_earlier_shortens_the_idle_time_too():
         async with client_of(url) as client:
             await client.get_settings()
             idle_time = engine_of(client)._idle_time
-            engine_of(client)._idle[0]._wire.tell_of_news(lambda: None)
+            engine_of(client)._idle[0]._wire.on_readable(lambda: None)
             script.connections[0].sock.shutdown(socket.SHUT_RDWR)
             await anyio.sleep(0.01)
             aged(client, 5)

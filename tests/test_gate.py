@@ -12,7 +12,7 @@ from anyio import wait_all_tasks_blocked
 
 from sampling_async._pacing import gate
 from sampling_async._pacing.gate import Gate, Permit
-from sampling_async._pacing.turns import Kind, Lane
+from sampling_async._pacing.turns import Lane, WorkKind
 
 
 def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
@@ -678,7 +678,7 @@ async def test_each_attempt_waits_for_the_pace_of_its_kind_however_its_permit_wa
 GUESSED = 1 / (10 * 0.3**3)
 
 
-def guessed(shut: Gate) -> Kind:
+def guessed(shut: Gate) -> WorkKind:
     """Return a kind whose rate is guessed as one in 3.7 seconds, after four refusals."""
     kind = shut.kind("work")
     for _ in range(4):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_async._wire import http1
-from sampling_async._wire.http1 import Answer
+from sampling_async._wire.http1 import ResponseParser
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TWO = b"Content-Length: 2\r\n\r\nhi"
@@ -22,8 +22,8 @@ HI = b"2\r\nhi\r\n0\r\n\r\n"
 ENDED = "^the connection ended before the end of the response$"
 
 
-def fed(*parts: bytes) -> Answer:
-    answer = Answer()
+def fed(*parts: bytes) -> ResponseParser:
+    answer = ResponseParser()
     for part in parts:
         answer.feed(part)
     return answer
@@ -254,7 +254,7 @@ def test_an_endless_head_is_refused(line):
 
 
 def test_endless_interim_responses_are_refused():
-    answer = Answer()
+    answer = ResponseParser()
     with pytest.raises(httpx.RemoteProtocolError):
         for _ in range(10_000):
             answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -379,9 +379,9 @@ def test_an_exception_of_a_signal_handler_during_parsing_propagates(struck, monk
 
     for callback in ("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"):
         with monkeypatch.context() as patch:
-            patch.setattr(Answer, callback, strike)
+            patch.setattr(ResponseParser, callback, strike)
             with pytest.raises(struck, match="told to end"):
-                Answer().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+                ResponseParser().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
 
 
 def test_several_values_of_a_name_are_joined():

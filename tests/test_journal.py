@@ -37,7 +37,7 @@ from sampling_async import (
     RetryPolicy,
     SamplingError,
 )
-from sampling_async._bulk.source import PanelSource
+from sampling_async._bulk.source import FanOutSource
 from sampling_async._journal import file as _journal_file
 from sampling_async._journal import lock as _journal_lock
 from sampling_async._journal import mending
@@ -48,7 +48,15 @@ from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._journal.lock import Damage, Header, JournalLock
-from sampling_async._journal.rows import ANSWERED, APPLICATION, SENT, Latest, Note, Request, Rows
+from sampling_async._journal.rows import (
+    ANSWERED,
+    APPLICATION,
+    SENT,
+    JournaledRequest,
+    JournalRows,
+    Latest,
+    Note,
+)
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.requests import Chunk
 from sampling_async._protocol.results import OutcomeStatus
@@ -363,7 +371,7 @@ async def test_a_chunk_that_cannot_be_written_to_the_journal_is_not_sent(tmp_pat
     service = Ledger()
     async with doubles.client(service) as client:
         stream = client.fan_out(PANEL, journal=Journal(tmp_path / "journal"), chunk_size=3)
-        monkeypatch.setattr(Rows, "append", full)
+        monkeypatch.setattr(JournalRows, "append", full)
         with pytest.raises(JournalError, match="disk is full"):
             async with stream:
                 async for _ in stream:
@@ -375,7 +383,7 @@ async def test_a_chunk_that_cannot_be_written_to_the_journal_is_not_sent(tmp_pat
 
 
 async def test_an_outcome_that_cannot_be_written_to_the_journal_is_not_lost(tmp_path, monkeypatch):
-    append, calls = Rows.append, []
+    append, calls = JournalRows.append, []
 
     def full_later(self, notes) -> None:
         calls.append(notes)
@@ -383,7 +391,7 @@ async def test_an_outcome_that_cannot_be_written_to_the_journal_is_not_lost(tmp_
             full()
         append(self, notes)
 
-    monkeypatch.setattr(Rows, "append", full_later)
+    monkeypatch.setattr(JournalRows, "append", full_later)
     async with doubles.client(Ledger(), max_concurrency=1) as client:
         stream = client.fan_out(PANEL[:1], journal=tmp_path / "journal")
         seen = []
@@ -397,7 +405,7 @@ async def test_an_outcome_that_cannot_be_written_to_the_journal_is_not_lost(tmp_
 async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, monkeypatch):
     journal, service = Journal(tmp_path / "journal"), Ledger()
     with monkeypatch.context() as broken:
-        broken.setattr(Rows, "append", full)
+        broken.setattr(JournalRows, "append", full)
         with pytest.raises(JournalError):
             await run(service, journal)
     await run(service, journal, PANEL[:2])
@@ -443,14 +451,14 @@ async def test_ids_known_from_an_earlier_run_are_never_reported_as_not_sent(tmp_
 async def test_a_run_cancelled_during_opening_releases_the_journal(tmp_path, monkeypatch, moment):
     if moment == "load":
         await run(Ledger(), tmp_path / "journal", PANEL[:1])
-    work, working, go_on = getattr(Rows, moment), threading.Event(), threading.Event()
+    work, working, go_on = getattr(JournalRows, moment), threading.Event(), threading.Event()
 
     def slow(self, *args) -> None:
         working.set()
         go_on.wait(60)
         work(self, *args)
 
-    monkeypatch.setattr(Rows, moment, slow)
+    monkeypatch.setattr(JournalRows, moment, slow)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, Ledger(), Journal(tmp_path / "journal"))
         await in_thread(working.wait, 5)
@@ -594,14 +602,14 @@ async def test_a_large_journal_is_read_part_by_part(tmp_path, monkeypatch):
         chunk = Chunk("m0", quota_ids)
         written.note_answered(written.note_sent(chunk), answers("m0", quota_ids))
     await written.close()
-    parts, requests = [], Rows.requests
+    parts, requests = [], JournalRows.requests
 
     def noted(self, *args):
         found = requests(self, *args)
         parts.append(sum(len(request.lines) for request in found))
         return found
 
-    monkeypatch.setattr(Rows, "requests", noted)
+    monkeypatch.setattr(JournalRows, "requests", noted)
     known = await read(Journal(tmp_path / "journal"))
     assert [outcome.quota_id for outcome in known] == list(range(1, 6001))
     assert list(map(told, known[:4])) == [
@@ -614,14 +622,14 @@ async def test_the_counts_of_all_parts_are_added(tmp_path, monkeypatch):
     service = Ledger()
     outcomes = await run(service, tmp_path / "journal")  # ten chunks of three quotas
     monkeypatch.setattr(_journal_rows, "_TOGETHER", 4)
-    sizes, requests = [], Rows.requests
+    sizes, requests = [], JournalRows.requests
 
     def noted(self, *args):
         found = requests(self, *args)
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr(Rows, "requests", noted)
+    monkeypatch.setattr(JournalRows, "requests", noted)
     counts = await Journal(tmp_path / "journal").counts()
     assert counts == dict.fromkeys(get_args(OutcomeStatus), 0) | Counter(o.status for o in outcomes)
     assert sizes == [2] * 5 + [0]
@@ -631,7 +639,7 @@ async def test_the_counts_of_all_parts_are_added(tmp_path, monkeypatch):
 async def test_an_error_of_sqlite_while_reading_names_the_journal(tmp_path, monkeypatch, read_all):
     await run(Ledger(), tmp_path / "journal")
 
-    monkeypatch.setattr(Rows, "requests", failing)
+    monkeypatch.setattr(JournalRows, "requests", failing)
     with pytest.raises(JournalError, match=r"journal cannot be used: SQLite says") as caught:
         await read_all(Journal(tmp_path / "journal"))
     assert caught.value.path == tmp_path / "journal"
@@ -639,7 +647,7 @@ async def test_an_error_of_sqlite_while_reading_names_the_journal(tmp_path, monk
 
 async def test_a_line_that_cannot_be_read_names_the_journal_that_is_read(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
-    monkeypatch.setattr(Rows, "requests", lambda *_: [Request(1, b"m0", {1: b"[1,"})])
+    monkeypatch.setattr(JournalRows, "requests", lambda *_: [JournaledRequest(1, b"m0", {1: b"[1,"})])
     with pytest.raises(JournalError, match="a response cannot be read") as caught:
         await read(Journal(tmp_path / "journal"))
     assert caught.value.path == tmp_path / "journal"
@@ -665,14 +673,14 @@ async def test_reading_keeps_runs_out_and_runs_keep_reading_out(tmp_path):
 
 async def test_cancelled_reading_releases_the_journal(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
-    load, working, go_on = Rows.load, threading.Event(), threading.Event()
+    load, working, go_on = JournalRows.load, threading.Event(), threading.Event()
 
     def slow(self, *args) -> None:
         working.set()
         go_on.wait(60)
         load(self, *args)
 
-    monkeypatch.setattr(Rows, "load", slow)
+    monkeypatch.setattr(JournalRows, "load", slow)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, Journal(tmp_path / "journal"))
         await in_thread(working.wait, 5)
@@ -719,14 +727,14 @@ async def test_reading_can_continue_after_a_cancellation_while_the_file_was_bein
 
 async def test_reading_can_continue_after_a_cancellation(tmp_path, monkeypatch):
     await run(Ledger(), tmp_path / "journal")
-    requests, working, go_on = Rows.requests, threading.Event(), threading.Event()
+    requests, working, go_on = JournalRows.requests, threading.Event(), threading.Event()
 
     def slow(self, *args):
         working.set()
         go_on.wait(60)
         return requests(self, *args)
 
-    monkeypatch.setattr(Rows, "requests", slow)
+    monkeypatch.setattr(JournalRows, "requests", slow)
     outcomes = Journal(tmp_path / "journal").outcomes()
     await cancelled_once(working, outcomes)
     go_on.set()
@@ -859,7 +867,7 @@ async def test_checking_many_pairs_gives_the_event_loop_turns(tmp_path, monkeypa
 async def test_a_wait_for_an_unsettled_pair_can_be_cancelled(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.take_up(Chunk("m0", (1,)))
-    source = PanelSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
+    source = FanOutSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
     with anyio.move_on_after(0.005) as scope:
         await source.draw()
     assert scope.cancelled_caught
@@ -953,7 +961,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
 
 @pytest.mark.asyncio
 async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkeypatch):
-    append, writing, go_on = Rows.append, threading.Event(), threading.Event()
+    append, writing, go_on = JournalRows.append, threading.Event(), threading.Event()
 
     def slow(self, notes) -> None:
         writing.set()
@@ -961,7 +969,7 @@ async def test_rows_are_written_once_if_the_waiter_is_cancelled(tmp_path, monkey
         append(self, notes)
 
     journal = await opened(tmp_path / "journal")
-    monkeypatch.setattr(Rows, "append", slow)
+    monkeypatch.setattr(JournalRows, "append", slow)
     journal.note_sent(Chunk("m0", (1,)))
     task = asyncio.ensure_future(journal.written())
     await in_thread(writing.wait, 5)
@@ -984,7 +992,7 @@ def test_a_journal_is_released_after_its_event_loop_ended(tmp_path):
 
 
 async def test_a_failure_on_leaving_is_raised_bare(tmp_path, monkeypatch):
-    monkeypatch.setattr(Rows, "append", full)
+    monkeypatch.setattr(JournalRows, "append", full)
     async with doubles.client(Ledger()) as client:
         with pytest.raises(JournalError, match="disk is full") as caught:
             async with client.fan_out(PANEL, journal=tmp_path / "journal"):
@@ -1092,7 +1100,7 @@ def test_a_journal_that_was_closed_is_on_disk_with_its_lock_file(tmp_path, monke
 async def test_an_error_of_sqlite_while_outcomes_are_looked_up_names_the_journal(tmp_path, monkeypatch):
     journal = await opened(tmp_path / "journal")
 
-    monkeypatch.setattr(Rows, "recall", failing)
+    monkeypatch.setattr(JournalRows, "recall", failing)
     with pytest.raises(JournalError, match="journal cannot be used: SQLite says") as caught:
         await journal.recall("m0", [1])
     assert caught.value.path == tmp_path / "journal"
@@ -1155,7 +1163,7 @@ async def test_what_is_written_is_not_written_again(tmp_path, monkeypatch):
 
 async def test_a_failed_write_names_the_journal(tmp_path, monkeypatch):
     journal = await opened(tmp_path / "journal")
-    monkeypatch.setattr(Rows, "append", full)
+    monkeypatch.setattr(JournalRows, "append", full)
     journal.note_sent(Chunk("m0", (1,)))
     with pytest.raises(JournalError, match="journal cannot be used: the disk is full") as caught:
         await journal.written()
@@ -1165,7 +1173,7 @@ async def test_a_failed_write_names_the_journal(tmp_path, monkeypatch):
 
 
 def test_the_lock_file_of_a_new_journal_is_on_disk_before_its_tables(tmp_path, monkeypatch):
-    steps, write, make = [], JournalLock.write, Rows.make
+    steps, write, make = [], JournalLock.write, JournalRows.make
 
     def written(self, header, *, durably=False) -> None:
         steps.append(("header", bool(durably)))
@@ -1176,7 +1184,7 @@ def test_the_lock_file_of_a_new_journal_is_on_disk_before_its_tables(tmp_path, m
         make(self, *args)
 
     monkeypatch.setattr(JournalLock, "write", written)
-    monkeypatch.setattr(Rows, "make", made)
+    monkeypatch.setattr(JournalRows, "make", made)
     file = JournalFile(tmp_path / "journal", OWNER)
     file.open()
     assert steps[:2] == [("header", True), "tables"]
@@ -1232,7 +1240,7 @@ async def test_a_copy_replaces_all_that_belongs_to_an_earlier_one(tmp_path):
 async def test_an_error_in_copying_names_the_file_that_it_is_about(tmp_path, monkeypatch, method, named):
     await run(Ledger(), tmp_path / "journal")
 
-    monkeypatch.setattr({"_opened": JournalFile, "copy": Rows}[method], method, failing)
+    monkeypatch.setattr({"_opened": JournalFile, "copy": JournalRows}[method], method, failing)
     with pytest.raises(JournalError, match="SQLite says") as caught:
         await Journal(tmp_path / "journal").backup(tmp_path / "copy")
     assert caught.value.path == tmp_path / named
@@ -1384,7 +1392,7 @@ def test_a_row_that_sqlite_cannot_read_is_named(tmp_path):
             raise sqlite3.DatabaseError
 
     (tmp_path / "journal").touch()
-    rows = Rows(tmp_path / "journal")
+    rows = JournalRows(tmp_path / "journal")
     database, rows._database = rows._database, Broken()
     found = rows._found(1)
     assert next(found)[0] == 1
@@ -1399,7 +1407,7 @@ def test_a_check_that_nobody_waits_for_ends_early(tmp_path):
     file.open()
     file.note(SENT, 1, b"m", b"[1]")
     file.leave()
-    rows = Rows(tmp_path / "journal")
+    rows = JournalRows(tmp_path / "journal")
     with pytest.raises(JournalError, match=r"journal is no longer needed: its user stopped waiting$") as caught:
         rows.load(Header(1, b""), lambda: False)
     assert caught.value.path == tmp_path / "journal"
@@ -1457,7 +1465,7 @@ def test_rows_behind_unreadable_ones_are_salvaged(tmp_path, monkeypatch, damaged
     for chunk in range(1, 6):
         file.note(SENT, chunk, b"m0", b"[%d]" % chunk)
     file.leave()
-    of_rows = Rows._found
+    of_rows = JournalRows._found
 
     def broken(self, row: int):
         for each in of_rows(self, row):
@@ -1465,8 +1473,8 @@ def test_rows_behind_unreadable_ones_are_salvaged(tmp_path, monkeypatch, damaged
                 raise Damage(f"row {each[0]} cannot be read")
             yield each
 
-    monkeypatch.setattr(Rows, "_found", broken)
-    rows = Rows(tmp_path / "journal")
+    monkeypatch.setattr(JournalRows, "_found", broken)
+    rows = JournalRows(tmp_path / "journal")
     assert [(note.chunk, is_sound) for note, is_sound in rows.salvaged(expected)] == found
     rows.close()
 
@@ -1544,12 +1552,12 @@ def test_an_error_that_says_nothing_about_damage_is_told_as_it_is(tmp_path, monk
     file.note(SENT, 1, b"m", b"[1]")
     file.leave()
 
-    def has_none(_: Rows) -> bool:
+    def has_none(_: JournalRows) -> bool:
         full = sqlite3.OperationalError("full")
         full.sqlite_errorcode, full.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
         raise full
 
-    monkeypatch.setattr(Rows, "has_none", has_none)
+    monkeypatch.setattr(JournalRows, "has_none", has_none)
     with pytest.raises(JournalError, match="cannot be used: the disk is full"):
         JournalFile(path, OWNER, accept_damage=True).open()
     assert not (tmp_path / "journal-damaged").exists()

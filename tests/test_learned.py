@@ -9,7 +9,7 @@ import doubles
 import pytest
 
 from sampling_async import ServerError, ServiceError, Timeouts, TransportError
-from sampling_async._calls.attempt import Learned
+from sampling_async._calls.attempt import Feedback
 from sampling_async._contract.exchange import OK, Reply
 from sampling_async._protocol import requests
 
@@ -30,13 +30,13 @@ class Told:
 
 
 class Parts:
-    """A client's parts around `Learned`."""
+    """A client's parts around `Feedback`."""
 
     def __init__(self, timeouts: Timeouts | None = None, remaining: float = 60.0) -> None:
         self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
         kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4})
         self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
-        self.learned = Learned(self.gate, self.outage, timeouts or Timeouts())  # type: ignore[arg-type]
+        self.learned = Feedback(self.gate, self.outage, timeouts or Timeouts())  # type: ignore[arg-type]
 
     def learn(self, call: Any, answer: Any) -> None:
         self.learned.attempt_ended(call, self.permit, answer, BEGAN, NOW)

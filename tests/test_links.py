@@ -12,13 +12,13 @@ import pytest
 import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
-from sampling_async._calls.call import Links
+from sampling_async._calls.call import InviteOwners
 from sampling_async._contract.exchange import Track
 from sampling_async._protocol import requests
 
 
 def test_a_link_belongs_to_the_first_member_that_got_it():
-    links = Links()
+    links = InviteOwners()
     links.hand("m1", ["a", "b"], "$.Invites")
     links.hand("m1", ["a"], "$.Invites")
     for _ in range(2):  # also when it comes again
@@ -33,13 +33,13 @@ def test_a_link_belongs_to_the_first_member_that_got_it():
 
 
 def test_an_empty_link_belongs_to_nobody():
-    links = Links()
+    links = InviteOwners()
     links.hand("m1", ["", "a"], "$")
     links.hand("m2", ["", "b"], "$")
 
 
 def test_the_latest_links_are_remembered_and_no_more():
-    links = Links(most=100)
+    links = InviteOwners(most=100)
     for member in range(1000):
         links.hand(f"m{member}", [f"{member}/{quota_id}" for quota_id in range(10)], "$")
         assert len(links._latest) + len(links._before) <= 2 * 110

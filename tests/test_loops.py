@@ -19,7 +19,7 @@ import trio
 from sampling_async._pacing import loops as _loops
 from sampling_async._pacing.loops import LoopClock, asyncio_loop, running_loop, runs_here
 from sampling_async._wire.forks import forks
-from sampling_async._wire.reader import Reader, TooSlow
+from sampling_async._wire.reader import SocketReader, TooSlow
 from sampling_async._wire.sockets import Wire
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def test_bytes_that_nobody_waits_for_need_nobody_to_be_told(sockets):
     async def main() -> list[object]:
         loop, wrong = asyncio.get_running_loop(), []
         loop.set_exception_handler(lambda _loop, context: wrong.append(context))
-        reader = Reader(loop, ours.fileno())
+        reader = SocketReader(loop, ours.fileno())
         waiting = reader.readable(5, again=False)
         theirs.send(b"a")
         await waiting
@@ -284,7 +284,7 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        reader = Reader(loop, ours.fileno())
+        reader = SocketReader(loop, ours.fileno())
         waiting = asyncio.ensure_future(reader.readable(5, again=True))
         await turns()
         future = reader._future
@@ -330,7 +330,7 @@ def test_one_timer_serves_many_waits(sockets):
 
     async def main() -> None:
         timers = Timers()
-        reader = Reader(timers, ours.fileno())
+        reader = SocketReader(timers, ours.fileno())
         for limit in (5.0, 5.0, 7.0):  # each wait ends early, and the timer of the first stays
             waiting = asyncio.ensure_future(reader.readable(limit, again=True))
             await turns()

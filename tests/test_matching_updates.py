@@ -162,7 +162,7 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
 
 def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):
     compiled: list[int] = []
-    part = _index.Part
+    part = _index.CompiledPart
 
     def counted(surveys, *others):
         surveys = list(surveys)

@@ -26,11 +26,11 @@ from sampling_async.notifications import (
     Reconciliation,
     RetryLater,
     SqliteStore,
-    Standing,
     State,
     SurveyClosed,
     Terminate,
     UnknownNotification,
+    Validity,
 )
 from sampling_async.notifications._store import run_once
 
@@ -449,8 +449,8 @@ async def test_a_handler_is_told_that_its_terminate_was_overruled(tmp_path):
         await until_states(inbox, State.HANDLED)
         await post(inbox, "completion", COMPLETION)
         await until_states(inbox, *[State.HANDLED] * 3)
-    corrections = [(1, Standing.OVERRULED, "SCREENED_OUT")] * 2
-    assert seen == [(None, Standing.STANDS, "SCREENED_OUT"), "completion", *corrections]
+    corrections = [(1, Validity.OVERRULED, "SCREENED_OUT")] * 2
+    assert seen == [(None, Validity.STANDS, "SCREENED_OUT"), "completion", *corrections]
 
 
 async def test_a_reconciliation_has_a_handler_of_its_own(tmp_path):

@@ -36,7 +36,7 @@ from sampling_async.notifications import (
 )
 from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
 from sampling_async.notifications._signatures import Signatures
-from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._understanding import FieldReader, parse
 
 
 @pytest.fixture
@@ -570,7 +570,7 @@ async def test_a_signature_may_be_required(path):
 
 
 def test_a_record_that_cannot_be_read_is_no_proof():
-    record = understand(Kind.COMPLETION, Named(COMPLETION))
+    record = parse(Kind.COMPLETION, FieldReader(COMPLETION))
     assert not Signatures((), is_required=False).verified(record, "0" * 64)
 
 

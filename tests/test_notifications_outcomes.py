@@ -12,13 +12,13 @@ from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest
 from sampling_async.notifications import (
-    Ending,
     Inbox,
     OutcomeLedger,
     OutcomeRow,
     QuotaFunnel,
     SqliteStore,
     StoreError,
+    SurveyEnding,
 )
 from sampling_async.simulator import Notifying, Simulator
 
@@ -77,7 +77,7 @@ async def test_a_reconciliation_is_money_taken_back(path, ledger, amount, expect
         await ledger.invited([invited("m-1")])
     hits = [("terminate", {**TAKEN_BACK, **amount}), ("completion", COMPLETION)]
     found = await rows_after(path, ledger, *hits, hits[0], ("terminate", TERMINATE))
-    assert found == [(Ending.COMPLETED, Decimal("1.5")), (Ending.RECONCILED, Decimal(expected))]
+    assert found == [(SurveyEnding.COMPLETED, Decimal("1.5")), (SurveyEnding.RECONCILED, Decimal(expected))]
     (quota,) = await ledger.funnel()
     assert (quota.completed, quota.reconciled, quota.terminated, quota.open) == (1, 1, 0, 0)
     assert quota.revenue == Decimal("1.5") + Decimal(expected)
@@ -96,16 +96,18 @@ async def test_what_is_corrected_and_taken_back_twice_leaves_nothing(path, ledge
         ("completion", {**unclear, "ReconciliationID": 2}),
     )
     assert found == [
-        (Ending.COMPLETED, Decimal("1.5")),
-        (Ending.CORRECTED, Decimal("-0.75")),
-        (Ending.RECONCILED, Decimal("-0.75")),
-        (Ending.RECONCILED, Decimal(0)),
+        (SurveyEnding.COMPLETED, Decimal("1.5")),
+        (SurveyEnding.CORRECTED, Decimal("-0.75")),
+        (SurveyEnding.RECONCILED, Decimal("-0.75")),
+        (SurveyEnding.RECONCILED, Decimal(0)),
     ]
 
 
 async def test_an_invite_whose_completion_is_not_known_is_not_open_when_it_is_taken_back(path, ledger):
     await ledger.invited([invited("m-1")])
-    assert await rows_after(path, ledger, ("invite", TAKEN_BACK)) == [(Ending.RECONCILED, Decimal("-1.5"))]
+    assert await rows_after(path, ledger, ("invite", TAKEN_BACK)) == [
+        (SurveyEnding.RECONCILED, Decimal("-1.5"))
+    ]
     (quota,) = await ledger.funnel()
     assert (quota.invited, quota.open, quota.completed) == (1, 0, 0)
     assert await ledger.overdue(0) == []
@@ -118,9 +120,9 @@ async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_quota(pa
     await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", taken_back))
     found = [(row.wave_id, row.quota_id, row.ending) for row in await ledger.rows()]
     assert found == [
-        (1, 1100, Ending.COMPLETED),
-        (1, 1100, Ending.RECONCILED),
-        (2, 2200, Ending.OPEN),
+        (1, 1100, SurveyEnding.COMPLETED),
+        (1, 1100, SurveyEnding.RECONCILED),
+        (2, 2200, SurveyEnding.OPEN),
     ]
 
 
@@ -131,7 +133,7 @@ async def test_what_comes_with_and_without_its_wave_is_paid_once(path, ledger, i
         await ledger.invited([invited("m-1")])
     hits = [("completion", WITHOUT_WAVE), ("completion", COMPLETION)]
     found = await rows_after(path, ledger, *(hits if is_first else reversed(hits)))
-    assert found == [(Ending.COMPLETED, Decimal("1.5"))]
+    assert found == [(SurveyEnding.COMPLETED, Decimal("1.5"))]
     assert [row.wave_id for row in await ledger.rows()] == [77]
 
 
@@ -147,7 +149,7 @@ async def test_a_reconciliation_meets_its_completion_with_or_without_a_wave(
     taken_back = {**other, "ReconciliationID": 1, "Revenue": None}
     hits = [("completion", completion), ("completion", taken_back)]
     found = await rows_after(path, ledger, *(hits if is_late else reversed(hits)))
-    assert found == [(Ending.COMPLETED, Decimal("1.5")), (Ending.RECONCILED, Decimal("-1.5"))]
+    assert found == [(SurveyEnding.COMPLETED, Decimal("1.5")), (SurveyEnding.RECONCILED, Decimal("-1.5"))]
     (quota,) = await ledger.funnel()
     assert (quota.wave_id, quota.completed, quota.reconciled, quota.revenue) == (77, 1, 1, 0)
 
@@ -162,7 +164,7 @@ async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, 
     )
     await ledger.invited([invited("m-1", wave_id=2)], at=ENDED + HOUR * 24)
     found = [(row.wave_id, row.ending) for row in await ledger.rows()]
-    assert found == [(1, Ending.COMPLETED), (1, Ending.CORRECTED), (2, Ending.OPEN)]
+    assert found == [(1, SurveyEnding.COMPLETED), (1, SurveyEnding.CORRECTED), (2, SurveyEnding.OPEN)]
 
 
 async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(path, ledger):
@@ -170,10 +172,10 @@ async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(p
     await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", told("m-3", WITHOUT_WAVE)))
     ends = [(row.ending, row.is_auto_routed) for row in await ledger.rows()]
     assert ends == [
-        (Ending.COMPLETED, False),
-        (Ending.OPEN, False),
-        (Ending.OPEN, False),
-        (Ending.COMPLETED, False),
+        (SurveyEnding.COMPLETED, False),
+        (SurveyEnding.OPEN, False),
+        (SurveyEnding.OPEN, False),
+        (SurveyEnding.COMPLETED, False),
     ]
     assert [row.member_code for row in await ledger.uninvited()] == ["m-3"]
 
@@ -194,7 +196,7 @@ async def test_each_invite_has_its_end(path, ledger):
         survey_id=2401,
         wave_id=77,
         quota_id=1100,
-        ending=Ending.COMPLETED,
+        ending=SurveyEnding.COMPLETED,
         revenue=Decimal("1.50"),
         invited_at=NOW,
         entered_at=NOW,
@@ -202,9 +204,9 @@ async def test_each_invite_has_its_end(path, ledger):
         fact_id=1,
     )
     ended = evolve(
-        row, member_code="m-2", ending=Ending.TERMINATED, revenue=Decimal(0), entered_at=None, fact_id=2
+        row, member_code="m-2", ending=SurveyEnding.TERMINATED, revenue=Decimal(0), entered_at=None, fact_id=2
     )
-    still_open = evolve(ended, member_code="m-3", ending=Ending.OPEN, ended_at=None, fact_id=None)
+    still_open = evolve(ended, member_code="m-3", ending=SurveyEnding.OPEN, ended_at=None, fact_id=None)
     assert await ledger.rows() == [row, evolve(ended, reason="SCREENED_OUT"), still_open]
     assert await ledger.funnel() == [
         QuotaFunnel(
@@ -232,10 +234,10 @@ async def test_corrections_are_rows_and_the_sum_is_what_is_paid(path, ledger):
         await post(inbox, "terminate", told("m-2", TERMINATE))
     rows = await ledger.rows()
     assert [(row.ending, row.revenue) for row in rows] == [
-        (Ending.COMPLETED, Decimal("1.50")),
-        (Ending.CORRECTED, Decimal("-0.50")),
-        (Ending.CORRECTED, Decimal("-1.00")),
-        (Ending.COMPLETED, Decimal("1.50")),
+        (SurveyEnding.COMPLETED, Decimal("1.50")),
+        (SurveyEnding.CORRECTED, Decimal("-0.50")),
+        (SurveyEnding.CORRECTED, Decimal("-1.00")),
+        (SurveyEnding.COMPLETED, Decimal("1.50")),
     ]
     (funnel,) = await ledger.funnel()
     assert (funnel.invited, funnel.completed, funnel.corrected, funnel.terminated) == (2, 2, 2, 0)
@@ -291,9 +293,9 @@ async def test_a_correction_joins_the_invite_of_what_it_corrects(path, ledger, r
             await post(inbox, "completion", told("m-1", SurveyId=2, Revenue=revenue, **more))
     rows = await ledger.rows()
     assert [(row.member_code, row.quota_id, row.ending, row.revenue) for row in rows] == [
-        ("m-1", 5, Ending.COMPLETED, Decimal("1.50")),
-        ("m-1", 5, Ending.CORRECTED, Decimal("-0.50")),
-        ("m-2", 9, Ending.COMPLETED, Decimal(3)),
+        ("m-1", 5, SurveyEnding.COMPLETED, Decimal("1.50")),
+        ("m-1", 5, SurveyEnding.CORRECTED, Decimal("-0.50")),
+        ("m-2", 9, SurveyEnding.COMPLETED, Decimal(3)),
     ]
     assert [row.is_auto_routed for row in rows] == [True, True, False]
     assert await ledger.uninvited() == []
@@ -319,9 +321,9 @@ async def test_completes_without_an_invite_are_found(path, ledger):
         await post(inbox, "terminate", told("m-2", TERMINATE))
         await post(inbox, "completion", told("m-3", QuotaID=None, WaveId=78))
     assert [(row.member_code, row.ending) for row in await ledger.uninvited()] == [
-        ("m-1", Ending.COMPLETED),
-        ("m-1", Ending.CORRECTED),
-        ("m-3", Ending.COMPLETED),
+        ("m-1", SurveyEnding.COMPLETED),
+        ("m-1", SurveyEnding.CORRECTED),
+        ("m-3", SurveyEnding.COMPLETED),
     ]
     first, second = await ledger.funnel()
     assert (first.uninvited, first.invited, first.terminated) == (1, 0, 1)

@@ -11,7 +11,7 @@ from notifications_kit import CLOSED, COMPLETION
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import Kind, verify_redirect
 from sampling_async.notifications._signatures import ForgedError, Signatures
-from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._understanding import FieldReader, parse
 
 # A vector that an operator has published.
 URL = "https://partnerA.com?status=qualified&mc=mymember&"
@@ -115,7 +115,7 @@ def test_an_added_slash_is_overlooked_without_the_end_page():
 
 def verified(signature, *, secrets=(SECRET,), is_required=False, fields=COMPLETION, kind="completion"):
     return Signatures(secrets, is_required=is_required).verified(
-        understand(Kind(kind), Named(fields)), signature
+        parse(Kind(kind), FieldReader(fields)), signature
     )
 
 
@@ -136,15 +136,15 @@ def test_a_wrong_one_is_forged(signature):
 @pytest.mark.parametrize("value", [["x"], {"a": 1}, 5, 1.5, True, False])
 def test_a_signature_of_another_type_is_wrong(value):
     with pytest.raises(ForgedError, match="wrong signature"):
-        verified(Named({**COMPLETION, "EncryptedValue": value}).signature)
+        verified(FieldReader({**COMPLETION, "EncryptedValue": value}).signature)
     for absent in (None, "", " "):
-        assert Named({**COMPLETION, "EncryptedValue": absent}).signature is None
+        assert FieldReader({**COMPLETION, "EncryptedValue": absent}).signature is None
 
 
 @pytest.mark.parametrize("message", ["24010m-1", "2401m-1"])
 def test_without_a_wave_the_signature_is_over_wave_0_or_none(message):
     fields = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
-    record = understand(Kind.COMPLETION, Named(fields))
+    record = parse(Kind.COMPLETION, FieldReader(fields))
     checks = Signatures(SECRET, is_required=True)
     assert checks.verified(record, signature_of(message), has_wave=False)
     with pytest.raises(ForgedError, match="wrong signature"):

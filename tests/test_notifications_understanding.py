@@ -21,13 +21,13 @@ from sampling_async.notifications import (
     Terminate,
 )
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._understanding import Named, kind_told, understand
+from sampling_async.notifications._understanding import FieldReader, kind_told, parse
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 
 
 def read(kind, fields):
-    return understand(Kind(kind), Named(fields))
+    return parse(Kind(kind), FieldReader(fields))
 
 
 def test_a_completion_as_services_send_it():
@@ -92,21 +92,21 @@ SPELLINGS = [str.lower, str.upper, "_".join, lambda name: name.replace("I", "-i"
 def test_any_spelling_is_the_same(kind, fields, spelling):
     respelled = {spelling(name): value for name, value in fields.items()}
     assert read(kind, respelled) == read(kind, fields)
-    assert Named(respelled).digest() == Named(fields).digest()
+    assert FieldReader(respelled).digest() == FieldReader(fields).digest()
 
 
 def test_values_as_texts_are_the_same():
     for kind, fields in (("completion", COMPLETION), ("quota_status", status(1, is_live=True))):
         texts = {name: str(value) for name, value in fields.items()}
         assert read(kind, texts) == read(kind, fields)
-        assert Named(texts).digest() == Named(fields).digest()
+        assert FieldReader(texts).digest() == FieldReader(fields).digest()
 
 
 def test_the_digest_sees_every_other_value_but_the_signature():
-    plain = Named(COMPLETION).digest()
-    assert Named({**COMPLETION, "EncryptedValue": "00"}).digest() == plain
+    plain = FieldReader(COMPLETION).digest()
+    assert FieldReader({**COMPLETION, "EncryptedValue": "00"}).digest() == plain
     for name in COMPLETION:
-        assert Named({**COMPLETION, name: "9"}).digest() != plain
+        assert FieldReader({**COMPLETION, name: "9"}).digest() != plain
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_a_time_that_cannot_be_read_is_told(moment):
         ("survey_closed", CLOSED, "DateTime"),
         ("quota_status", status(1, is_live=False), "UpdateDateTimeUTC"),
     ):
-        named = Named({**fields, name: moment})
-        assert understand(Kind(kind), named).at is None
+        named = FieldReader({**fields, name: moment})
+        assert parse(Kind(kind), named).at is None
         assert f"{name.lower()} cannot be read" in named.anomaly
     assert anomaly_of("completion", COMPLETION) is None
 
 
 def anomaly_of(kind, fields):
-    named = Named(fields)
-    understand(Kind(kind), named)
+    named = FieldReader(fields)
+    parse(Kind(kind), named)
     return named.anomaly
 
 
@@ -253,9 +253,9 @@ def test_what_is_taken_back_is_never_guessed(name, amount):
 
 @pytest.mark.parametrize("posted_as", ["invite", "completion", "terminate"])
 def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
-    assert kind_told(Kind(posted_as), Named(RECONCILIATION)) is Kind.RECONCILIATION
+    assert kind_told(Kind(posted_as), FieldReader(RECONCILIATION)) is Kind.RECONCILIATION
     only_time = {**RECONCILIATION, "ReconciliationID": None}
-    assert kind_told(Kind(posted_as), Named(only_time)) is Kind.RECONCILIATION
+    assert kind_told(Kind(posted_as), FieldReader(only_time)) is Kind.RECONCILIATION
 
 
 NO_IDS = [
@@ -303,28 +303,28 @@ NO_TIMES = [
 def test_a_field_without_a_value_makes_no_reconciliation(no_id, kind):
     for no_time in NO_TIMES:
         fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": no_time}
-        assert kind_told(Kind(kind), Named(fields)) is Kind(kind)
-    assert kind_told(Kind.QUOTA_STATUS, Named(RECONCILIATION)) is Kind.QUOTA_STATUS
+        assert kind_told(Kind(kind), FieldReader(fields)) is Kind(kind)
+    assert kind_told(Kind.QUOTA_STATUS, FieldReader(RECONCILIATION)) is Kind.QUOTA_STATUS
 
 
 @pytest.mark.parametrize("number", [1, "1", 9.0, "007", "r-9", "0f8fad5b-d9cb-469f-a165-70867728950e", 10**15])
 def test_a_real_id_makes_a_reconciliation(number):
     fields = {**COMPLETION, "ReconciliationID": number, "ReconciliationDateTime": "0001-01-01T00:00:00"}
-    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.RECONCILIATION
+    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.RECONCILIATION
     assert read("reconciliation", fields).reconciliation_id == ("9" if number == 9 else str(number))
 
 
 @pytest.mark.parametrize("no_id", NO_IDS)
 def test_a_time_alone_does_not_take_a_completion_away(no_id):
     fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": "2026-12-01 08:00:00"}
-    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
     assert "it counts as a completion" in anomaly_of("completion", fields)
 
 
 @pytest.mark.parametrize("odd", [{"ReconciliationDateTime": "2026-12-01 08:00:00"}, {"ReconciliationID": [9]}])
 def test_a_completion_that_is_half_a_reconciliation_is_odd(odd):
     fields = {**COMPLETION, **odd}
-    assert kind_told(Kind.COMPLETION, Named(fields)) is Kind.COMPLETION
+    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
     assert read("completion", fields).revenue == Decimal("1.5")
     assert "reconciliation" in anomaly_of("completion", fields)
 
@@ -332,12 +332,12 @@ def test_a_completion_that_is_half_a_reconciliation_is_odd(odd):
 @pytest.mark.parametrize("kind", ["invite", "completion", "terminate"])
 def test_a_reconciliation_without_an_id_is_known_by_its_time(kind):
     fields = {**MEMBER, "ReconciliationID": 0, "ReconciliationDateTime": "2026-12-01 08:00:00"}
-    assert kind_told(Kind(kind), Named(fields)) is Kind.RECONCILIATION
+    assert kind_told(Kind(kind), FieldReader(fields)) is Kind.RECONCILIATION
     known_by = read("reconciliation", fields).reconciliation_id
     respelled = {**fields, "ReconciliationDateTime": "2026-12-01T08:00:00.000Z"}
     assert read("reconciliation", respelled).reconciliation_id == known_by
     american = {**fields, "ReconciliationDateTime": "12/1/2026 8:00:00 AM"}
-    assert kind_told(Kind(kind), Named(american)) is Kind.RECONCILIATION
+    assert kind_told(Kind(kind), FieldReader(american)) is Kind.RECONCILIATION
     assert read("reconciliation", american).reconciliation_id == "12/1/2026 8:00:00 AM"
     with pytest.raises(NotUnderstoodError, match="reconciliationid"):
         read("reconciliation", MEMBER)
@@ -378,6 +378,6 @@ NAMES = st.sampled_from([*COMPLETION, *TERMINATE, *CLOSED, *status(1, is_live=Tr
 @given(st.sampled_from(list(Kind)), st.dictionaries(NAMES, VALUES, max_size=12))
 def test_no_fields_raise_anything_else(kind, fields):
     with suppress(NotUnderstoodError):
-        named = Named(fields)
+        named = FieldReader(fields)
         assert len(named.digest()) == 64
-        assert understand(kind, named).kind is kind
+        assert parse(kind, named).kind is kind

@@ -44,7 +44,7 @@ from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire import bodies as _bodies
 from sampling_async._wire import session as _session
-from sampling_async._wire.bodies import Body
+from sampling_async._wire.bodies import LimitedBody
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -432,7 +432,7 @@ async def test_a_refusal_is_returned_with_its_headers_even_if_its_body_never_com
     for content in ({"stream": Silent()}, {"content": b"why"}):
         response = httpx.Response(429, headers=headers, **content)
         with anyio.fail_after(60):
-            replies.append(await _session._read_refusal(response, Body(response, 100, 100)))
+            replies.append(await _session._read_refusal(response, LimitedBody(response, 100, 100)))
     said = 429, "3", "Wed, 25 Nov 2026 12:00:00 GMT"
     assert [(reply.status, reply.retry_after, reply.date) for reply in replies] == [said] * 2
     assert [(reply.body, reply.is_whole) for reply in replies] == [(b"", False), (b"why", True)]
@@ -543,7 +543,7 @@ class Parts(httpx.AsyncByteStream):
 
 
 async def test_a_body_may_be_as_large_as_its_limits():
-    body, other = (Body(httpx.Response(200, stream=Parts(5)), wire, 5) for wire in (5, 4))
+    body, other = (LimitedBody(httpx.Response(200, stream=Parts(5)), wire, 5) for wire in (5, 4))
     assert await body.read() == b"xxxxx"
     with pytest.raises(DecodeError, match="larger than 4 bytes on the wire"):
         await other.read()
@@ -558,10 +558,10 @@ async def test_a_body_may_be_as_large_as_its_limits():
 def test_a_plain_body_that_has_arrived_is_taken_as_a_whole(encoding, is_over, content):
     own = SimpleNamespace(encoding=encoding, is_over=is_over, take=lambda: b"xyz")
     response = httpx.Response(200, extensions={"body": own})
-    assert Body(response, 3, 3).whole() == content
+    assert LimitedBody(response, 3, 3).whole() == content
     if content:
         with pytest.raises(DecodeError, match="larger than 2 bytes on the wire"):
-            Body(response, 2, 3).whole()
+            LimitedBody(response, 2, 3).whole()
 
 
 async def test_thousands_of_tiny_parts_give_the_event_loop_turns(monkeypatch):
@@ -573,7 +573,7 @@ async def test_thousands_of_tiny_parts_give_the_event_loop_turns(monkeypatch):
         await checkpoint()
 
     monkeypatch.setattr(anyio.lowlevel, "checkpoint", counted)
-    body = Body(httpx.Response(200, stream=Parts(13)), 100, 100)
+    body = LimitedBody(httpx.Response(200, stream=Parts(13)), 100, 100)
     assert len(await body.read()) == 13
     assert len(turns) == 3
     await body.aclose()

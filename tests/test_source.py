@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, JournalError, SamplingError
 from sampling_async._bulk.options import spread
-from sampling_async._bulk.source import MemberSource, PanelSource, checked_request, counted_in_steps, source_of
+from sampling_async._bulk.source import FanOutSource, MemberSource, checked_request, counted_in_steps, source_of
 from sampling_async._pacing.limit import Line
 from sampling_async._pacing.loops import ENTRIES
 
@@ -49,7 +49,7 @@ class Kept:
         self.in_flight.append(chunk.quota_ids)
 
 
-def told(source: MemberSource | PanelSource) -> list[tuple[int, str]]:
+def told(source: MemberSource | FanOutSource) -> list[tuple[int, str]]:
     """Return the outcomes of IDs that were taken and not handed over."""
     outcomes = [outcome for job in source.left() for outcome in job.left()]
     assert {outcome.member_code for outcome in outcomes} <= {"m", "n"}
@@ -82,7 +82,7 @@ async def test_the_id_that_was_read_last_is_reported_too():
 
 
 async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
-    source = PanelSource([InviteRequest("m", [1, 2, 3, 1]), InviteRequest("n", [4])], size=2)
+    source = FanOutSource([InviteRequest("m", [1, 2, 3, 1]), InviteRequest("n", [4])], size=2)
     await source.draw()
     assert sorted(told(source)) == not_sent(1, 1, 2, 3)
     source.handed_over()
@@ -98,7 +98,7 @@ async def test_a_panel_source_reports_taken_ids_until_they_are_handed_over():
 
 async def test_jobs_of_this_request_and_the_next_are_drawn_without_a_wait():
     requests = [InviteRequest("m", [1, 2, 3]), InviteRequest("n", [4, 4]), InviteRequest("o", [5])]
-    source, drawn = PanelSource(requests, size=2), []
+    source, drawn = FanOutSource(requests, size=2), []
     assert source.draw_now() is None  # the input is not open yet
     job = await source.draw()
     while job is not None:
@@ -111,7 +111,7 @@ async def test_jobs_of_this_request_and_the_next_are_drawn_without_a_wait():
 
 async def test_a_large_request_is_left_for_a_draw_that_can_wait():
     large = InviteRequest("n", range(1, ENTRIES + 2))
-    source = PanelSource([InviteRequest("m", [1]), large, InviteRequest("o", [2])], size=ENTRIES)
+    source = FanOutSource([InviteRequest("m", [1]), large, InviteRequest("o", [2])], size=ENTRIES)
     await source.draw()
     source.handed_over()
     for _ in range(2):
@@ -121,7 +121,7 @@ async def test_a_large_request_is_left_for_a_draw_that_can_wait():
 
 
 async def test_what_is_wrong_in_the_next_request_is_found_without_a_wait():
-    source = PanelSource([InviteRequest("m", [1]), "n"], size=2)
+    source = FanOutSource([InviteRequest("m", [1]), "n"], size=2)
     await source.draw()
     source.handed_over()
     with pytest.raises(InvalidRequestError, match="fan_out takes requests of the form"):
@@ -130,7 +130,7 @@ async def test_what_is_wrong_in_the_next_request_is_found_without_a_wait():
 
 
 async def test_with_a_journal_nothing_is_drawn_without_a_look_into_it():
-    source = PanelSource([InviteRequest("m", [3]), InviteRequest("m", [4])], size=2, journal=Kept(REJECTED))
+    source = FanOutSource([InviteRequest("m", [3]), InviteRequest("m", [4])], size=2, journal=Kept(REJECTED))
     assert (await source.draw()).chunk.quota_ids == (3,)
     source.handed_over()
     assert source.draw_now() is None
@@ -142,7 +142,7 @@ async def test_with_a_journal_nothing_is_drawn_without_a_look_into_it():
 async def test_nothing_is_drawn_after_the_deadline(seconds, is_drawn):
     remaining = [1.0]
     requests = [InviteRequest("m", [3]), InviteRequest("m", [4])]
-    source = PanelSource(requests, size=2, remaining=lambda: remaining[-1])
+    source = FanOutSource(requests, size=2, remaining=lambda: remaining[-1])
     assert (await source.draw()).chunk.quota_ids == (3,)
     source.handed_over()
     remaining.append(seconds)
@@ -152,7 +152,7 @@ async def test_nothing_is_drawn_after_the_deadline(seconds, is_drawn):
 
 async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_are_in_flight():
     journal = Kept(REJECTED, DOUBTFUL)
-    source = PanelSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
+    source = FanOutSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
     known, again, fresh = [await source.draw() for _ in range(3)]
     assert list(known.answered.outcomes()) == [REJECTED]
     assert {job.chunk.member_code for job in (known, again, fresh)} == {"m"}
@@ -166,7 +166,7 @@ async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_ar
 
 async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_up_are_unknown():
     journal = Kept(REJECTED, DOUBTFUL, busy=True)
-    source = PanelSource([InviteRequest("m", range(1, 1501))], size=10, journal=journal)
+    source = FanOutSource([InviteRequest("m", range(1, 1501))], size=10, journal=journal)
     with anyio.move_on_after(0):
         await source.draw()
     found = [(1, "rejected"), (2, "unknown"), *not_sent(*range(3, 1001))]
@@ -174,7 +174,7 @@ async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_u
 
 
 async def test_ids_are_unknown_if_the_journal_cannot_be_read():
-    source = PanelSource([InviteRequest("m", [1, 2])], size=10, journal=Kept(error=JournalError("gone")))
+    source = FanOutSource([InviteRequest("m", [1, 2])], size=10, journal=Kept(error=JournalError("gone")))
     with pytest.raises(JournalError):
         await source.draw()
     assert told(source) == [(1, "unknown"), (2, "unknown")]
@@ -183,7 +183,7 @@ async def test_ids_are_unknown_if_the_journal_cannot_be_read():
 
 
 async def test_ids_of_a_request_that_is_being_counted_are_not_sent():
-    source = PanelSource([InviteRequest("m", range(1, ENTRIES * 2))], size=100)
+    source = FanOutSource([InviteRequest("m", range(1, ENTRIES * 2))], size=100)
     with anyio.move_on_after(0):
         await source.draw()
     assert told(source) == not_sent(*range(1, ENTRIES * 2))
@@ -223,7 +223,7 @@ async def test_an_invalid_id_is_not_reported_and_earlier_ids_are():
 @pytest.mark.parametrize(
     "source",
     [
-        lambda: PanelSource(repeat(InviteRequest("m", ())), size=10),
+        lambda: FanOutSource(repeat(InviteRequest("m", ())), size=10),
         lambda: MemberSource("m", repeat(5), size=10),
         lambda: MemberSource("m", _for_ever(), size=10),
     ],
@@ -251,7 +251,7 @@ async def test_a_large_request_is_checked_and_counted_in_pieces(kind):
     many = ENTRIES * 2
     request = await checked_request("m", range(1, many + 1) if kind is range else kind([*range(1, many), 7]))
     assert len(request.quota_ids) == many
-    source = PanelSource([request], size=100)
+    source = FanOutSource([request], size=100)
     asked: dict[int, int] = {}
     jobs = 0
     while (job := await source.draw()) is not None:
@@ -293,13 +293,13 @@ async def test_an_async_input_that_ends_has_no_more(remaining):
         return
         yield
 
-    source = PanelSource(none(), size=9, remaining=remaining)
+    source = FanOutSource(none(), size=9, remaining=remaining)
     assert await source.draw() is None
 
 
 async def test_an_item_that_is_no_request_is_told_in_full():
     with pytest.raises(InvalidRequestError) as caught:
-        await PanelSource(["m"], size=9).draw()
+        await FanOutSource(["m"], size=9).draw()
     assert str(caught.value) == (
         "fan_out takes requests of the form InviteRequest(member_code, quota_ids), not str"
     )
@@ -307,7 +307,7 @@ async def test_an_item_that_is_no_request_is_told_in_full():
 
 @pytest.mark.parametrize(("seconds", "read"), [(0.5, 1), (0, 0)])
 async def test_nothing_is_read_after_the_deadline(seconds, read):
-    source = PanelSource([InviteRequest("m", [3])], size=2, remaining=lambda: seconds)
+    source = FanOutSource([InviteRequest("m", [3])], size=2, remaining=lambda: seconds)
     assert (await source.draw() is not None) is bool(read)
 
 
@@ -326,12 +326,12 @@ class Requests:
 
 async def test_an_input_is_closed_with_its_source_whether_it_was_read_or_not():
     requests = Requests()
-    source = PanelSource(requests, size=2)
+    source = FanOutSource(requests, size=2)
     await source.draw()
     await source.aclose()
     assert requests.closed == 1
     unread = aiter(Requests())
-    await PanelSource(unread, size=2).aclose()
+    await FanOutSource(unread, size=2).aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(unread)
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from sampling_async._pacing import loops
-from sampling_async._pacing.loops import Stepwise, Turns, let_go
+from sampling_async._pacing.loops import LoopYielder, Stepwise, let_go
 
 
 class Rounds:
@@ -33,7 +33,7 @@ def rounds(monkeypatch):
 
 @pytest.mark.parametrize("worth", [1, 3, 16, 500])
 async def test_the_clock_is_read_once_in_sixteen_steps(rounds, worth):
-    turns = Turns()
+    turns = LoopYielder()
     assert rounds.readings == 1
     for _ in range(480):
         await (turns.step() if worth == 1 else turns.step(worth))
@@ -42,7 +42,7 @@ async def test_the_clock_is_read_once_in_sixteen_steps(rounds, worth):
 
 
 async def test_fifteen_steps_are_not_enough_to_read_the_clock(rounds):
-    turns = Turns()
+    turns = LoopYielder()
     for _ in range(15):
         await turns.step()
     assert rounds.readings == 1
@@ -52,7 +52,7 @@ async def test_fifteen_steps_are_not_enough_to_read_the_clock(rounds):
 
 @pytest.mark.parametrize(("took", "given"), [(0.0039, 0), (0.004, 0), (0.0041, 2)])
 async def test_after_more_than_four_milliseconds_the_loop_goes_round_twice(rounds, took, given):
-    turns = Turns()
+    turns = LoopYielder()
     rounds.now += took
     await turns.step(16)
     assert rounds.given == given
@@ -61,7 +61,7 @@ async def test_after_more_than_four_milliseconds_the_loop_goes_round_twice(round
 
 
 async def test_time_is_counted_since_the_latest_turn(rounds):
-    turns = Turns()
+    turns = LoopYielder()
     for _ in range(10):
         rounds.now += 0.003
         await turns.step(16)

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 import trio
 
-from sampling_async._pacing.threads import Run, ended_with, in_thread
+from sampling_async._pacing.threads import Run, in_thread, run_cancellable
 
 
 async def test_the_result_of_a_function_comes_from_another_thread():
@@ -42,14 +42,14 @@ async def test_a_function_that_nobody_wants_any_more_ends_at_its_next_check_and_
 
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ended_with, work)
+            tasks.start_soon(run_cancellable, work)
             await anyio.to_thread.run_sync(began.wait)
             scope.cancel()
             threading.Timer(0.02, cancelled.set).start()
     assert scope.cancelled_caught
     assert cancelled.is_set()
     assert seen == [0, 1]
-    assert await ended_with(work) == "done"
+    assert await run_cancellable(work) == "done"
 
 
 @pytest.mark.asyncio
@@ -61,7 +61,7 @@ async def test_many_cancellations_do_not_leave_a_function_behind():
         over.append(1)
         wanted.check()
 
-    task = asyncio.ensure_future(ended_with(work))
+    task = asyncio.ensure_future(run_cancellable(work))
     for _ in range(3):
         await asyncio.sleep(0)
         await asyncio.sleep(0)

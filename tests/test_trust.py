@@ -298,7 +298,7 @@ async def test_a_refused_client_certificate_is_reported(who, version, authority)
 def test_an_alert_proves_that_no_request_was_read_only_as_the_end_of_the_handshake(
     later, before, received, alert, proves
 ):
-    connection = Connection(SimpleNamespace(asks_for_who_we_are_later=later), Traffic())
+    connection = Connection(SimpleNamespace(post_handshake_auth=later), Traffic())
     connection.used_at, connection.received = before, received
     assert connection.was_refused(Alert(alert)) is proves
 
@@ -309,9 +309,9 @@ async def test_the_context_says_whether_a_server_may_ask_for_a_certificate_later
     with ours, theirs:
         wrapped = context.wrap_socket(ours, server_hostname="localhost", do_handshake_on_connect=False)
         line = Wire(wrapped)
-        assert not line.asks_for_who_we_are_later
+        assert not line.post_handshake_auth
         context.post_handshake_auth = True
-        assert line.asks_for_who_we_are_later
+        assert line.post_handshake_auth
         line.close()
 
 

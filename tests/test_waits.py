@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sampling_async._pacing.turns import Waits
+from sampling_async._pacing.turns import BusyIntervals
 
 
 def test_waits_that_overlap_are_one_span():
-    waits = Waits()
+    waits = BusyIntervals()
     waits.begin("a", 1.0)
     waits.begin("b", 2.0)
     waits.end("a", 3.0)
@@ -21,13 +21,13 @@ def test_waits_that_overlap_are_one_span():
 
 
 def test_a_span_that_lasts_counts_up_to_the_moment():
-    waits = Waits()
+    waits = BusyIntervals()
     waits.begin("a", 1.0)
     assert (waits.within(0.0, 3.0), waits.within(2.0, 3.0), waits.within(0.0, 0.5)) == (2.0, 1.0, 0.0)
 
 
 def test_only_the_latest_waits_are_known():
-    waits = Waits()
+    waits = BusyIntervals()
     for at in range(300):
         waits.begin("a", at)
         waits.end("a", at + 0.5)

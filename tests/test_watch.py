@@ -34,7 +34,7 @@ from sampling_async._contract.records import leave_out
 from sampling_async._pacing.loops import let_go
 from sampling_async._watch import watch as _watch
 from sampling_async._watch.cache import CacheFile
-from sampling_async._watch.reader import Pace
+from sampling_async._watch.reader import PollSchedule
 from sampling_async.simulator import Fault, Simulator, VirtualClock
 
 
@@ -1035,9 +1035,9 @@ async def test_an_inventory_is_good_up_to_the_very_end_of_its_time():
 
 def test_a_short_pause_after_a_failure_is_not_lengthened_without_a_retry_after():
     error = ServerError("bad", status=500)
-    assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.5
+    assert PollSchedule(0.5, lambda: 0.5).after_failure(error) == 0.5
     error.retry_after = 0.7
-    assert Pace(0.5, lambda: 0.5).after_failure(error) == 0.7
+    assert PollSchedule(0.5, lambda: 0.5).after_failure(error) == 0.7
 
 
 async def test_a_failed_poll_is_logged_with_its_reason_and_the_next_one(caplog):

@@ -76,17 +76,17 @@ class Layers(OurClient):
         async def attempt(call: Call[Any]) -> None:
             track = Track()
             await self._session.attempt(call, track)
-            track.trust()
+            track.release_connection()
 
         async def items(call: Call[Any]) -> None:
             track = Track()
             call.read((await self._session.attempt(call, track)).body)
-            track.trust()
+            track.release_connection()
 
         async def calls(call: Call[Any]) -> None:
             permit, track = Permit(client._gate, self._lane), Track()  # noqa: SLF001
             await client._caller.run(call, permit, track)  # noqa: SLF001
-            track.trust()
+            track.release_connection()
             permit.release()
 
         layers = {

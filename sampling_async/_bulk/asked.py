@@ -20,7 +20,7 @@ from attrs import define
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import Change, Turns
+from sampling_async._pacing.loops import LoopYielder, Notifier
 from sampling_async._protocol.results import Columns, Listed, outcomes_from
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class AskedPairs:
         self._in_flight: dict[Job, EarlierRequest] = {}
         self._done: deque[EarlierRequest] = deque()
         self._with_invites: deque[EarlierRequest] = deque()
-        self._settled = Change()
+        self._settled = Notifier()
         self._has_forgotten = False
 
     def needs_index(self, member_code: str) -> bool:
@@ -127,7 +127,7 @@ class AskedPairs:
     async def make_index(self, member_code: str) -> None:
         """Index the requests of a member by quota ID, with turns for the event loop."""
         index: dict[int, EarlierRequest] = {}
-        turns = Turns()
+        turns = LoopYielder()
         for request in tuple(self._requests(member_code)):
             quota_ids = request.quota_ids()
             index.update(dict.fromkeys(quota_ids, request))

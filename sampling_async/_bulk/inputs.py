@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import anyio
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.loops import Turns
+from sampling_async._pacing.loops import LoopYielder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ class Input(Generic[T]):
         self._remaining = remaining
         self._iterator: Iterator[T] | None = None
         self._async_iterator: AsyncIterator[T] | None = None
-        self._turns = Turns()
+        self._turns = LoopYielder()
 
     async def read(self) -> bool:
         """Read the next item into `latest`. Return False at the end of the input, or after the deadline."""

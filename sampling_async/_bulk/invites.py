@@ -334,13 +334,13 @@ class Inviter:
             answer = await self._caller.run(call, permit, track)
             self._caller.hand(chunk.member_code, answer.links(), call, track, path="$.Invites", started=started)
         except BaseException:
-            track.distrust()
+            track.discard_connection()
             raise
         if answer.unrequested or answer.answers.errors:
             # It may be the response to another request, and the right one may still come.
-            track.distrust()
+            track.discard_connection()
         else:
-            track.trust()
+            track.release_connection()
         for error in answer.answers.errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started

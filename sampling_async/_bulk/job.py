@@ -66,7 +66,7 @@ class Job:
     __slots__ = (
         "_attempts",
         "_ended",
-        "_is_told",
+        "_is_delivered",
         "_known",
         "_part",
         "_track",
@@ -87,7 +87,7 @@ class Job:
         self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
         self._track: Track | None = None  # of that part
-        self._is_told = False
+        self._is_delivered = False
         self.timeline: Timeline | None = None
         # Both of the parts before the latest one.
         self._attempts = 0
@@ -107,7 +107,12 @@ class Job:
         """
         self._attempts, self._ended = self.attempts, self.ended
         ambiguous = part.asked_before
-        track = Track(ambiguous=ambiguous, is_told=self._is_told, is_explained=is_explained, fan_out=fan_out)
+        track = Track(
+            ambiguous=ambiguous,
+            outcomes_delivered=self._is_delivered,
+            is_explained=is_explained,
+            fan_out=fan_out,
+        )
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
         return track
@@ -144,9 +149,9 @@ class Job:
     def left(self) -> Iterator[InviteOutcome]:
         """Yield the outcomes that the user has not received. From now on nothing of this job is sent."""
         # Set before the account is taken: a send that begins later is refused, so the outcomes stay true.
-        self._is_told = True
+        self._is_delivered = True
         if self._track is not None:
-            self._track.is_told = True
+            self._track.outcomes_delivered = True
         outcomes = self.account().outcomes()
         # Skip the outcomes that the user has.
         for _ in zip(range(self.taken), outcomes, strict=False):

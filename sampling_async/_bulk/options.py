@@ -58,7 +58,7 @@ def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> in
     return ceil(quota_ids / ceil(quota_ids / largest))
 
 
-class Plan:
+class PendingChunks:
     """Quota IDs of one request that are still to become jobs.
 
     Args:

@@ -17,9 +17,9 @@ from attrs import frozen
 from sampling_async._bulk.asked import Repetition
 from sampling_async._bulk.inputs import AnyIterable, Input
 from sampling_async._bulk.job import Answered, Job, failed
-from sampling_async._bulk.options import Plan
+from sampling_async._bulk.options import PendingChunks
 from sampling_async._contract.errors import InvalidRequestError, SamplingError
-from sampling_async._pacing.loops import ENTRIES, Turns, pieces
+from sampling_async._pacing.loops import ENTRIES, LoopYielder, pieces
 from sampling_async._protocol.requests import Chunk, InviteRequest, member_code_of, quota_id_of, request_of
 from sampling_async._protocol.results import InviteOutcome
 
@@ -59,7 +59,7 @@ async def counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
     # most `ENTRIES`, in order. `piece_of` finds the dict of a repeated ID. It is divided by the remainder of
     # the ID, so that each of its dicts is small as well.
     parts: list[dict[int, int]] = [{}]
-    divisor, turns = pieces(len(quota_ids)), Turns()
+    divisor, turns = pieces(len(quota_ids)), LoopYielder()
     piece_of: list[dict[int, dict[int, int]]] = [{} for _ in range(divisor)]
     for start in range(0, len(quota_ids), _FEW):
         if len(parts[-1]) > ENTRIES - _FEW:
@@ -116,12 +116,12 @@ class Recalling:
         self._items = self._places()
         self._read = 0
         self._journal = journal
-        self.part: Part | None = None
+        self.part: JournalSplit | None = None
 
     def _places(self) -> Iterator[tuple[int, int]]:
         return ((id_, whole.repeated.get(id_, 1)) for whole in self._counted for id_ in whole.quota_ids)
 
-    async def next(self) -> Part | None:
+    async def next(self) -> JournalSplit | None:
         """Look up the next part, after all chunks in flight about the same quotas. Return None at the end."""
         places = dict(islice(self._items, _RECALLED))
         if not places:
@@ -132,14 +132,14 @@ class Recalling:
             # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
             known = await self._journal.recall(self._member_code, places)
             again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
-            part = Part.of(self._member_code, places, known, again)
+            part = JournalSplit.of(self._member_code, places, known, again)
             self.part, self._read = part, self._read + len(places)
         return part
 
     def left(self) -> Iterator[Job]:
         """Yield jobs with the quota IDs that are in no plan. Those not looked up yet are `unknown`."""
         if self.part is not None:
-            yield from Plan(self.part.answered, _RECALLED, self.part.known).left()
+            yield from PendingChunks(self.part.answered, _RECALLED, self.part.known).left()
             yield Job(self.part.again)
             yield Job(self.part.fresh)
         rest = Chunk.of(self._member_code, dict(islice(self._places(), self._read, None)))
@@ -147,7 +147,7 @@ class Recalling:
 
 
 @frozen
-class Part:
+class JournalSplit:
     """Quota IDs of a request, divided by what the journal says about them.
 
     Attributes:
@@ -209,7 +209,7 @@ async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) 
     # First without IDs: this checks the member code, and raises the right error if `quota_ids` is not iterable.
     request = InviteRequest(member_code, () if isinstance(quota_ids, Iterable) else quota_ids)
     checked: list[int] = []
-    turns, values = Turns(), iter(quota_ids)
+    turns, values = LoopYielder(), iter(quota_ids)
     while some := InviteRequest(member_code, tuple(islice(values, _MANY))).quota_ids:
         checked += some
         await turns.step(_MANY)
@@ -289,7 +289,7 @@ class MemberSource:
         await self._input.aclose()
 
 
-class PanelSource:
+class FanOutSource:
     """A source that cuts requests of many members into jobs. An ID repeated in a request is sent once.
 
     Args:
@@ -317,7 +317,7 @@ class PanelSource:
         self._journal = journal
         self._asked = asked
         self._recalling: Recalling | None = None
-        self._plans: deque[Plan] = deque()
+        self._plans: deque[PendingChunks] = deque()
 
     async def draw(self) -> Job | None:
         """Return the next job, or None after the last."""
@@ -385,11 +385,15 @@ class PanelSource:
             self._recalling = None
             return
         plans = deque(
-            (Plan(part.answered, self._size, part.known), self._plan(part.again), self._plan(part.fresh))
+            (
+                PendingChunks(part.answered, self._size, part.known),
+                self._plan(part.again),
+                self._plan(part.fresh),
+            )
         )
         self._plans, recalling.part = plans, None
 
-    def _plans_of(self, whole: Chunk) -> tuple[Plan, ...]:
+    def _plans_of(self, whole: Chunk) -> tuple[PendingChunks, ...]:
         """Return the plans for quota IDs of a request: those asked for before, and the others."""
         earlier = {} if self._asked is None else self._asked.earlier(whole.member_code, whole.quota_ids)
         if self._asked is None or not earlier:
@@ -398,11 +402,11 @@ class PanelSource:
         fresh = Chunk.of(whole.member_code, {id_: places[id_] for id_ in whole.quota_ids if id_ not in earlier})
         again = Chunk.of(whole.member_code, {id_: places[id_] for id_ in earlier})
         repetition = Repetition(self._asked, whole.member_code, earlier)
-        return Plan(again, self._size, repetition=repetition), self._plan(fresh)
+        return PendingChunks(again, self._size, repetition=repetition), self._plan(fresh)
 
-    def _plan(self, whole: Chunk) -> Plan:
+    def _plan(self, whole: Chunk) -> PendingChunks:
         size_of, quota_ids = self._size_of, len(whole.quota_ids)
-        return Plan(whole, self._size if size_of is None or not quota_ids else size_of(quota_ids))
+        return PendingChunks(whole, self._size if size_of is None or not quota_ids else size_of(quota_ids))
 
     def handed_over(self) -> None:
         """Forget the job that was drawn last: another object owns it now."""
@@ -447,12 +451,12 @@ def source_of(
     if not isinstance(quota_ids, Collection):
         return MemberSource(member_code_of(member_code), quota_ids, size=size, remaining=remaining)
     if len(quota_ids) <= _MANY:
-        return PanelSource([InviteRequest(member_code, quota_ids)], size=size, size_of=size_of)
-    return PanelSource(_checked(member_code_of(member_code), quota_ids), size=size, size_of=size_of)
+        return FanOutSource([InviteRequest(member_code, quota_ids)], size=size, size_of=size_of)
+    return FanOutSource(_checked(member_code_of(member_code), quota_ids), size=size, size_of=size_of)
 
 
 async def _checked(member_code: str, quota_ids: Iterable[SupportsIndex]) -> AsyncGenerator[InviteRequest, None]:
     yield await checked_request(member_code, quota_ids)
 
 
-ChunkSource: TypeAlias = MemberSource | PanelSource
+ChunkSource: TypeAlias = MemberSource | FanOutSource

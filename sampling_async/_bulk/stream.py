@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.loops import Turns, pieces
+from sampling_async._pacing.loops import LoopYielder, pieces
 from sampling_async._protocol.requests import MAX_QUOTA_IDS
 from sampling_async._protocol.results import Answers, BulkInviteResult, Listed
 
@@ -98,7 +98,7 @@ class OutcomeStream:
         self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()
         self._left_over: tuple[InviteOutcome, ...] | None = None
         self._entered = False
-        self._turns = Turns()
+        self._turns = LoopYielder()
         self._total = total
         self._clock = clock
         self._began = 0.0

@@ -43,7 +43,7 @@ _NO_TIME: Final = 0.001
 """A failure with less than this left of the deadline is due to the deadline, not to the service."""
 
 
-class Learned:
+class Feedback:
     """What the attempts of one client have taught.
 
     Args:
@@ -143,7 +143,7 @@ class Attempts:
     """
 
     def __init__(
-        self, session: Session, learned: Learned, hooks: Hooks | None, unprocessed: AbstractSet[int]
+        self, session: Session, learned: Feedback, hooks: Hooks | None, unprocessed: AbstractSet[int]
     ) -> None:
         self._session = session
         self._learned = learned
@@ -157,7 +157,8 @@ class Attempts:
     ) -> T | SamplingError:
         """Make one attempt under a permit, and decode the response.
 
-        After a success the permit is still held, and the caller judges the result: `track.trust` or `distrust`.
+        After a success the permit is still held. The caller judges the result, and then calls
+        `track.release_connection` or `track.discard_connection`.
         """
         began, number = permit.timeline.enter(CONNECT), track.attempts
         before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
@@ -214,9 +215,9 @@ class Attempts:
     ) -> None:
         """Count and log an attempt that has ended, and tell the hooks. Judge the response of a failed one."""
         if isinstance(error, ServiceError) and error.result_code is not None:
-            track.trust()  # the service's own refusal; another response may be none to this request
+            track.release_connection()  # the service's own refusal; others may belong to another request
         elif error is not None:
-            track.distrust()
+            track.discard_connection()
         self.ended += 1
         self.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
@@ -265,7 +266,7 @@ class Attempts:
         except SamplingError as exc:
             error = exc.with_traceback(None)
         finally:
-            track.distrust()  # its body is not read
+            track.discard_connection()  # its body is not read
         if error is None or not shows_outage(error):
             return None
         return Away(error.retry_after or 0.0, not may_concern_one_endpoint(error))

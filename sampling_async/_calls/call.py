@@ -7,7 +7,7 @@ from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sampling_async._calls.attempt import Attempts, Learned
+from sampling_async._calls.attempt import Attempts, Feedback
 from sampling_async._calls.retry import RetryBudget, RetryPolicy, is_refused_for_load, may_have_worked
 from sampling_async._contract.errors import (
     BadRequestError,
@@ -36,7 +36,7 @@ _REMEMBERED: Final = 32_768
 """After this many links the older half is forgotten. They are the links of some hundred requests, a few MB."""
 
 
-class Links:
+class InviteOwners:
     """The latest links of a client, each with the member who received it."""
 
     __slots__ = ("_before", "_latest", "_most")
@@ -121,8 +121,8 @@ class Caller:
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self.links = Links()
-        self.learned = Learned(gate, outage, session.timeouts)
+        self.links = InviteOwners()
+        self.learned = Feedback(gate, outage, session.timeouts)
         self.attempts = Attempts(session, self.learned, hooks, policy.unprocessed)
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
@@ -151,9 +151,9 @@ class Caller:
             answer = await self.run(call, permit, track, read)
             if check is not None:
                 check(answer)
-            track.trust()
+            track.release_connection()
         except BaseException as exc:
-            track.distrust()
+            track.discard_connection()
             self.ended(call, permit, track, exc)
             raise
         finally:
@@ -203,7 +203,8 @@ class Caller:
     ) -> T:
         """Make a call, repeat it as the policy allows, and return its decoded response.
 
-        The caller judges the response: `track.trust`, or `track.distrust`, which this does where it fails.
+        The caller judges the response, and then calls `track.release_connection` or `track.discard_connection`.
+        If this fails, it has discarded the connection.
 
         Args:
             call: The call.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sampling_async._contract.exchange import Call
     from sampling_async._contract.records import Survey
     from sampling_async._pacing.gate import Permit
-    from sampling_async._wire.bodies import Body
+    from sampling_async._wire.bodies import LimitedBody
 
 _SLICE: Final = 2**17
 """Bytes that are decoded before the event loop gets a turn."""
@@ -74,10 +74,10 @@ class QuotasReader:
         if held is not None and strict and held.left_out:
             held = None  # a 304 would return it
         if earlier is not None and held is not None and now - earlier.read_at < _BELIEVED:
-            call = evolve(call, known=earlier.etag)
+            call = evolve(call, if_none_match=earlier.etag)
         etag: str | None = None
 
-        async def read(body: Body) -> Reply:
+        async def read(body: LimitedBody) -> Reply:
             nonlocal etag
             if body.is_unchanged:
                 await body.aclose()
@@ -91,7 +91,7 @@ class QuotasReader:
         return quotas
 
 
-async def read_quotas(body: Body, known: KnownSurveys, *, strict: bool = False) -> Reply:
+async def read_quotas(body: LimitedBody, known: KnownSurveys, *, strict: bool = False) -> Reply:
     """Read an inventory to its end and decode it while it arrives. Surveys in `known` are not decoded again."""
     stream = _Reading(body, known, strict=strict)
     surveys: list[Survey] = []
@@ -117,7 +117,7 @@ class _Reading:
         frame: At the end of an inventory: its fields around the surveys.
     """
 
-    def __init__(self, body: Body, known: KnownSurveys | None = None, *, strict: bool) -> None:
+    def __init__(self, body: LimitedBody, known: KnownSurveys | None = None, *, strict: bool) -> None:
         self.is_over = False
         self.unread: bytes | None = None
         self._body = body
@@ -226,12 +226,12 @@ class SurveyStream:
     def _end(self, error: BaseException | None = None) -> None:
         self._has_ended = True
         if error is None:
-            self._track.trust()
+            self._track.release_connection()
         else:
-            self._track.distrust()
+            self._track.discard_connection()
         self._caller.ended(self._call, self._permit, self._track, error)
 
-    async def _begin(self, body: Body) -> Reply:
+    async def _begin(self, body: LimitedBody) -> Reply:
         self._reading = _Reading(body, strict=self._is_strict)
         self.left_out = self._reading.left_out
         surveys = await self._reading.next()
@@ -243,7 +243,7 @@ class SurveyStream:
         """Close the connection, if the body was not read to its end."""
         try:
             if self._reading is not None and not self._reading.is_over:
-                self._track.distrust()  # the rest is not read
+                self._track.discard_connection()  # the rest is not read
                 with anyio.CancelScope(shield=True):
                     await self._reading.aclose()
         finally:

@@ -296,10 +296,10 @@ class BulkRun:
                     await account.add_unasked(pair)
             await self._read_rest(account)
 
-    def _accounting(self, client: SamplingClient, error: SamplingError) -> _Account:
-        return _Account(self._shown, self._journal, client, error, self._stream)
+    def _accounting(self, client: SamplingClient, error: SamplingError) -> _Leftovers:
+        return _Leftovers(self._shown, self._journal, client, error, self._stream)
 
-    async def _read_rest(self, account: _Account) -> None:
+    async def _read_rest(self, account: _Leftovers) -> None:
         """Read the rest of the input: a file to its end, a pipe for one second."""
         source = self._work.source
         if source is None or source.is_over:
@@ -319,7 +319,7 @@ class BulkRun:
                 typer.echo("sampling-async: the input has not ended; the rest of it was not read", err=True)
 
 
-class _Account:
+class _Leftovers:
     """Shows the outcomes left over from a run: an async context manager.
 
     If there is a journal, each `unknown` outcome is looked up in it. The journal's outcome is shown instead, or

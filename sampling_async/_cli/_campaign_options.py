@@ -203,7 +203,7 @@ DEFAULTS: Final = Settings(
 
 
 @frozen(kw_only=True)
-class Kept:
+class SavedOptions:
     """What a campaign keeps beside its plan, so that a later command needs only its folder.
 
     Attributes:

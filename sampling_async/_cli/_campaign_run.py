@@ -19,8 +19,8 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_options import Kept, LimitOptions, RunOptions, Settings
-from sampling_async._cli._campaign_view import Display, Figures, Gauge
+from sampling_async._cli._campaign_options import LimitOptions, RunOptions, SavedOptions, Settings
+from sampling_async._cli._campaign_view import Display, Figures, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._panel_files import read_inventory
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
 
 LEDGER: Final = "campaign.ledger"
 """The file of the ledger in the folder of a campaign."""
@@ -67,9 +67,9 @@ def ledger_in(folder: Path) -> Path:
     return path
 
 
-def kept_in(ledger: Ledger) -> Kept:
+def kept_in(ledger: CampaignLedger) -> SavedOptions:
     """Return what a campaign keeps beside its plan."""
-    return Kept.from_json(ledger.fact(_KEPT))
+    return SavedOptions.from_json(ledger.fact(_KEPT))
 
 
 def title_of(folder: Path) -> str:
@@ -94,7 +94,7 @@ class _Ready:
     """
 
     plan: Plan
-    kept: Kept
+    kept: SavedOptions
     has_run: bool
     most: int | None
 
@@ -158,7 +158,7 @@ class CampaignJob:
             return self._taken_up(kept, changes)
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
-        kept = _checked(Kept(panel=panel, settings=given.over(Kept().settings)))
+        kept = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
         self._make_folder()
         self._plan(kept, Campaign.plan, limits=Limits().changed(**changes))
         return self._taken_up(kept, {})
@@ -171,7 +171,7 @@ class CampaignJob:
         if panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
         settings = _absolute(self.given).over(known.settings)
-        kept = _checked(Kept(panel=panel, settings=settings))
+        kept = _checked(SavedOptions(panel=panel, settings=settings))
         self._plan(kept, Campaign.top_up)
         return self._taken_up(kept, changes)
 
@@ -182,7 +182,9 @@ class CampaignJob:
         except OSError as exc:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
 
-    def _plan(self, kept: Kept, make: Callable[[Campaign], Any], *, limits: Limits | None = None) -> None:
+    def _plan(
+        self, kept: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
+    ) -> None:
         settings, options = kept.settings, self.options
         assert kept.panel is not None
         match = settings.matching(options.workers)
@@ -219,10 +221,10 @@ class CampaignJob:
             self._keys.append(self.service.ready())
         return self._keys[0]
 
-    def _taken_up(self, kept: Kept, changes: dict[str, Any]) -> _Ready:
+    def _taken_up(self, kept: SavedOptions, changes: dict[str, Any]) -> _Ready:
         """Keep what later commands need, and return what is in the ledger."""
 
-        def take_up(ledger: Ledger) -> _Ready:
+        def take_up(ledger: CampaignLedger) -> _Ready:
             # Nothing is changed if another run has it.
             ledger.lock()
             ledger.note(**{_KEPT: kept.to_json()})
@@ -248,7 +250,7 @@ class CampaignJob:
             fail("no member matches a quota with room, so there is nothing to ask for", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
             ended_by_failure(lambda: self._ask(ready))
-        asking = _Asking(self.folder, ready, as_json=self.options.as_json)
+        asking = _CampaignRun(self.folder, ready, as_json=self.options.as_json)
         self.service.call(asking.work, key=self._key())
         raise typer.Exit(asking.exit_code())
 
@@ -272,7 +274,7 @@ def way_on(folder: Path) -> str:
     return f"sampling-async campaign run --out {quoted(folder)}"
 
 
-def _known(ledger: Ledger) -> Kept | None:
+def _known(ledger: CampaignLedger) -> SavedOptions | None:
     return kept_in(ledger) if ledger.plan else None
 
 
@@ -280,7 +282,7 @@ def _allocate(settings: Settings) -> Allocate:
     return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=settings.rate or 1.0)
 
 
-def _checked(kept: Kept) -> Kept:
+def _checked(kept: SavedOptions) -> SavedOptions:
     """Return what was given if it can be used: all is checked before the first request, which may take long.
 
     Raises:
@@ -317,7 +319,7 @@ def _absolute_panel(panel: str | None) -> str | None:
 # --- The run
 
 
-class _Asking:
+class _CampaignRun:
     """A run of a campaign, with its display and its end.
 
     Args:
@@ -333,7 +335,7 @@ class _Asking:
         self._as_lines = show.as_lines(as_json) or not show.errors().is_terminal
         self._ending = Ending()
         self._display: Display | None = None
-        self._gauge: Gauge | None = None
+        self._gauge: RunMetrics | None = None
         self._summary: Summary | None = None
         self._campaign_run: CampaignRun | None = None
 
@@ -361,7 +363,7 @@ class _Asking:
             async with campaign.run() as run:
                 self._ending.gently = partial(self._stop, run)
                 self._campaign_run = run
-                self._gauge = Gauge(run, client, self._ready.plan.currency_id)
+                self._gauge = RunMetrics(run, client, self._ready.plan.currency_id)
                 await self._shown(run, self._gauge)
             self._ending.gently = None
 
@@ -369,7 +371,7 @@ class _Asking:
         max_turns = self._settings.max_turns or 3
         return Campaign(client, inventory=live, ledger=self._folder / LEDGER, max_turns=max_turns)
 
-    async def _shown(self, run: CampaignRun, gauge: Gauge) -> None:
+    async def _shown(self, run: CampaignRun, gauge: RunMetrics) -> None:
         self._display = Display(gauge.read, as_lines=self._as_lines)
         # Kept, because a task group would raise them inside an ExceptionGroup.
         failures: list[Exception] = []

@@ -71,7 +71,7 @@ class Figures:
     refusals: tuple[tuple[int | None, str | None, int], ...]
 
 
-class Gauge:
+class RunMetrics:
     """Reads the figures of a run.
 
     Args:

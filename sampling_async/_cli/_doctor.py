@@ -20,7 +20,7 @@ from sampling_async._cli._doctor_probes import READ_SECONDS, Target
 from sampling_async._cli._doctor_rounds import CHECKS, Rounds, Wishes, skipped_beside, worst
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._profiles import setting
-from sampling_async._wire.address import Secret, base_url_of, guid_of, must_be_safe_through, proxy_of
+from sampling_async._wire.address import Secret, base_url_of, guid_of, proxy_of, require_https_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +199,7 @@ def _target(service: ServiceOptions, profile: Profile | None, base_url: str, pan
         given = service.proxy_address(profile)
         found = None if given is None else proxy_of(given)
         if found is not None:
-            must_be_safe_through(found, url, allow_http=allow_http)
+            require_https_through(found, url, allow_http=allow_http)
         return found
 
     return Target(

@@ -19,10 +19,10 @@ from sampling_async._contract.exchange import OK
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
-from sampling_async._wire.bodies import Body, RequestBody
+from sampling_async._wire.bodies import LimitedBody, RequestBody
 from sampling_async._wire.engine import Engine
 from sampling_async._wire.failures import Refusal, translated
-from sampling_async._wire.http1 import Answer
+from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
@@ -263,7 +263,7 @@ class Asker:
         )
         private: Mapping[str, str] = {} if key is None else {KEY_HEADER: key.reveal()}
         response = await self._engine.exchange(request, private)
-        body = Body(response, _BODY, _BODY)
+        body = LimitedBody(response, _BODY, _BODY)
         try:
             return response, await body.read()
         finally:
@@ -333,13 +333,13 @@ async def kept_open(target: Target, key: Secret, seconds: float) -> float | None
         wire.close()
 
 
-async def _answer(wire: Wire, target: Target, key: Secret) -> Answer:
+async def _answer(wire: Wire, target: Target, key: Secret) -> ResponseParser:
     url = target.url
     lines = [f"GET {url.raw_path.decode('ascii')} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in {**target.headers, KEY_HEADER: key.reveal()}.items()]
-    answer = Answer()
+    answer = ResponseParser()
 
-    async def exchanged() -> Answer:
+    async def exchanged() -> ResponseParser:
         await wire.send("\r\n".join([*lines, "", ""]).encode("ascii"), lambda _: None, inf)
         while not answer.is_whole:
             answer.feed(await wire.receive())

@@ -21,7 +21,7 @@ from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._private_files import written_whole
-from sampling_async.notifications import Ending, OutcomeLedger
+from sampling_async.notifications import OutcomeLedger, SurveyEnding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -176,7 +176,7 @@ def _row_json(row: OutcomeRow) -> dict[str, Any]:
         "SurveyID": row.survey_id,
         "WaveID": row.wave_id,
         "QuotaID": row.quota_id,
-        "Ending": row.ending,
+        "SurveyEnding": row.ending,
         "Revenue": float(row.revenue),
         "Reason": row.reason,
         "InvitedAt": _text(row.invited_at),
@@ -217,7 +217,7 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if not rows:
         show.screen().print(Text("None.", "dim"))
         return
-    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
+    table = show.new_table("Member", "Survey", "Quota", "SurveyEnding", "Reason", "Revenue", right=["Revenue"])
     for row in rows:
         quota = "" if row.quota_id is None else str(row.quota_id)
         ending = row.ending if row.invited_at else f"{row.ending}, no invite"
@@ -256,10 +256,12 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
     screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
     if taken_back := sum(row.reconciled for row in funnel):
-        screen.print(Text(f"  {taken_back:,}  {Ending.RECONCILED}: revenue was taken back"))
+        screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
         screen.print(
-            Text(f"  {count:,}  ").append_text(show.plain(f"{Ending.TERMINATED}: {reason or 'no reason'}"))
+            Text(f"  {count:,}  ").append_text(
+                show.plain(f"{SurveyEnding.TERMINATED}: {reason or 'no reason'}")
+            )
         )
 
 

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from sampling_async import InvalidRequestError, InviteRequest
-from sampling_async._pacing.threads import begun
+from sampling_async._pacing.threads import start
 from sampling_async._protocol.requests import quota_id_of
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ class Items(Generic[T]):
     async def _read_on(self) -> None:
         # The read runs in a daemon thread, so that a read that never returns does not keep the program from
         # ending. A read that a cancellation left behind is taken up again here, so no block is lost.
-        self._reading = self._reading or begun(self._block)
+        self._reading = self._reading or start(self._block)
         await self._reading.over.wait()
         reading, self._reading = self._reading, None
         block = reading.result()

@@ -53,8 +53,8 @@ class Call(Generic[T]):
         body: The JSON body, or None.
         quota_ids: The number of quota IDs in the request. Time limits grow with it.
         private: Texts that errors must not repeat from a response: the member code, plain and encoded.
-        known: The ETag of an earlier response that the caller still has, or None. With it, a 304 is no refusal:
-            the service has nothing newer.
+        if_none_match: The ETag of an earlier response that the caller still has, or None. With it, a 304 is no
+            refusal: the service has nothing newer.
     """
 
     endpoint: Endpoint
@@ -64,7 +64,7 @@ class Call(Generic[T]):
     body: bytes | None = field(default=None, repr=False)
     quota_ids: int = 0
     private: tuple[str, ...] = field(default=(), repr=False)
-    known: str | None = field(default=None, repr=False)
+    if_none_match: str | None = field(default=None, repr=False)
 
     @property
     def has_effect(self) -> bool:
@@ -105,8 +105,8 @@ class Track:
         sent: Whether bytes of the running attempt may have been sent.
         ambiguous: Whether an earlier attempt may have had the effect.
         attempts: The number of attempts that were begun.
-        is_told: Whether the user already has the outcomes of this call. Nothing is sent after that, because
-            it would make these outcomes wrong.
+        outcomes_delivered: Whether the user already has the outcomes of this call. Nothing is sent after that,
+            because it would make these outcomes wrong.
         timeline: Told of each stage that the call enters, if any.
         ended: Its attempts that have ended, if they are explained and anybody watches the client.
         is_explained: Whether somebody may ask for a report of these attempts.
@@ -119,7 +119,7 @@ class Track:
     sent: bool = False
     ambiguous: bool = False
     attempts: int = 0
-    is_told: bool = False
+    outcomes_delivered: bool = False
     timeline: Timeline | None = None
     ended: tuple[Any, ...] = field(default=(), repr=False)
     is_explained: bool = True
@@ -128,30 +128,30 @@ class Track:
     response: Any = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
-        """Learn whether bytes of the running attempt may have been sent, or may be from now on.
+        """Record whether bytes of the running attempt may have been sent, or may be from now on.
 
         Raises:
             ClientClosedError: The user already has the outcomes of this call.
         """
-        if may_be and self.is_told:
+        if may_be and self.outcomes_delivered:
             raise ClientClosedError("the `async with` block of the fan-out has ended", delivery=self.delivery)
         self.sent = may_be
 
-    def trust(self) -> None:
-        """Let the connection be used again that the last response came on. It is judged then, once for all."""
+    def release_connection(self) -> None:
+        """Return the connection of the last response to the pool."""
         response, self.response = self.response, None
         if response is not None:
             response.release()
 
-    def distrust(self) -> None:
-        """Have the connection closed that the last response came on. It is judged then, once for all.
+    def discard_connection(self) -> None:
+        """Close the connection of the last response, which may belong to another request.
 
-        That one was not, or not only, a response to the request. A second one may be on its way, and would be
-        taken for that of the next request: HTTP/1.1 has nothing that tells them apart.
+        A second response may be on its way. The next request would take it for its own: in HTTP/1.1 a response
+        does not name its request.
         """
         response, self.response = self.response, None
         if response is not None:
-            response.distrust()
+            response.discard()
 
     @property
     def delivery(self) -> Delivery:

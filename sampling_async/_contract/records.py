@@ -42,7 +42,7 @@ def wire_name(attribute: str) -> str:
 T = TypeVar("T")
 
 
-def once_made(described: Callable[[T], str]) -> Callable[[T], str]:
+def safe_repr(described: Callable[[T], str]) -> Callable[[T], str]:
     """Decorate a `__repr__` that an object may get before it has all its attributes.
 
     `__init__` may have failed, and a report of that error prints the object. If the repr failed too, some

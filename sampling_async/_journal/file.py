@@ -21,13 +21,13 @@ from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.mending import salvage
-from sampling_async._journal.rows import DIGEST, FORM, UNREADABLE, Note, Rows
+from sampling_async._journal.rows import DIGEST, FORM, UNREADABLE, JournalRows, Note
 from sampling_async._private_files import make_private, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
 
-    from sampling_async._journal.rows import Latest, Request
+    from sampling_async._journal.rows import JournaledRequest, Latest
 
 _LOG: Final = logging.getLogger("sampling_async.journal")
 _WAY_OUT: Final = (
@@ -76,7 +76,7 @@ class JournalFile:
         self._accepts_damage = accept_damage
         self._lock = JournalLock(self._real)
         self._notes: deque[Note] = deque()
-        self._rows: Rows | None = None
+        self._rows: JournalRows | None = None
         self._alone = threading.Lock()
         self._is_wanted = True
         _files[id(self)] = ref(self)
@@ -145,14 +145,14 @@ class JournalFile:
             raise JournalError(f"is damaged: {damage}. {_WAY_OUT}", path=self.path)
         self._mend(header)
 
-    def _checked(self, header: Header | None) -> Rows:
+    def _checked(self, header: Header | None) -> JournalRows:
         """Return the rows after a check of all of them.
 
         Raises:
             Damage: Something was changed or is missing.
         """
         self._must_be_whole(header)
-        rows = Rows(self._real)
+        rows = JournalRows(self._real)
         try:
             if rows.has_none():
                 self._begin(rows, header)
@@ -197,7 +197,7 @@ class JournalFile:
         elif self._real.is_file() and self._real.stat().st_nlink > 1:
             raise JournalError("has a second name (a hard link); remove one of the names", path=self.path)
 
-    def _begin(self, rows: Rows, header: Header | None) -> None:
+    def _begin(self, rows: JournalRows, header: Header | None) -> None:
         """Make a journal of an empty database."""
         if header is not None and header.rows:
             raise Damage(f"it has no rows, but {header.rows} rows had been written")
@@ -209,7 +209,7 @@ class JournalFile:
         self._lock.write(Header(0, seed), durably=True)
         rows.make(self._owner, seed)
 
-    def _identified(self, rows: Rows, header: Header | None) -> Header:
+    def _identified(self, rows: JournalRows, header: Header | None) -> Header:
         """Refuse other databases, other versions and other owners. Return the header, which must exist.
 
         Raises:
@@ -233,7 +233,7 @@ class JournalFile:
             raise Damage(f"{self._lock.path.name}, which belongs to it, is missing")
         return header
 
-    def _refuse_others(self, rows: Rows) -> None:
+    def _refuse_others(self, rows: JournalRows) -> None:
         if self._owner is not None and rows.owner() != self._owner:
             raise JournalError(
                 "was written for another service or panel; use a separate journal for each", path=self.path
@@ -247,7 +247,7 @@ class JournalFile:
         mended, seed = beside(self._real, "-mended"), os.urandom(DIGEST)
         remove(mended)
         make_private(mended)
-        rows = Rows(mended)
+        rows = JournalRows(mended)
         expected = 0 if header is None else header.rows
         is_there = self._real.exists() and self._real.stat().st_size > 0
         try:
@@ -299,13 +299,13 @@ class JournalFile:
         self._lock.write(rows.header)
 
     def recall(self, member_code: bytes, quota_ids: Collection[int]) -> dict[int, Latest]:
-        """Write the noted rows, then return the result of `Rows.recall`."""
+        """Write the noted rows, then return the result of `JournalRows.recall`."""
         with self._alone, _typed(self.path):
             self._write()
             return self._opened().recall(member_code, quota_ids)
 
-    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
-        """Return the result of `Rows.requests`."""
+    def requests(self, after: int, member_code: bytes | None) -> list[JournaledRequest]:
+        """Return the result of `JournalRows.requests`."""
         with self._alone, _typed(self.path):
             return self._opened().requests(after, member_code)
 
@@ -317,7 +317,7 @@ class JournalFile:
             with _typed(path):
                 _copy(rows, target_of(path))
 
-    def _opened(self) -> Rows:
+    def _opened(self) -> JournalRows:
         if self._rows is None:
             raise JournalError("is not open", path=self.path)
         return self._rows
@@ -388,7 +388,7 @@ def _typed(path: Path) -> Generator[None]:
     raise JournalError(reason, path=path, in_use=reason == _IN_USE) from None
 
 
-def _copy(rows: Rows, path: Path) -> None:
+def _copy(rows: JournalRows, path: Path) -> None:
     """Copy the rows to a path that is free or holds an earlier copy."""
     lock, part = JournalLock(path), beside(path, "-part")
     lock.take()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import once_made
+from sampling_async._contract.records import safe_repr
 from sampling_async._journal.lines import outcomes_of, status_of
 from sampling_async._journal.run import JournalRun, journal_file
 from sampling_async._pacing.threads import in_thread
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from sampling_async._journal.file import JournalFile
-    from sampling_async._journal.rows import Request
+    from sampling_async._journal.rows import JournaledRequest
     from sampling_async._protocol.results import InviteOutcome
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Journal:
     ) -> None:
         self._run = JournalRun(_path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage)
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         return f"Journal({str(self.path)!r}, resend_unknown={self._run.resend_unknown})"
 
@@ -81,7 +81,7 @@ class Journal:
         Raises:
             JournalError: While iterating: the journal does not exist, is damaged, or is in use.
         """
-        return _Outcomes(_Reader(self.path, member_code))
+        return _Outcomes(_JournalReader(self.path, member_code))
 
     async def counts(self) -> dict[OutcomeStatus, int]:
         """Return the number of pairs of member and quota for each status, by their latest outcomes.
@@ -89,7 +89,7 @@ class Journal:
         Raises:
             JournalError: The journal does not exist, is damaged, or is in use.
         """
-        reader = _Reader(self.path)
+        reader = _JournalReader(self.path)
         counts: dict[OutcomeStatus, int] = dict.fromkeys(get_args(OutcomeStatus), 0)
         while (some := await reader.read(_counted)) is not None:
             for status, count in some.items():
@@ -134,7 +134,7 @@ def run_of(journal: Journal) -> JournalRun:
     return journal._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  not for users
 
 
-class _Reader:
+class _JournalReader:
     """A reader of a journal without a run, part by part.
 
     Args:
@@ -149,7 +149,7 @@ class _Reader:
         self._member_code = member_code
         self._row = 0
 
-    async def read(self, make: Callable[[list[Request], Path], T]) -> T | None:
+    async def read(self, make: Callable[[list[JournaledRequest], Path], T]) -> T | None:
         """Call `make` with the next requests, in a thread, and return its result; None after the last request.
 
         After a cancellation this can be called again, and nothing is lost. The file is closed at the end, or
@@ -179,7 +179,9 @@ class _Reader:
         self._row = found[0]
         return found[1]
 
-    def _made(self, file: JournalFile, make: Callable[[list[Request], Path], T]) -> tuple[int, T] | None:
+    def _made(
+        self, file: JournalFile, make: Callable[[list[JournaledRequest], Path], T]
+    ) -> tuple[int, T] | None:
         requests = file.requests(self._row, None if self._member_code is None else self._member_code.encode())
         return (requests[-1].row, make(requests, file.path)) if requests else None
 
@@ -187,7 +189,7 @@ class _Reader:
 class _Outcomes:
     """See `Journal.outcomes`. A generator would keep the file open until the event loop closed it."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _JournalReader) -> None:
         self._reader = reader
         self._some: Iterator[InviteOutcome] = iter(())
 
@@ -204,7 +206,7 @@ class _Outcomes:
             self._some = iter(some)
 
 
-def _read(requests: Iterable[Request], path: Path) -> list[InviteOutcome]:
+def _read(requests: Iterable[JournaledRequest], path: Path) -> list[InviteOutcome]:
     return [
         outcome
         for request in requests
@@ -212,7 +214,7 @@ def _read(requests: Iterable[Request], path: Path) -> list[InviteOutcome]:
     ]
 
 
-def _counted(requests: Iterable[Request], _path: Path) -> Counter[OutcomeStatus]:
+def _counted(requests: Iterable[JournaledRequest], _path: Path) -> Counter[OutcomeStatus]:
     return Counter(status_of(line) for request in requests for line in request.lines.values())
 
 

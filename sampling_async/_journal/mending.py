@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage
-from sampling_async._journal.rows import ANSWERED, SENT, UNREADABLE, Note, Rows
+from sampling_async._journal.rows import ANSWERED, SENT, UNREADABLE, JournalRows, Note
 from sampling_async._private_files import make_private
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ _SMALLEST_ROW: Final = 64
 """Bytes. The size of a damaged file divided by this is an upper estimate of the number of its rows."""
 
 
-def salvage(path: Path, mended: Rows, expected: int, refuse_others: Callable[[Rows], None]) -> None:
+def salvage(
+    path: Path, mended: JournalRows, expected: int, refuse_others: Callable[[JournalRows], None]
+) -> None:
     """Copy the readable rows of a damaged file into another one.
 
     Args:
@@ -50,10 +52,14 @@ def salvage(path: Path, mended: Rows, expected: int, refuse_others: Callable[[Ro
 
 
 def _copy_readable(
-    path: Path, mended: Rows, expected: int, refuse_others: Callable[[Rows], None], doubtful: list[Note]
+    path: Path,
+    mended: JournalRows,
+    expected: int,
+    refuse_others: Callable[[JournalRows], None],
+    doubtful: list[Note],
 ) -> None:
     with suppress(*UNREADABLE):
-        damaged = Rows(path, is_damaged=True)
+        damaged = JournalRows(path, is_damaged=True)
         try:
             with suppress(*UNREADABLE, Damage):
                 refuse_others(damaged)
@@ -64,7 +70,7 @@ def _copy_readable(
             damaged.close()
 
 
-def _with_first_page_of(rows: Rows, damaged: Path, path: Path) -> None:
+def _with_first_page_of(rows: JournalRows, damaged: Path, path: Path) -> None:
     """Copy a damaged file, with the first page of a sound journal in the place of its own."""
     remove(path)
     make_private(path)
@@ -93,7 +99,7 @@ def _sound(found: Iterable[tuple[Note, bool]], doubtful: list[Note]) -> Iterator
         chunks.add(note.chunk)
 
 
-def _unknown(doubtful: Iterable[Note], mended: Rows) -> Iterator[Note]:
+def _unknown(doubtful: Iterable[Note], mended: JournalRows) -> Iterator[Note]:
     """Yield `SENT` rows for the quota IDs in doubtful rows, unless a sound row has their outcomes.
 
     Without outcomes, these quota IDs are then `unknown`.

@@ -96,7 +96,7 @@ class Latest(NamedTuple):
     line: bytes | None
 
 
-class Request(NamedTuple):
+class JournaledRequest(NamedTuple):
     """The outcomes of a chunk, for those quotas that were not sent again later.
 
     Attributes:
@@ -114,7 +114,7 @@ UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What is raised for damage: Python decodes the text of SQLite's error, which may quote the file."""
 
 
-class Rows:
+class JournalRows:
     """The rows in one file.
 
     Args:
@@ -304,14 +304,14 @@ class Rows:
             known.update((quota_id, Latest(chunk, line)) for quota_id, line in _lines(self._content(row), ids))
         return known
 
-    def requests(self, after: int, member_code: bytes | None) -> list[Request]:
+    def requests(self, after: int, member_code: bytes | None) -> list[JournaledRequest]:
         """Return the outcomes of the next chunks after a row, in their order; an empty list after the last.
 
         Args:
             after: The row of the last request that was returned, or 0.
             member_code: Return the chunks of this member only, if given.
         """
-        found: list[Request] = []
+        found: list[JournaledRequest] = []
         quotas = 0
         for row, chunk, member, content in self._database.execute(_SENT, (after, member_code, member_code)):
             key = blake2b(member, digest_size=DIGEST).digest()
@@ -320,7 +320,7 @@ class Rows:
             answer = self._index.execute("SELECT row FROM answer WHERE chunk = ?", (chunk,)).fetchone()
             if lines and answer is not None:
                 lines.update(_lines(self._content(answer[0]), [*lines]))
-            found.append(Request(row, member, lines))
+            found.append(JournaledRequest(row, member, lines))
             quotas += len(lines)
             if quotas >= _TOGETHER:
                 break

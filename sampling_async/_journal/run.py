@@ -15,8 +15,8 @@ import anyio.lowlevel
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.lines import line_of, outcomes_of
 from sampling_async._json.codec import plain_json
-from sampling_async._pacing.loops import Change
-from sampling_async._pacing.threads import begun, finished, in_thread
+from sampling_async._pacing.loops import Notifier
+from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -94,7 +94,7 @@ class JournalRun:
         self._chunks = 0
         self._chunks_before: int | None = None
         self._in_flight: dict[str, dict[int, Chunk]] = {}
-        self._settled = Change()
+        self._settled = Notifier()
 
     def claim(self, base_url: str, panel_guid: str) -> None:
         """Set the service and the panel that the journal must belong to."""
@@ -119,7 +119,7 @@ class JournalRun:
                 "is in use by another fan-out; use a separate journal for each", path=self.path, in_use=True
             )
         self._in_flight.clear()
-        self._settled = Change()
+        self._settled = Notifier()
         self._lock = anyio.Lock()
         file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
         try:
@@ -141,7 +141,7 @@ class JournalRun:
         """
         file, self._file = self._file, None
         if file is not None:
-            await finished(begun(file.leave))
+            await join_uncancelled(start(file.leave))
 
     @property
     def file(self) -> JournalFile | None:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 
 import anyio
 
-from sampling_async._pacing.loops import Change, asyncio_loop
+from sampling_async._pacing.loops import Notifier, asyncio_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("sampling_async.pacing")
 
 
-def is_stray(exc: BaseException) -> bool:
+def is_foreign_cancellation(exc: BaseException) -> bool:
     """Return whether an exception is an asyncio cancellation that is not meant for the current task.
 
     If a task awaits a future or another task, and that is cancelled, the same CancelledError is raised as for a
@@ -75,7 +75,7 @@ class Background(ABC):
         self._finished = False  # whether no more results will come, for any reason
         self._was_cancelled = False
         self._came_to_its_end = False  # whether the work was not cut off
-        self._progress = Change()  # there is a result, or no more will come
+        self._progress = Notifier()  # there is a result, or no more will come
 
     async def __aenter__(self) -> Self:
         if self._runner is not None:
@@ -149,7 +149,7 @@ class Background(ABC):
         if isinstance(exc, Exception):
             self._failure = self._failure or exc
             return
-        if is_stray(exc):
+        if is_foreign_cancellation(exc):
             stray = RuntimeError(
                 f"something that the {self._called} awaited was cancelled, but the {self._called}'s own"
                 " task was not"
@@ -348,7 +348,7 @@ def _first_of(error: BaseException) -> BaseException:
     return error
 
 
-class Standing(Background):
+class BackgroundService(Background):
     """A background whose results are its state. A failure of the work is raised when the block is left.
 
     A service leaves the block only when it ends, so the failure is logged too, at once. A cancellation is no
@@ -428,7 +428,7 @@ class ReadAhead(Background, Generic[Item]):
         super().__init__()
         self._items = items
         self._ready: deque[Item] = deque()  # holds one item at most
-        self._taken = Change()  # the consumer took that item
+        self._taken = Notifier()  # the consumer took that item
 
     @property
     def _has_more(self) -> bool:

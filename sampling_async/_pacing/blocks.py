@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TICK: Final = 0.001  # seconds; a timer may fire this much too early
 
 
-class Blocks:
+class DeadlineScopes:
     """The open blocks of one owner, in one event loop."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Blocks:
     def _set_timer(self, until: float) -> None:
         # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
         assert self._loop is not None
-        ours: weakref.ref[Blocks] = weakref.ref(self)
+        ours: weakref.ref[DeadlineScopes] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request that ended long before.
         earlier, self._timer = self._timer, self._loop.call_at(until, _ring, ours, context=Context())
         self._rings_at = until
@@ -131,7 +131,7 @@ class Blocks:
                 await self._none_left.wait()
 
 
-def _ring(blocks: weakref.ref[Blocks]) -> None:
+def _ring(blocks: weakref.ref[DeadlineScopes]) -> None:
     ours = blocks()
     if ours is not None:
         ours.ring()
@@ -142,7 +142,7 @@ class _ScopedBlock:
 
     __slots__ = ("_blocks", "_scope", "_until")
 
-    def __init__(self, blocks: Blocks, scope: anyio.CancelScope, until: float) -> None:
+    def __init__(self, blocks: DeadlineScopes, scope: anyio.CancelScope, until: float) -> None:
         self._blocks = blocks
         self._scope = scope
         self._until = until
@@ -172,7 +172,7 @@ class _NativeBlock:
 
     __slots__ = ("_before", "_blocks", "_task", "_until", "cancel_called", "cancelled_caught")
 
-    def __init__(self, blocks: Blocks, until: float) -> None:
+    def __init__(self, blocks: DeadlineScopes, until: float) -> None:
         self._blocks = blocks
         self._until = until
         self._task: asyncio.Task[object] | None = None
@@ -218,4 +218,4 @@ Scope: TypeAlias = anyio.CancelScope | _NativeBlock
 """What a block gives: it can be cancelled, and tells whether it was."""
 
 Block: TypeAlias = _ScopedBlock | _NativeBlock
-"""A block of `Blocks`: `with blocks.within(5) as scope`."""
+"""A block of `DeadlineScopes`: `with blocks.within(5) as scope`."""

@@ -3,7 +3,7 @@
 A `Gate` is the limit. Attempts belong to kinds, one for each endpoint. A kind has its own limit below that of
 the gate, and its own holds: if one kind is refused or slow, the others go on. A `Permit` lets one attempt run:
 it is acquired before a task gets the work, and released when the attempt ends. Each user of the gate waits for
-its permits in a `Lane`, and `Turns` says whose turn it is.
+its permits in a `Lane`, and `FairQueue` says whose turn it is.
 
 Held permits are kept in sets, and counts are the sizes of these sets. A signal handler may raise between any
 two lines. A separate counter would then stay wrong until the client is closed.
@@ -18,8 +18,8 @@ import anyio
 
 from sampling_async._contract.timing import HOLD, PERMIT, Timeline
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
-from sampling_async._pacing.loops import Turn
-from sampling_async._pacing.turns import Kind, Turns
+from sampling_async._pacing.loops import OneShotEvent
+from sampling_async._pacing.turns import FairQueue, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,10 +65,10 @@ class Gate:
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self._kinds: dict[str, Kind] = {}
-        self._all = Kind("", maximum)  # only its hold is used: the hold of all kinds
+        self._kinds: dict[str, WorkKind] = {}
+        self._all = WorkKind("", maximum)  # only its hold is used: the hold of all kinds
         self._held: set[Permit] = set()  # of all kinds
-        self._turns = Turns(self._kinds)
+        self._turns = FairQueue(self._kinds)
         self._delayed: set[Permit] = set()  # that wait for the end of a hold or an outage, or for their pace
         self._held_back: set[anyio.CancelScope] = set()
         self._is_closed = False
@@ -88,14 +88,14 @@ class Gate:
         """The number of attempts that cannot begin yet, for whatever reason."""
         return self.waiting + len(self._delayed)
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> WorkKind:
         """Return the state of a kind of work."""
         kind = self._kinds.get(name)
         if kind is None:
-            kind = self._kinds[name] = Kind(name, self.maximum)
+            kind = self._kinds[name] = WorkKind(name, self.maximum)
         return kind
 
-    def held_for(self, kind: Kind | None = None) -> float:
+    def held_for(self, kind: WorkKind | None = None) -> float:
         """Return the seconds until the hold of a kind ends; without a kind, the longest of all holds."""
         if kind is None:
             return max(map(self.held_for, (self._all, *self._kinds.values())))
@@ -249,10 +249,10 @@ class Gate:
             self.serve()
         return is_next
 
-    def _has_place(self, kind: Kind) -> bool:
+    def _has_place(self, kind: WorkKind) -> bool:
         return len(self._held) < self.maximum and kind.has_room
 
-    def _is_shut(self, kind: Kind) -> bool:
+    def _is_shut(self, kind: WorkKind) -> bool:
         return (self._outage is not None and self._outage.is_on) or self.held_for(kind) > 0
 
     async def _open_again(self, permit: Permit) -> bool:
@@ -303,7 +303,7 @@ class Gate:
         return waiter
 
     async def _turn_of(self, waiter: Waiter) -> None:
-        waiter.turn_came, waiter.permit.waiter = Turn(), waiter
+        waiter.turn_came, waiter.permit.waiter = OneShotEvent(), waiter
         self.waiting += 1
         try:
             await waiter.turn_came.wait()

@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.background import Background, Tasks
-from sampling_async._pacing.loops import Change, Turn, asyncio_loop, next_round
+from sampling_async._pacing.loops import Notifier, OneShotEvent, asyncio_loop, next_round
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ Job_co = TypeVar("Job_co", covariant=True)
 _BATCH: Final = 32
 
 
-class Source(Protocol[Job_co]):
+class JobSource(Protocol[Job_co]):
     """The source of the jobs of a `JobStream`."""
 
     async def draw(self) -> Job_co | None:
@@ -78,7 +78,7 @@ class JobStream(Background, Generic[Job]):
     def __init__(
         self,
         permit: Callable[[], Permit],
-        source: Source[Job],
+        source: JobSource[Job],
         run: Callable[[Job, Permit], Awaitable[object]],
         *,
         window: int,
@@ -98,7 +98,7 @@ class JobStream(Background, Generic[Job]):
         self._window = window  # the places that are free
         self._in_batches = False
         self._next_round: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
-        self._room = Change()  # a place in the window is free
+        self._room = Notifier()  # a place in the window is free
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -220,7 +220,7 @@ class JobStream(Background, Generic[Job]):
             self._fail(exc)
             return None
 
-    async def _draw(self, source: Source[Job]) -> Job | None:
+    async def _draw(self, source: JobSource[Job]) -> Job | None:
         while self._window == 0:
             await self._room.wait()
         job = await source.draw()
@@ -299,5 +299,5 @@ class _Idle(Generic[Job]):
     __slots__ = ("job", "woken")
 
     def __init__(self) -> None:
-        self.woken = Turn()
+        self.woken = OneShotEvent()
         self.job: Job | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 
-class Change:
+class Notifier:
     """Something that changes many times. Tasks wait for the next change, and `notify` wakes all of them.
 
     There is an event only while a task waits, so `notify` costs next to nothing otherwise. A task that was
@@ -42,7 +42,7 @@ class Change:
             self._event = None
 
 
-class Turn:
+class OneShotEvent:
     """Something that happens once, and one task waits for it, on asyncio and on trio.
 
     On asyncio it is a bare future, which costs a third of an event. Only one task may wait: if it is cancelled,
@@ -110,7 +110,7 @@ class Stepwise(AsyncIterator[T]):
         raise StopAsyncIteration
 
 
-class Turns:
+class LoopYielder:
     """Turns for the event loop every few milliseconds, during work that does not await anything else."""
 
     __slots__ = ("_since", "_steps")
@@ -137,7 +137,7 @@ class Turns:
 
 async def let_go(items: list[Any]) -> None:
     """Forget objects one by one. To release a whole inventory at once would block the event loop."""
-    turns = Turns()
+    turns = LoopYielder()
     while items:
         items.pop()
         await turns.step(_EACH)

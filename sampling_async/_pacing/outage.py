@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
-from sampling_async._pacing.loops import Change
+from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import OutagePolicy, doubled
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Outage:
         self._probe_at = -inf  # when the next probe is due
         self._is_probing = False  # whether a task is waiting to send the next probe, or sends it
         self._pause_scope: anyio.CancelScope | None = None
-        self._change = Change()  # the outage ended, or no task sends probes any more
+        self._change = Notifier()  # the outage ended, or no task sends probes any more
         self._is_closed = False
 
     def answered(self, now: float) -> None:

@@ -28,12 +28,12 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
     If this is cancelled, it ends at once. The function still runs to its end, and its result is dropped.
     """
-    run = begun(function, *args)
+    run = start(function, *args)
     await run.over.wait()
     return run.result()
 
 
-async def finished(run: Run[T], on_cancel: Callable[[], object] = lambda: None) -> T:
+async def join_uncancelled(run: Run[T], on_cancel: Callable[[], object] = lambda: None) -> T:
     """Wait for a run in a thread to its end, and return its result. Cancellations are raised only then.
 
     Use it where a thread must not stay behind: what it still did would meet what is done next.
@@ -60,13 +60,13 @@ async def finished(run: Run[T], on_cancel: Callable[[], object] = lambda: None) 
     return run.result()
 
 
-class Wanted:
+class CancelFlag:
     """Tells a function in a thread whether its result is still wanted."""
 
     def __init__(self) -> None:
         self._is_wanted = True
 
-    def no_more(self) -> None:
+    def cancel(self) -> None:
         """Have the function end at its next check. It may be called in any thread."""
         self._is_wanted = False
 
@@ -82,13 +82,13 @@ class Wanted:
             yield item
 
 
-async def ended_with(function: Callable[[Wanted], T]) -> T:
+async def run_cancellable(function: Callable[[CancelFlag], T]) -> T:
     """Call a function in a thread. If this is cancelled, the function ends at its next check, and this then."""
-    wanted = Wanted()
-    return await finished(begun(function, wanted), wanted.no_more)
+    wanted = CancelFlag()
+    return await join_uncancelled(start(function, wanted), wanted.cancel)
 
 
-def begun(function: Callable[..., T], *args: Any) -> Run[T]:
+def start(function: Callable[..., T], *args: Any) -> Run[T]:
     """Start a function in a thread and return at once."""
     run = Run(function, args, anyio.Event())
     threading.Thread(target=run.through, args=(call_soon_here(),), name="sampling_async", daemon=True).start()

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sampling_async._pacing.gate import Permit
-    from sampling_async._pacing.loops import Turn
+    from sampling_async._pacing.loops import OneShotEvent
 
 _KEPT: Final = 256
 
 
-class Waits:
+class BusyIntervals:
     """The spans of time in which somebody waited. Where several wait at once, that is one span.
 
     The latest 256 spans are known.
@@ -108,7 +108,7 @@ class Waiter:
     def __init__(self, permit: Permit, came: int) -> None:
         self.permit = permit
         self.came = came  # a serial number: lower is earlier
-        self.turn_came: Turn | None = None  # created only if the task has to wait
+        self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
         self.gave_up = False
 
     def wake(self) -> None:
@@ -117,7 +117,7 @@ class Waiter:
             self.turn_came.set()
 
 
-class Kind:
+class WorkKind:
     """The state of one kind of work at a gate.
 
     Attributes:
@@ -157,7 +157,7 @@ class Kind:
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
         self.held_until = -inf
-        self.shut = Waits()
+        self.shut = BusyIntervals()
         self.reported_at = -inf
         self.lowered_at = -inf
         self.spread = 0.0
@@ -168,7 +168,7 @@ class Kind:
         return len(self.held) - len(self.stale) < self.adaptive.limit
 
 
-class Turns:
+class FairQueue:
     """The order in which permits are granted to those who wait for them.
 
     Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
@@ -182,7 +182,7 @@ class Turns:
         in_a_row: The permits granted to interactive lanes since the last one to another lane.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, WorkKind]) -> None:
         self._kinds = kinds
         self.in_a_row = 0
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
@@ -220,7 +220,7 @@ class Turns:
         return first
 
     def _first_in_line(self) -> Lane | None:
-        first: Kind | None = None
+        first: WorkKind | None = None
         for kind in self._kinds.values():
             while kind.lanes and not kind.lanes[0][2]:  # its waiters have given up
                 heapq.heappop(kind.lanes)[2].in_line = False

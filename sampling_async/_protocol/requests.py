@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
-from sampling_async._contract.records import INT64_MAX, Invite, Quotas, RecontactMembers, hidden, once_made
+from sampling_async._contract.records import INT64_MAX, Invite, Quotas, RecontactMembers, hidden, safe_repr
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.structs import value
 from sampling_async._json.codec import from_json, plain_json
@@ -171,7 +171,7 @@ class InviteRequest:
 
 
 # The class itself is frozen, and attrs has made this method.
-InviteRequest.__repr__ = once_made(InviteRequest.__repr__)  # type: ignore[method-assign]
+InviteRequest.__repr__ = safe_repr(InviteRequest.__repr__)  # type: ignore[method-assign]
 
 
 def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:

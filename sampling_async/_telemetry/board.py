@@ -13,7 +13,7 @@ import anyio
 from attrs import asdict
 
 from sampling_async._json.codec import plain_json
-from sampling_async._pacing.background import Standing
+from sampling_async._pacing.background import BackgroundService
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _PATIENCE: Final = 1.0  # with one reader
 logger: Final = logging.getLogger("sampling_async.telemetry")
 
 
-class SnapshotServer(Standing):
+class SnapshotServer(BackgroundService):
     """A Unix socket that gives one snapshot, as a line of JSON, to each connection: see `serve_snapshots`.
 
     Only the user that runs the process can connect. A line holds numbers and the host of the service.

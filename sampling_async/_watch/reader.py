@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import anyio
 
 from sampling_async._contract.errors import ForbiddenError, SamplingError
-from sampling_async._pacing.loops import Turns
+from sampling_async._pacing.loops import LoopYielder
 from sampling_async._pacing.patience import doubled
 from sampling_async._watch.changes import SYNCED, Change, Key, differences, told
 
@@ -28,7 +28,7 @@ _HEALED: Final = 2
 """Successes in a row after a refusal, until the usual pace is taken up again."""
 
 
-class Pace:
+class PollSchedule:
     """The pauses between polls.
 
     Args:
@@ -146,7 +146,7 @@ class QuotaChanges:
         self._batch_key: Key = (0, 0)
         self._target: Survey | None = None  # what the survey was when these changes were found
         self._read: list[Change] = []  # those of them that were read
-        self._turns = Turns()
+        self._turns = LoopYielder()
         self._is_synced = False
         self._is_entered = False
         self._is_open = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import evolve
 
 from sampling_async._contract.records import leave_out, may_list
-from sampling_async._pacing.loops import Turns
+from sampling_async._pacing.loops import LoopYielder
 from sampling_async._watch.changes import Key, key_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Shown:
 
         The event loop goes round meanwhile.
         """
-        turns, old = Turns(), {} if before is None else before.view
+        turns, old = LoopYielder(), {} if before is None else before.view
         changed: dict[Key, None] = {}
         for survey in self.given.surveys:
             key = key_of(survey)

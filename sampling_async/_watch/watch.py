@@ -18,11 +18,11 @@ from sampling_async._contract.errors import (
     TransportError,
     delivered,
 )
-from sampling_async._contract.records import once_made
-from sampling_async._pacing.background import Standing
+from sampling_async._contract.records import safe_repr
+from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import let_go
-from sampling_async._pacing.threads import begun, in_thread
-from sampling_async._watch.reader import Board, Pace, QuotaChanges
+from sampling_async._pacing.threads import in_thread, start
+from sampling_async._watch.reader import Board, PollSchedule, QuotaChanges
 from sampling_async._watch.shown import Closings, Shown
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _Begun:
     began: float
 
 
-class QuotaWatch(Standing):
+class QuotaWatch(BackgroundService):
     """The inventory of a service that is polled in the background while a block is open.
 
         async with client.watch_quotas(every=60) as watch:
@@ -123,7 +123,7 @@ class QuotaWatch(Standing):
         self._clock = clock
         self._sleep = sleep
         self._wall = wall_clock
-        self._pace = Pace(self._every, random)
+        self._pace = PollSchedule(self._every, random)
         self._shown: Shown | None = None
         self._closings = Closings()
         self._arranged: Closings | None = None  # those of an inventory that is being arranged
@@ -143,7 +143,7 @@ class QuotaWatch(Standing):
         self._resting: anyio.CancelScope | None = None
         self._writing: Run[None] | None = None
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         age = "" if self.age is None else f", {self.age:.0f} s old"
         return f"<QuotaWatch {self.status}{age}, {self._polls} polls>"
@@ -312,18 +312,18 @@ class QuotaWatch(Standing):
         return self._close(wave, at)
 
     def _close(self, what: int | Wave, at: datetime | None) -> bool:
-        begun = self._told_at(at)
+        start = self._told_at(at)
         if not self._is_loaded:
             # It may be newer than the inventory of the cache, or older.
             self._early.append((what, datetime.fromtimestamp(self._wall(), UTC) if at is None else at))
             return False
-        if begun is None:
+        if start is None:
             return False
-        self._closings.close(what, begun)
+        self._closings.close(what, start)
         if self._arranged is not None:
             self._late.append(what)
-            if begun >= self._arranged_poll:
-                self._arranged.close(what, begun)
+            if start >= self._arranged_poll:
+                self._arranged.close(what, start)
         if self._shown is None:
             return False
         changed = self._shown.hide(self._shown.about(what), self._closings)
@@ -471,7 +471,7 @@ class QuotaWatch(Standing):
         is_free = self._writing is None or self._writing.over.is_set()
         if self._cache is not None and self._shown is not None and is_free:
             try:
-                self._writing = begun(self._cache.save, self.quotas, self._shown.began)
+                self._writing = start(self._cache.save, self.quotas, self._shown.began)
             except RuntimeError as exc:  # no thread can be started now
                 _LOG.warning("the inventory is not written to the cache: %s", exc)
 

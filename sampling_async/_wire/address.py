@@ -167,7 +167,7 @@ def _has_port(url: httpx.URL) -> bool:
     return url.port is None or 0 < url.port <= _LAST_PORT
 
 
-def must_be_safe_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
+def require_https_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
     """Refuse to send the key unencrypted to a proxy on another machine.
 
     Raises:

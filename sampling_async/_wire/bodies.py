@@ -126,7 +126,7 @@ class RequestBody(httpx.AsyncByteStream):
         return Stepwise((self.content,))
 
 
-class Body:
+class LimitedBody:
     """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
 
     Another one that is named is ignored if the body begins as JSON: some services say `utf-8`, which is none.

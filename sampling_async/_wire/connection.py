@@ -10,7 +10,7 @@ import httpx
 from attrs import define
 
 from sampling_async._wire.bodies import too_large
-from sampling_async._wire.http1 import Answer
+from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, is_of_the_system
 from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
@@ -62,7 +62,7 @@ class Connection:
         self._wire = wire
         self._traffic = traffic
         self._is_open = True
-        self._answer = Answer()
+        self._answer = ResponseParser()
         self.used_at = 0.0
         self.idled_for = 0.0
         self.received = 0
@@ -87,7 +87,7 @@ class Connection:
 
         With TLS 1.3 the alert may arrive after our half of the handshake, while the first request is sent.
         """
-        is_first = not (self.was_idle or self.received or self._wire.asks_for_who_we_are_later)
+        is_first = not (self.was_idle or self.received or self._wire.post_handshake_auth)
         return is_first and alert_in(exc) in ABOUT_THE_CLIENT
 
     def take_session(self) -> ssl.SSLSession | None:
@@ -108,9 +108,9 @@ class Connection:
                     self._wire.must_not_be_refused()
                 raise
 
-    def new_answer(self) -> Answer:
+    def new_answer(self) -> ResponseParser:
         """Return the response to the request that was sent, which `read_on` is going to receive."""
-        answer = self._answer = Answer()
+        answer = self._answer = ResponseParser()
         return answer
 
     async def read_on(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class Connection:
 class Response(httpx.Response):
     """A response whose headers httpx parses when they are asked for, which is rare."""
 
-    def __init__(self, status: int, body: Body) -> None:
+    def __init__(self, status: int, body: BodyStream) -> None:
         # What httpx's own constructor sets, as far as reading a stream needs it.
         self.status_code = status
         self.stream = body
@@ -162,7 +162,7 @@ class Response(httpx.Response):
         await self.extensions["body"].aclose()
 
 
-class Body(httpx.AsyncByteStream):
+class BodyStream(httpx.AsyncByteStream):
     """The body of a response as it arrives. It holds the connection until the response is judged.
 
     Attributes:
@@ -172,7 +172,7 @@ class Body(httpx.AsyncByteStream):
         most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
     """
 
-    def __init__(self, connection: Connection, answer: Answer, seconds: float, engine: Engine) -> None:
+    def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, engine: Engine) -> None:
         self.headers = answer.headers
         self.encoding = answer.fields.get(b"content-encoding", b"")
         self._connection = connection
@@ -211,7 +211,7 @@ class Body(httpx.AsyncByteStream):
         """Whether bytes have come after the response, as far as they have arrived."""
         return self._answer.is_followed
 
-    def distrust(self) -> None:
+    def discard(self) -> None:
         """Close the connection, also if it was just released: this may be no response to its request.
 
         The right one may still come, and would be taken for the response to the next request.
@@ -223,10 +223,10 @@ class Body(httpx.AsyncByteStream):
         """Close the connection if the body was not received to its end."""
         if not self.is_over:
             self.is_over = True
-            self.distrust()
+            self.discard()
 
 
-class ToldAs:
+class ErrorTranslator:
     """A block in which errors of the system, and a time limit that passed, become httpx's errors."""
 
     __slots__ = ("_failure", "_timeout")
@@ -245,6 +245,6 @@ class ToldAs:
             raise self._timeout(type(exc).__name__) from exc
 
 
-CONNECTING: Final = ToldAs(httpx.ConnectError, httpx.ConnectTimeout)
-WRITING: Final = ToldAs(httpx.WriteError, httpx.WriteTimeout)
-READING: Final = ToldAs(httpx.ReadError, httpx.ReadTimeout)
+CONNECTING: Final = ErrorTranslator(httpx.ConnectError, httpx.ConnectTimeout)
+WRITING: Final = ErrorTranslator(httpx.WriteError, httpx.WriteTimeout)
+READING: Final = ErrorTranslator(httpx.ReadError, httpx.ReadTimeout)

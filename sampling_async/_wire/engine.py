@@ -33,7 +33,7 @@ from sampling_async._contract.exchange import NOT_MODIFIED, OK
 from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
-from sampling_async._wire.connection import CONNECTING, Body, Connection, Response, Traffic
+from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sampling_async._wire.address import Proxy
-    from sampling_async._wire.http1 import Answer
+    from sampling_async._wire.http1 import ResponseParser
 
 _REMEMBERED: Final = 16
 # Seconds. No server has a shorter idle time, so a connection that is closed sooner has another reason.
@@ -206,7 +206,7 @@ class Engine:
             if connection.was_refused(exc):
                 sent(False)
             raise
-        return Response(answer.status, Body(connection, answer, limits["read"], self))
+        return Response(answer.status, BodyStream(connection, answer, limits["read"], self))
 
     def _message_to_proxy(self, request: httpx.Request, private: Mapping[str, str]) -> bytes:
         assert self._proxy is not None
@@ -278,7 +278,7 @@ class Engine:
         self._idle_time.opened_within(wire.opened_within)
         connection = Connection(wire, self.traffic)
         self.traffic.opened += 1
-        wire.tell_of_news(partial(_look_at, weakref.ref(self), weakref.ref(connection)))
+        wire.on_readable(partial(_look_at, weakref.ref(self), weakref.ref(connection)))
         return connection
 
     def release(self, connection: Connection) -> None:
@@ -379,7 +379,7 @@ def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None
         ours.clear(loop)
 
 
-def _check_proxy_accepts(answer: Answer, sent: Callable[[bool], None]) -> None:
+def _check_proxy_accepts(answer: ResponseParser, sent: Callable[[bool], None]) -> None:
     """Raise if a proxy asks for credentials: it has not sent the request to the service.
 
     Raises:
@@ -390,7 +390,7 @@ def _check_proxy_accepts(answer: Answer, sent: Callable[[bool], None]) -> None:
         raise refusal_of(answer.status)
 
 
-def _is_kept(answer: Answer) -> bool:
+def _is_kept(answer: ResponseParser) -> bool:
     """Return whether a proxy says that it keeps its connection open: tinyproxy closes it without notice."""
     said = (value for name, value in answer.fields.items() if name.endswith(b"connection"))
     return any(b"keep-alive" in value.lower() for value in said)

@@ -32,7 +32,7 @@ class NotHttp(httpx.RemoteProtocolError):
         super().__init__(text)
 
 
-class Answer:
+class ResponseParser:
     """One response, fed with bytes as they arrive.
 
     Attributes:

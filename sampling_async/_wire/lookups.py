@@ -6,7 +6,7 @@ import errno
 import socket
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sampling_async._pacing.threads import begun
+from sampling_async._pacing.threads import start
 from sampling_async._wire.forks import forks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Lookups:
         run = self._under_way.get(key)
         if run is None or run.over.is_set():
             try:
-                run = self._under_way[key] = begun(_looked_up, host, port)
+                run = self._under_way[key] = start(_looked_up, host, port)
             except RuntimeError as exc:
                 raise OSError(errno.EAGAIN, "no thread could be started to look up the host name") from exc
         return run

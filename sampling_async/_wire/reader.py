@@ -21,7 +21,7 @@ class TooSlow(Exception):  # noqa: N818  not an OSError, which TimeoutError woul
     """The peer accepted or sent no bytes within the time limit."""
 
 
-class Reader:
+class SocketReader:
     """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
 
     Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops

@@ -32,11 +32,11 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import OK, Call, Reply, Track
 from sampling_async._contract.timing import BODY, FIRST_BYTE
-from sampling_async._pacing.background import is_stray
-from sampling_async._pacing.blocks import Block, Blocks
+from sampling_async._pacing.background import is_foreign_cancellation
+from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
-from sampling_async._wire.bodies import Body, BodyLimits, Head, Request, origin_of
+from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request, origin_of
 from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class _Unwatched:
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
-BodyReader: TypeAlias = "Callable[[Body], Awaitable[Reply]]"
-"""A function that reads the body of a 200, or of the 304 to a `Call.known`, and closes it."""
+BodyReader: TypeAlias = "Callable[[LimitedBody], Awaitable[Reply]]"
+"""A function that reads the body of a 200, or of the 304 to a `Call.if_none_match`, and closes it."""
 
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
@@ -272,7 +272,7 @@ class Session:
         # Cached: httpx needs more time for one set of headers than for the rest of a request.
         self._head_for = lru_cache(maxsize=256)(self._made_head)
         self._limits_for = lru_cache(maxsize=256)(self._made_limits)
-        self._blocks = Blocks()
+        self._blocks = DeadlineScopes()
         self._headers = httpx.Headers(
             {
                 "Host": base_url.netloc.decode(),
@@ -340,7 +340,7 @@ class Session:
             except BaseException as exc:
                 # A transport may raise any exception, even a stray cancellation. It becomes one of our errors.
                 # Exceptions of the application, such as those of signal handlers, are raised unchanged.
-                if not (self._carrier.may_have_raised(exc) or is_stray(exc)):
+                if not (self._carrier.may_have_raised(exc) or is_foreign_cancellation(exc)):
                     raise
                 if not self._carrier.knows_what_was_sent and was_never_sent(exc):
                     track.sent = False
@@ -377,15 +377,15 @@ class Session:
         read: BodyReader | None,
     ) -> Reply:
         response = await self._http.send(self._request(call, track, within), stream=True)
-        body = Body(response, *self._limits.of(call.endpoint))
+        body = LimitedBody(response, *self._limits.of(call.endpoint))
         try:
-            if response.status_code == OK or (body.is_unchanged and call.known is not None):
+            if response.status_code == OK or (body.is_unchanged and call.if_none_match is not None):
                 reply = await (read or _read_whole)(body)
             else:
                 reply = await _read_refusal(response, body)
         except BaseException:
             if body.own is not None:
-                body.own.distrust()
+                body.own.discard()
             # A transport of the user takes its time for this, also when the call is cancelled.
             with anyio.move_on_after(_CLOSING_SECONDS, shield=True):
                 await body.aclose()
@@ -407,17 +407,17 @@ class Session:
             call.method,
             self._base_url,
             f"{self._base_path}{call.target}".encode(),
-            head=self._head_for(len(body), call.known),
+            head=self._head_for(len(body), call.if_none_match),
             body=body,
             extensions=extensions,
         )
 
-    def _made_head(self, length: int, known: str | None) -> Head:
+    def _made_head(self, length: int, if_none_match: str | None) -> Head:
         headers = self._headers.copy()
         if length:
             headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
-        if known is not None:
-            headers["If-None-Match"] = known
+        if if_none_match is not None:
+            headers["If-None-Match"] = if_none_match
         return Head(headers)
 
     def _made_limits(self, endpoint: Endpoint, quota_ids: int) -> tuple[dict[str, float], float]:
@@ -480,7 +480,7 @@ class Session:
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
 
-async def _read_whole(body: Body) -> Reply:
+async def _read_whole(body: LimitedBody) -> Reply:
     content = body.whole()
     if content is None:
         content = await body.read()
@@ -488,7 +488,7 @@ async def _read_whole(body: Body) -> Reply:
     return Reply(OK, content)
 
 
-async def _read_refusal(response: httpx.Response, body: Body) -> Reply:
+async def _read_refusal(response: httpx.Response, body: LimitedBody) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):

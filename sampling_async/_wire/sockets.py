@@ -37,7 +37,7 @@ import anyio.lowlevel
 
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.forks import forks
-from sampling_async._wire.reader import Reader, TooSlow
+from sampling_async._wire.reader import SocketReader, TooSlow
 from sampling_async._wire.trust import alert_in
 
 if sys.platform == "linux":
@@ -98,7 +98,7 @@ class Wire:
         self._forks = forks.count
         # The default event loop of Windows cannot watch sockets.
         loop = asyncio_loop() if sys.platform != "win32" else None
-        self._waits = None if loop is None else Reader(loop, sock.fileno())
+        self._waits = None if loop is None else SocketReader(loop, sock.fileno())
         # `finalize` keeps socket and reader alive until it runs. The event loop must stop watching before the
         # descriptor is closed. If both were only collected together with this object, the order would be open.
         self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, forks.count)
@@ -264,7 +264,7 @@ class Wire:
             if not is_of_the_system(exc) or alert_in(exc):
                 raise
 
-    def tell_of_news(self, news: Callable[[], object]) -> None:
+    def on_readable(self, news: Callable[[], object]) -> None:
         """Set a function that is called when bytes, or the end, arrive and no task is reading.
 
         This works on asyncio only, where the event loop goes on watching the socket.
@@ -286,12 +286,12 @@ class Wire:
         return None if self._tls is None else self._tls.getpeercert(binary_form=True)
 
     @property
-    def asks_for_who_we_are_later(self) -> bool:
+    def post_handshake_auth(self) -> bool:
         """Whether the server may ask for our certificate after it has received a request."""
         return self._tls is not None and self._tls.context.post_handshake_auth
 
 
-def _close(sock: socket.socket, reader: Reader | None, made_after: int) -> None:
+def _close(sock: socket.socket, reader: SocketReader | None, made_after: int) -> None:
     if reader is None:
         sock.close()
     else:

@@ -9,7 +9,7 @@ import httpx
 
 from sampling_async._contract.exchange import PASSING
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.http1 import Answer
+from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.sockets import received, send_whole
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Tunnel:
         lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
         lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
         await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
-        answer, rest, is_left_out = Answer(), b"", False
+        answer, rest, is_left_out = ResponseParser(), b"", False
         try:
             # Feed line by line, so that `rest` has exactly the bytes after the head.
             while not answer.status:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
-    from sampling_async.campaign._ledger_file import Member, PlannedQuota
+    from sampling_async.campaign._ledger_file import MemberTurn, PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
 MOST_TRIES: Final = 3
@@ -57,7 +57,7 @@ class Ready:
 
 
 @define
-class Learned:
+class Effects:
     """What some outcomes of a member change.
 
     Attributes:
@@ -150,7 +150,7 @@ class Book:
         """What the invites may cost, together with what was asked for."""
         return self.spent + self.asked_cost
 
-    def cost_of(self, member: Member) -> float:
+    def cost_of(self, member: MemberTurn) -> float:
         """Return what the dearest of a member's pairs costs, or of the reserves that may take their place."""
         quota_ids = list(member.due)
         if any(self._against(quota_id) is not None for quota_id in quota_ids):
@@ -159,7 +159,7 @@ class Book:
 
     # --- Before a request
 
-    def ready(self, member: Member, most: int) -> Ready:
+    def ready(self, member: MemberTurn, most: int) -> Ready:
         """Decide what a member is asked for now. Its quotas that are closed give way to its reserves.
 
         Args:
@@ -196,7 +196,7 @@ class Book:
             return place.closed
         return None if self._is_open(quota_id) else CLOSED
 
-    def _next_best(self, member: Member, turn: int) -> NewPair | None:
+    def _next_best(self, member: MemberTurn, turn: int) -> NewPair | None:
         """Plan the best reserve that is open and has room."""
         for at, quota_id in enumerate(member.reserves):
             place = self._places.get(quota_id)
@@ -215,7 +215,7 @@ class Book:
         if state not in _COMMITTED:
             self._places[quota_id].left += 1
 
-    def put_back(self, member: Member, quota_ids: Iterable[int]) -> None:
+    def put_back(self, member: MemberTurn, quota_ids: Iterable[int]) -> None:
         """Take back what a member was asked for, because it was not sent. It stays pending."""
         for quota_id in quota_ids:
             if quota_id in member.waiting:
@@ -225,7 +225,7 @@ class Book:
 
     # --- After a request
 
-    def learn(self, member: Member, outcomes: Iterable[InviteOutcome], now: float) -> Learned:
+    def learn(self, member: MemberTurn, outcomes: Iterable[InviteOutcome], now: float) -> Effects:
         """Decide what outcomes of a member change.
 
         Args:
@@ -233,7 +233,7 @@ class Book:
             outcomes: Outcomes of what it was asked for.
             now: Seconds since 1970.
         """
-        learned = Learned()
+        learned = Effects()
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
                 continue
@@ -255,7 +255,7 @@ class Book:
                 self._refused(member, outcome, learned, now)
         return learned
 
-    def _invited(self, member: Member, outcome: InviteOutcome, learned: Learned, now: float) -> None:
+    def _invited(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects, now: float) -> None:
         invite, place = outcome.invite, self._places[outcome.quota_id]
         assert invite is not None
         place.refused = (0, 0)
@@ -277,14 +277,14 @@ class Book:
             )
         )
 
-    def _close(self, member: Member, outcome: InviteOutcome, learned: Learned) -> None:
+    def _close(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects) -> None:
         """End a pair for good."""
         self._end(outcome.quota_id, outcome.status)
         tries = member.tries.get(outcome.quota_id, 0) + 1
         state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)
         learned.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
 
-    def _refused(self, member: Member, outcome: InviteOutcome, learned: Learned, now: float) -> None:
+    def _refused(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects, now: float) -> None:
         rule = rule_for(self._rules, outcome.result_code)
         # Without a code nothing was refused: it could not be sent, which passes by itself.
         passes = outcome.result_code is None or rule.lesson is Lesson.LATER
@@ -307,7 +307,7 @@ class Book:
             if pair is not None:
                 learned.added.append(pair)
 
-    def _apply(self, rule: Rule, member: Member, outcome: InviteOutcome, learned: Learned) -> None:
+    def _apply(self, rule: Rule, member: MemberTurn, outcome: InviteOutcome, learned: Effects) -> None:
         """Learn from a refusal what it says about other pairs."""
         code = outcome.result_code or 0
         name = outcome.result or ResultCode.name_of(code) or f"result code {code}"
@@ -322,7 +322,7 @@ class Book:
             if place.refused[1] >= rule.in_a_row:
                 self._take_out(place.quota, name, rule.lesson, learned)
 
-    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, learned: Learned) -> None:
+    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, learned: Effects) -> None:
         same = [quota.id] if lesson is Lesson.QUOTA else self._of_survey[quota.survey]
         for quota_id in same:
             if self._places[quota_id].closed is None:

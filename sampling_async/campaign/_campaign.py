@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampling_async import SamplingClient
 from sampling_async._contract.checks import number_above_0, require_functions, require_instance, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.threads import Wanted, ended_with, in_thread
+from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
 from sampling_async.campaign._files import check_partitions, write_files
-from sampling_async.campaign._ledger import Ledger
+from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._lessons import rules_of
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
@@ -210,10 +210,10 @@ class Campaign:
 
     async def _planning(self, planner: Planner, open_seconds: float | None) -> Plan:
         # A thread that is left behind would hold the ledger, and make the plan although it was cancelled.
-        return await ended_with(lambda wanted: self._planned(planner, open_seconds, wanted))
+        return await run_cancellable(lambda wanted: self._planned(planner, open_seconds, wanted))
 
-    def _planned(self, planner: Planner, open_seconds: float | None, wanted: Wanted) -> Plan:
-        ledger = Ledger(self.ledger)
+    def _planned(self, planner: Planner, open_seconds: float | None, wanted: CancelFlag) -> Plan:
+        ledger = CampaignLedger(self.ledger)
         is_ours = False
         try:
             ledger.open(make=True)
@@ -245,7 +245,7 @@ class Campaign:
         is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
         return CampaignRun(
             self._asking(),
-            Ledger(self.ledger),
+            CampaignLedger(self.ledger),
             self._rules,
             is_open=is_open,
             max_turns=self._max_turns,
@@ -312,7 +312,7 @@ class Campaign:
         check_partitions(partitions, kind)
         where = Path(folder)
 
-        def write(wanted: Wanted) -> Summary:
+        def write(wanted: CancelFlag) -> Summary:
             return with_ledger(
                 self.ledger,
                 lambda ledger: write_files(
@@ -321,15 +321,15 @@ class Campaign:
             )
 
         # A thread that is left behind would replace what the next call writes.
-        return await ended_with(write)
+        return await run_cancellable(write)
 
-    async def _reading(self, work: Callable[[Ledger], T]) -> T:
+    async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)
 
 
-def with_ledger(path: str | os.PathLike[str], work: Callable[[Ledger], T]) -> T:
+def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T]) -> T:
     """Call a function with a ledger that is open, and close it."""
-    ledger = Ledger(path)
+    ledger = CampaignLedger(path)
     try:
         ledger.open()
         return work(ledger)

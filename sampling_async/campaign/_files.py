@@ -23,8 +23,8 @@ from sampling_async.matching.panel._arrow import pa
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-    from sampling_async._pacing.threads import Wanted
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async._pacing.threads import CancelFlag
+    from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Summary
 
@@ -97,10 +97,10 @@ def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
 
 
 def write_files(
-    ledger: Ledger,
+    ledger: CampaignLedger,
     rules: Mapping[int, Rule],
     folder: Path,
-    wanted: Wanted,
+    wanted: CancelFlag,
     *,
     partitions: Sequence[str] = (),
     kind: InviteFormat = "parquet",
@@ -223,7 +223,7 @@ def _replace(new: Path, old: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _table_rows(ledger: Ledger, query: str, schema: Any) -> Iterator[Any]:
+def _table_rows(ledger: CampaignLedger, query: str, schema: Any) -> Iterator[Any]:
     for rows in ledger.read_on(query):
         columns = [
             pa.array([_value(value, field.type) for value in column], field.type)

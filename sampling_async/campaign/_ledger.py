@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import member_code_of
-from sampling_async.campaign._ledger_file import LedgerError, LedgerFile, Member, PlannedQuota
+from sampling_async.campaign._ledger_file import LedgerError, LedgerFile, MemberTurn, PlannedQuota
 from sampling_async.campaign._limits import Limits
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ LAST_SIGN: Final = """
 max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
     coalesce((SELECT CAST(value AS REAL) FROM facts WHERE name = 'seen'), began))
 """
-"""When a run without an end was seen last, see `CampaignRun.look_around`: only the last run can be one."""
+"""When a run without an end was seen last, see `CampaignRun.poll_limits`: only the last run can be one."""
 
 REPLANNED: Final = "planned anew"
 
 
-class Ledger(LedgerFile):
+class CampaignLedger(LedgerFile):
     """One use of a campaign's ledger.
 
     Args:
@@ -294,14 +294,14 @@ class Ledger(LedgerFile):
         with self._writing() as database:
             database.execute("UPDATE pairs SET due = ? WHERE state = 'pending' AND due > ?", (latest, latest))
 
-    def window(self, turn: int, after: int, now: float, count: int) -> list[Member]:
+    def window(self, turn: int, after: int, now: float, count: int) -> list[MemberTurn]:
         """Return the next members whose turn it is, with all their pairs that are due."""
-        members: dict[int, Member] = {}
+        members: dict[int, MemberTurn] = {}
         values = {"turn": turn, "after": after, "now": now, "count": count}
         for id_, code, closed, reserves, quota, plan, tries, answer, is_due in self._rows(_WINDOW, values):
             member = members.get(id_)
             if member is None:
-                member = members[id_] = Member(id_, code, closed, json.loads(reserves), turn)
+                member = members[id_] = MemberTurn(id_, code, closed, json.loads(reserves), turn)
             if plan != self.plan:
                 continue
             member.added += 1

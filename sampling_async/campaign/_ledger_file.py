@@ -38,7 +38,7 @@ class PlannedQuota:
 
 
 @define
-class Member:
+class MemberTurn:
     """A member whose turn it is.
 
     Attributes:

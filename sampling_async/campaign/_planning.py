@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from sampling_async._contract.records import Quota, Survey
-    from sampling_async._pacing.threads import Wanted
-    from sampling_async.campaign._ledger import Ledger, Planning
+    from sampling_async._pacing.threads import CancelFlag
+    from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
     from sampling_async.campaign._panel import PanelSource
 
@@ -106,8 +106,8 @@ class Planner:
 
     def plan(
         self,
-        ledger: Ledger,
-        wanted: Wanted,
+        ledger: CampaignLedger,
+        wanted: CancelFlag,
         *,
         now: float,
         open_seconds: float | None = None,
@@ -225,7 +225,7 @@ class Planner:
 
     # --- A top-up
 
-    def _delivered(self, ledger: Ledger) -> dict[str, set[int]]:
+    def _delivered(self, ledger: CampaignLedger) -> dict[str, set[int]]:
         """Return the surveys that each member must not be asked for again."""
         surveys: dict[str, set[int]] = {}
         for code, survey_id, state, result_code in ledger.delivered():
@@ -242,12 +242,12 @@ class Planner:
             return False
         return rule_for(self.rules, code).lesson in _PASSING
 
-    def _left(self, ledger: Ledger, since: float) -> dict[str, int]:
+    def _left(self, ledger: CampaignLedger, since: float) -> dict[str, int]:
         """Return how many more invites members may get who hold some that are still open."""
         most = self.allocate.per_member
         return {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
 
-    def _topped_up(self, ledger: Ledger, allocate: Allocate, since: float) -> Allocate:
+    def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
         """Return the allocation with the room that invites leave which are still open."""
         terms = PanelMatcher(self.index, allocate).terms()
         rooms, survey_rooms = dict(terms.rooms), dict(terms.survey_rooms)
@@ -259,7 +259,7 @@ class Planner:
         return evolve(allocate, room=rooms, survey_room=survey_rooms)
 
 
-def plan_of(ledger: Ledger) -> Plan | None:
+def plan_of(ledger: CampaignLedger) -> Plan | None:
     """Return the plan in a ledger; None if there is none."""
     if not ledger.plan:
         return None

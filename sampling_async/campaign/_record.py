@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.loops import Change
+from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
 from sampling_async.campaign._summing import Moments
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome
     from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
-    from sampling_async.campaign._ledger import Ledger
-    from sampling_async.campaign._ledger_file import Member
+    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign._ledger_file import MemberTurn
 
 _SHIELDED: Final = 30.0
 """Seconds that the last notes may take to be written after a cancellation."""
@@ -48,7 +48,7 @@ class LedgerRecord:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: CampaignLedger,
         run: int,
         book: Book,
         *,
@@ -56,13 +56,13 @@ class LedgerRecord:
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self.changed = Change()
+        self.changed = Notifier()
         self.moments = Moments(run)
         self.stop: str | None = None
         self.is_ending = False
         self._ledger, self._book = ledger, book
         self._wall_clock, self._clock = wall_clock, clock
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, MemberTurn] = {}
         self._sent_at: dict[int, float] = {}
         self._notes = Notes()
         self._unwritten: list[tuple[Notes, int]] = []
@@ -88,7 +88,7 @@ class LedgerRecord:
         member = self._members.get(member_code)
         return member is not None and quota_id in member.waiting
 
-    def hand_out(self, member: Member, ready: Ready) -> None:
+    def hand_out(self, member: MemberTurn, ready: Ready) -> None:
         """Note what a member is asked for now, and what was changed for that."""
         self._notes.pairs += ready.added
         self._notes.ends += ready.skipped
@@ -168,7 +168,7 @@ class LedgerRecord:
             self._learn(self._members[found[0].member_code], found, latency)
         self.changed.notify()
 
-    def _learn(self, member: Member, outcomes: list[InviteOutcome], latency: float) -> None:
+    def _learn(self, member: MemberTurn, outcomes: list[InviteOutcome], latency: float) -> None:
         now, notes = self._wall_clock(), self._notes
         if self.is_ending:
             # Cut off before it was sent: it stays pending, as if it had not been handed out.

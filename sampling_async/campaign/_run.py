@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from sampling_async import InvalidRequestError, InviteRequest
-from sampling_async._pacing.background import Standing
+from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._record import LedgerRecord
-from sampling_async.campaign._summing import Waits, summary_of
+from sampling_async.campaign._summing import WaitLog, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
-    from sampling_async.campaign._ledger import Ledger
-    from sampling_async.campaign._ledger_file import Member
+    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign._ledger_file import MemberTurn
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
@@ -54,7 +54,7 @@ class CampaignRun:
     def __init__(
         self,
         client: SamplingClient,
-        ledger: Ledger,
+        ledger: CampaignLedger,
         rules: Mapping[int, Rule],
         *,
         is_open: Callable[[int], bool],
@@ -73,7 +73,7 @@ class CampaignRun:
         self._watching = _Watching(self)
         self._number = 0
         self._book = Book((), (), rules)  # until the ledger is read
-        self._waits = Waits(0)
+        self._waits = WaitLog(0)
         self._seen = 0.0
         self._pace = InvitePace()
         self._last_error = ""
@@ -157,7 +157,7 @@ class CampaignRun:
             spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
         )
-        self._waits = Waits(ledger.last_wait())
+        self._waits = WaitLog(ledger.last_wait())
         self._asked_before = ledger.asked()
 
     async def __aexit__(
@@ -252,7 +252,7 @@ class CampaignRun:
             else:
                 await self._wait(None, due - now)
 
-    async def _request(self, member: Member) -> InviteRequest | None:
+    async def _request(self, member: MemberTurn) -> InviteRequest | None:
         """Return what a member is asked for, as soon as the limits let it; None if nothing is left for it."""
         most = await self._allowed(member)
         if not most:
@@ -262,7 +262,7 @@ class CampaignRun:
         self._record.hand_out(member, ready)
         return InviteRequest(member.code, ready.quota_ids) if ready.quota_ids else None
 
-    async def _allowed(self, member: Member) -> int:
+    async def _allowed(self, member: MemberTurn) -> int:
         """Wait until the limits let a member be asked for. Return for how many pairs; 0 if never."""
         while not self._must_stop():
             limits, now = self.limits, self._wall_clock()
@@ -291,7 +291,7 @@ class CampaignRun:
             self.stop(self._record.stop)
         return bool(self.reason)
 
-    def _left(self, member: Member) -> int:
+    def _left(self, member: MemberTurn) -> int:
         """Return how many more pairs the caps allow."""
         most = len(member.due)
         if self.limits.max_invites is not None:
@@ -312,7 +312,7 @@ class CampaignRun:
 
     # --- Waiting
 
-    async def look_around(self) -> None:
+    async def poll_limits(self) -> None:
         """Take up limits that were changed, and note how the client fares."""
         await in_thread(self._ledger.must_be_in_place)
         limits = await in_thread(self._ledger.limits)
@@ -355,7 +355,7 @@ class CampaignRun:
         self.waiting_for = None
 
 
-class _Watching(Standing):
+class _Watching(BackgroundService):
     """Looks at the limits in the ledger, and at the client, while a run goes on."""
 
     _called = "campaign"
@@ -367,7 +367,7 @@ class _Watching(Standing):
     async def _work(self) -> None:
         try:
             while True:
-                await self._run.look_around()
+                await self._run.poll_limits()
                 await anyio.sleep(_POLL)
         except Exception as exc:
             # It must not go on asking without heeding a pause or a cap.

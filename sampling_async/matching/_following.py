@@ -10,10 +10,9 @@ import anyio
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.background import Standing
-from sampling_async._pacing.loops import Turns
-from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed
-from sampling_async.notifications import Standing as Truth
+from sampling_async._pacing.background import BackgroundService
+from sampling_async._pacing.loops import LoopYielder
+from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed, Validity
 
 if TYPE_CHECKING:
     from sampling_async import QuotaWatch
@@ -24,7 +23,7 @@ _SKEW: Final = timedelta(minutes=5)
 """How far the clock of the service may be behind ours."""
 
 
-class Following(Standing):
+class Following(BackgroundService):
     """The notifications of an inbox take effect while this block is open; see `LiveIndex.follow`.
 
     Attributes:
@@ -42,7 +41,7 @@ class Following(Standing):
         self._inbox = inbox
 
     async def _work(self) -> None:
-        turns = Turns()
+        turns = LoopYielder()
         while True:
             try:
                 facts: Any = self._inbox.facts(QuotaStatus, SurveyClosed, after=self.after, follow=True)
@@ -57,7 +56,7 @@ class Following(Standing):
 
     def _apply(self, fact: Fact[QuotaStatus | SurveyClosed]) -> None:
         told, came = fact.notification, fact.received_at
-        if fact.standing != Truth.STANDS:
+        if fact.standing != Validity.STANDS:
             return
         if isinstance(told, SurveyClosed):
             # Wave 0 stands for all waves, as in SurveyWaveExclusions.

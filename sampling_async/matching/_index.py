@@ -17,7 +17,7 @@ from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
 from sampling_async.matching._evaluate import Reason, evaluate, mask_reasons, recontact_reasons
 from sampling_async.matching._result import MatchResult, QuotaIds
-from sampling_async.matching._segment import Part, Rank, most_wanted
+from sampling_async.matching._segment import CompiledPart, Rank, most_wanted
 
 if TYPE_CHECKING:
     from sampling_async.matching._program import Diagnostic, Target
@@ -113,7 +113,7 @@ class QuotaIndex:
         part = self._part(surveys)
         self._settle([part], [part.segment.all])
 
-    def _settle(self, parts: list[Part], listed: list[int]) -> None:
+    def _settle(self, parts: list[CompiledPart], listed: list[int]) -> None:
         """Set the parts, and in each the quotas that are listed: the others were in an older inventory only."""
         self._parts, self._listed = parts, listed
         self._open = listed.copy()
@@ -125,8 +125,8 @@ class QuotaIndex:
             if bits >> part.bit_of[each.quota_id] & 1
         )
 
-    def _part(self, surveys: Iterable[Survey]) -> Part:
-        return Part(surveys, self.kinds, self.policy, self._rank)
+    def _part(self, surveys: Iterable[Survey]) -> CompiledPart:
+        return CompiledPart(surveys, self.kinds, self.policy, self._rank)
 
     def __len__(self) -> int:
         """Return how many quotas are open."""
@@ -293,9 +293,9 @@ class QuotaIndex:
         """
         return self._match(_asking(profile, device_type, exclude_surveys, participations, member_code))
 
-    def _match(self, asking: _Asking) -> MatchResult:
-        certain: list[tuple[Part, int]] = []
-        possible: list[tuple[Part, int]] = []
+    def _match(self, asking: _MatchArguments) -> MatchResult:
+        certain: list[tuple[CompiledPart, int]] = []
+        possible: list[tuple[CompiledPart, int]] = []
         for part, is_open in zip(self._parts, self._open, strict=True):
             fits, may = part.segment.match(asking.profile, self.kinds)
             may &= is_open
@@ -312,7 +312,7 @@ class QuotaIndex:
             possible.append((part, may ^ fits))
         return MatchResult(QuotaIds(certain), QuotaIds(possible))
 
-    def _recontacted(self, part: Part, fits: int, may: int, member_code: str | None) -> tuple[int, int]:
+    def _recontacted(self, part: CompiledPart, fits: int, may: int, member_code: str | None) -> tuple[int, int]:
         # A member on a list keeps the quota; a member not on it loses the quota. Quotas of recontact surveys
         # without such a check remain possible, but are not certain.
         listed = 0
@@ -363,7 +363,7 @@ class QuotaIndex:
                     return self._explained(asking, part.targets[bit], is_open=bool(is_open >> bit & 1))
         raise UnknownQuotaError(quota_id)
 
-    def _explained(self, asking: _Asking, target: Target, *, is_open: bool) -> Reason:
+    def _explained(self, asking: _MatchArguments, target: Target, *, is_open: bool) -> Reason:
         quota, survey = target.quota, target.survey
         by_answers = evaluate(asking.profile, quota, self.kinds, self.policy)
         codes = self._recontact.get(quota.quota_id)
@@ -405,7 +405,7 @@ class QuotaIndex:
                 yield InviteRequest(member.member_code, selected)
 
 
-class _Asking(NamedTuple):
+class _MatchArguments(NamedTuple):
     """The arguments of `match` in types that can be read more than once."""
 
     profile: Profile
@@ -421,7 +421,7 @@ def _asking(
     exclude_surveys: Iterable[int] | None,
     participations: Iterable[Participation] | None,
     member_code: str | None,
-) -> _Asking:
+) -> _MatchArguments:
     if isinstance(profile, Member):
         member, profile = profile, profile.profile
         device_type = member.device_type if device_type is None else device_type
@@ -438,7 +438,7 @@ def _asking(
     for each in took_part:
         if not isinstance(each, Participation):
             raise InvalidRequestError(f"each of participations is a Participation, not a {type(each).__name__}")
-    return _Asking(lasting(profile), device_type, excluded, took_part, member_code)
+    return _MatchArguments(lasting(profile), device_type, excluded, took_part, member_code)
 
 
 def _listed(several: Iterable[T] | None, name: str) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ import anyio
 
 from sampling_async import QuotaWatch
 from sampling_async._contract.checks import require_functions, require_instance
-from sampling_async._pacing.background import Standing
+from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async._watch.changes import key_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("sampling_async.matching")
 
 
-class LiveIndex(Standing):
+class LiveIndex(BackgroundService):
     """A `QuotaIndex` that is always that of the newest inventory of a watch, while a block is open.
 
         async with client.watch_quotas() as watch, LiveIndex(watch) as live:

@@ -42,7 +42,7 @@ class Diagnostic:
     message: str
 
 
-class Asked(NamedTuple):
+class Alternatives(NamedTuple):
     """The alternatives about one question: any of these conditions, by their places in the program."""
 
     question_id: int
@@ -70,7 +70,7 @@ class Target:
     layers: tuple[int, ...]
 
 
-class Kept(Generic[K]):
+class DistinctList(Generic[K]):
     """A list of distinct items; an item's place is its position in `items`."""
 
     __slots__ = ("_places", "items")
@@ -110,8 +110,8 @@ class Program:
         self.targets: list[Target] = []
         self.diagnostics: list[Diagnostic] = []
         self._kinds = kinds
-        self._conditions, self._asked = Kept[Condition](), Kept[Asked]()
-        self._sub_quotas, self._layers = Kept[SubQuotaShape](), Kept[LayerShape]()
+        self._conditions, self._asked = DistinctList[Condition](), DistinctList[Alternatives]()
+        self._sub_quotas, self._layers = DistinctList[SubQuotaShape](), DistinctList[LayerShape]()
         self.conditions, self.asked = self._conditions.items, self._asked.items
         self.sub_quotas, self.layers = self._sub_quotas.items, self._layers.items
         # For each distinct row, the place of its condition, and the messages about what is odd in it.
@@ -184,7 +184,9 @@ class Program:
             by_question: dict[int, set[int]] = {}
             for row, number in zip(sub_quota.questions_and_answers, key, strict=True):
                 by_question.setdefault(row.question_id, set()).add(self._read[number][0])
-            asked = [self._asked.place(Asked(id_, tuple(sorted(each)))) for id_, each in by_question.items()]
+            asked = [
+                self._asked.place(Alternatives(id_, tuple(sorted(each)))) for id_, each in by_question.items()
+            ]
             odd = [message for number in key for message in self._read[number][1]]
             place = self._sub_quotas.place(SubQuotaShape(tuple(sorted(asked))))
             found = self._shapes[key] = place, tuple(odd if key else ["a sub-quota without questions"])

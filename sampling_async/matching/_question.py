@@ -78,7 +78,7 @@ class _Doubt(NamedTuple):
     asking: int
 
 
-class Question:
+class QuestionSets:
     """Everything that an inventory asks about one question.
 
     Conditions, demands and parts of demands have places, in the order in which they were added.

@@ -15,7 +15,7 @@ from sampling_async.matching._bits import ascending
 
 if TYPE_CHECKING:
     from sampling_async.matching._program import Program, Target
-    from sampling_async.matching._segment import Part
+    from sampling_async.matching._segment import CompiledPart
 
 
 class QuotaIds(Sequence[int]):
@@ -23,7 +23,7 @@ class QuotaIds(Sequence[int]):
 
     __slots__ = ("_parts",)
 
-    def __init__(self, parts: Sequence[tuple[Part, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[CompiledPart, int]]) -> None:
         self._parts = [(part, bits) for part, bits in parts if bits]
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
 from sampling_async.matching._layers import fitting
 from sampling_async.matching._program import Program, Target
-from sampling_async.matching._question import Layout, Question
+from sampling_async.matching._question import Layout, QuestionSets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def most_wanted(_: Survey, quota: Quota) -> int:
     return -quota.estimated_completes_remaining
 
 
-class Part:
+class CompiledPart:
     """Some of an inventory's surveys, compiled together; bit `n` of a set is the part's `n`th best quota."""
 
     def __init__(
@@ -121,7 +121,7 @@ class _Plane(NamedTuple):
     full: int
 
 
-class _Crossed:
+class _CrossedLayers:
     """Layers that ask several questions and have several sub-quotas.
 
     The bits of the first sub-quotas of all layers come first, then those of the second sub-quotas, and so on.
@@ -223,7 +223,7 @@ class Segment:
     def __init__(self, program: Program, order: Sequence[int]) -> None:
         self.all = (1 << len(order)) - 1
         self._policy = program.policy
-        self._questions: dict[int, Question] = {}
+        self._questions: dict[int, QuestionSets] = {}
         having: list[list[int]] = []
         for _ in program.layers:
             defer_full_gc()
@@ -235,7 +235,7 @@ class Segment:
 
     def _build(self, program: Program, layers: _Sorted) -> None:
         self._never, self._never_certain = of_places(layers.never), of_places(layers.never_certain)
-        self._crossed = _Crossed(layers.crossed)
+        self._crossed = _CrossedLayers(layers.crossed)
         self._layout = Layout(self.all.bit_length(), len(self._crossed.places))
         # Sub-quotas that ask for nothing, and so never fit for certain.
         vague: list[int] = []
@@ -265,12 +265,12 @@ class Segment:
         self._remembered: list[dict[object, int]] = [{} for _ in self._questions]
         self._bytes = 0
 
-    def _asked(self, program: Program, at: int, places: dict[int, int]) -> tuple[Question, list[int]]:
+    def _asked(self, program: Program, at: int, places: dict[int, int]) -> tuple[QuestionSets, list[int]]:
         """Return the question of some alternatives, and the places of their conditions in it."""
         asked = program.asked[at]
         question = self._questions.get(asked.question_id)
         if question is None:
-            question = self._questions[asked.question_id] = Question(self._layout, self._policy)
+            question = self._questions[asked.question_id] = QuestionSets(self._layout, self._policy)
         for condition in asked.conditions:
             if condition not in places:
                 places[condition] = question.add(program.conditions[condition])

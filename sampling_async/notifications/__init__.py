@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from sampling_async.notifications._app import NotificationsApp
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
-from sampling_async.notifications._inbox import Inbox, Reply, kept_secrets, rotate_secrets
-from sampling_async.notifications._outcomes import Ending, OutcomeLedger, OutcomeRow, QuotaFunnel
+from sampling_async.notifications._inbox import HitResponse, Inbox, kept_secrets, rotate_secrets
+from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import (
     Completion,
@@ -42,22 +42,22 @@ from sampling_async.notifications._store import (
     Fact,
     Receipt,
     Settled,
-    Standing,
     State,
     Store,
     StoreError,
     SurveyEnd,
+    Validity,
 )
 
 __all__ = [
     "Backlog",
     "Completion",
-    "Ending",
     "Entry",
     "Fact",
     "FactStream",
     "GiveUp",
     "HandlerPolicy",
+    "HitResponse",
     "Inbox",
     "InboxStatus",
     "InviteNotification",
@@ -71,18 +71,18 @@ __all__ = [
     "QuotaStatus",
     "Receipt",
     "Reconciliation",
-    "Reply",
     "RetryLater",
     "Settled",
     "SqliteStore",
-    "Standing",
     "State",
     "Store",
     "StoreError",
     "SurveyClosed",
     "SurveyEnd",
+    "SurveyEnding",
     "Terminate",
     "UnknownNotification",
+    "Validity",
     "kept_secrets",
     "rotate_secrets",
     "verify_redirect",

@@ -31,7 +31,7 @@ _UNIX: Final = "unix"
 _UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
 
 
-class Entrance:
+class AccessControl:
     """Decides whether a hit is let in, before anything of it is read or stored.
 
     Args:
@@ -68,7 +68,7 @@ class Entrance:
         self._trusts_socket = _UNIX in proxies
         self._proxies = [_network(text) for text in proxies if text != _UNIX]
 
-    def admits(self, kind: Kind, secret: str, headers: Iterable[tuple[str, str]]) -> bool:
+    def authenticates(self, kind: Kind, secret: str, headers: Iterable[tuple[str, str]]) -> bool:
         """Return whether the secret of a path is one of the kind's, or the headers have a valid password.
 
         The time it takes tells nothing of the secrets: all are compared, and each one whole.

@@ -79,7 +79,7 @@ def _lowered(match: re.Match[str]) -> str:
 
 
 def _parsed(text: str, names: Iterator[str] | None = None) -> Any:
-    reader = _Reader(names)
+    reader = _ElementBuilder(names)
     parser = expat.ParserCreate()
     parser.buffer_text = True
     parser.StartElementHandler = reader.start
@@ -117,7 +117,7 @@ class _Element:
         return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
-class _Reader:
+class _ElementBuilder:
     """Builds elements from the events of expat, within bounds.
 
     Args:

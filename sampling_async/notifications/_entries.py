@@ -23,7 +23,7 @@ from sampling_async.notifications._records import (
     Terminate,
 )
 from sampling_async.notifications._store import Entry, SurveyEnd
-from sampling_async.notifications._understanding import TIMES, Named, hundredths, kind_told, understand
+from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_told, parse
 
 if TYPE_CHECKING:
     import sqlite3
@@ -79,7 +79,7 @@ def _take_in(database: sqlite3.Connection, key: str, end: SurveyEnd) -> None:
 
 def _says_wave(fields: str) -> bool:
     """Return whether there is a wave in fields as JSON: a wave 0 that is told is one of its own."""
-    return Named(json.loads(fields)).has_wave
+    return FieldReader(json.loads(fields)).has_wave
 
 
 def _moved(identity: str, key: str) -> str:
@@ -112,9 +112,9 @@ def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
 
 def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
     try:
-        named = Named(fields)
+        named = FieldReader(fields)
         kind = kind_told(hit.kind, named)
-        record = understand(kind, named)
+        record = parse(kind, named)
     except NotUnderstoodError as exc:
         return _unknown(hit.kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
     verified = signatures.verified(record, named.signature, has_wave=named.has_wave)
@@ -154,7 +154,7 @@ def _end(record: Notification) -> SurveyEnd | None:
     )
 
 
-def _about(record: Notification, named: Named, content: str, came: float) -> tuple[str, str | int | None]:
+def _about(record: Notification, named: FieldReader, content: str, came: float) -> tuple[str, str | int | None]:
     """Return the key of what a record is about, and what else makes it the same as another one.
 
     Order is kept for each key. It is the same for all ends of a member's survey, and for what is taken back.
@@ -181,7 +181,7 @@ def _about(record: Notification, named: Named, content: str, came: float) -> tup
             raise AssertionError(record)
 
 
-def _unclear_time(named: Named, came: float) -> str | int:
+def _unclear_time(named: FieldReader, came: float) -> str | int:
     """Return what tells two closings apart without a time: the text that should be one, else the day."""
     texts = [named.unread[name] for name in sorted(TIMES & named.unread.keys())]
     return json.dumps(texts) if texts else int(came // _DAY)

@@ -24,8 +24,8 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.background import Standing
-from sampling_async._pacing.loops import Change
+from sampling_async._pacing.background import BackgroundService
+from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async.notifications._handlers import name_of
@@ -170,7 +170,7 @@ class _Running:
     is_stuck: bool = False
 
 
-class Handling(Standing):
+class Handling(BackgroundService):
     """Leases facts from the store, calls their handlers, and keeps what came of it, while its block is open.
 
     Args:
@@ -213,7 +213,7 @@ class Handling(Standing):
         self._no_extra_before = 0.0
         self._wait = policy.poll
         self._news_of_facts = anyio.Event()
-        self._idle = Change()
+        self._idle = Notifier()
         self._stopping = False
         self._call_soon = call_soon_here()
 

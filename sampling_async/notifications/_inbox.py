@@ -14,9 +14,9 @@ from attrs import frozen
 
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import once_made
-from sampling_async._pacing.threads import begun, finished, in_thread
-from sampling_async.notifications._app import Entrance
+from sampling_async._contract.records import safe_repr
+from sampling_async._pacing.threads import in_thread, join_uncancelled, start
+from sampling_async.notifications._app import AccessControl
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
@@ -50,20 +50,20 @@ _LARGE: Final = 1 << 13
 
 
 @frozen
-class Reply:
+class HitResponse:
     """The response to a hit: an HTTP status, and a short text."""
 
     status: int
     body: bytes
 
 
-_STORED: Final = Reply(200, b"OK")
-_NOT_ALLOWED: Final = Reply(403, b"This address may not post here")
-_NOT_SIGNED: Final = Reply(403, b"The signature is missing or wrong")
-_NOT_FOUND: Final = Reply(404, b"Not found")
-_TOO_LARGE: Final = Reply(413, b"The body is too large")
-_NOT_READ: Final = Reply(415, b"The content encoding is not known; gzip and deflate are")
-_NOT_STORED: Final = Reply(503, b"Not stored; send it again")
+_STORED: Final = HitResponse(200, b"OK")
+_NOT_ALLOWED: Final = HitResponse(403, b"This address may not post here")
+_NOT_SIGNED: Final = HitResponse(403, b"The signature is missing or wrong")
+_NOT_FOUND: Final = HitResponse(404, b"Not found")
+_TOO_LARGE: Final = HitResponse(413, b"The body is too large")
+_NOT_READ: Final = HitResponse(415, b"The content encoding is not known; gzip and deflate are")
+_NOT_STORED: Final = HitResponse(503, b"Not stored; send it again")
 
 
 class Inbox:
@@ -127,7 +127,7 @@ class Inbox:
         require_instance(handling, HandlerPolicy | None, "handling", "a HandlerPolicy")
         require_functions(clock=clock)
         self.store: Final[Store] = store_of(store)
-        self._secrets, self._entrance, self._signatures = known
+        self._secrets, self._access, self._signatures = known
         self._handlers = Handlers()
         self._policy = handling or HandlerPolicy()
         self._clock = clock
@@ -137,7 +137,7 @@ class Inbox:
         self._is_open = False
         self._not_stored_count = 0
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         return f"<Inbox {'open' if self._is_open else 'closed'} {self.store!r}>"
 
@@ -150,7 +150,7 @@ class Inbox:
         self._is_entered = True
         self._reading = anyio.Lock()
         try:
-            await finished(begun(self._committer.start))
+            await join_uncancelled(start(self._committer.start))
             if self._handlers:
                 hidden = [secret for each in self._secrets.values() for secret in each]
                 self._handling = Handling(
@@ -177,7 +177,7 @@ class Inbox:
                     handling, self._handling = self._handling, None
                     await handling.__aexit__(exc_type, exc, traceback)
         finally:
-            await finished(begun(self._committer.stop))
+            await join_uncancelled(start(self._committer.stop))
             self._is_entered = False
 
     # --- The way in
@@ -211,7 +211,7 @@ class Inbox:
         """Return the path of a kind below `app`, with its first secret: `/completion/<secret>`."""
         return "/".join(["", kind, *self._secrets[kind][:1]])
 
-    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> Reply | None:
+    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
         """Return the response to a hit that is not let in; None if it is. Its body need not be read for this.
 
         Args:
@@ -222,20 +222,20 @@ class Inbox:
         """
         return self._refusal(kind, _pairs(headers), peer or "", secret or "")
 
-    def _refusal(self, kind: str, pairs: _Pairs, peer: str, secret: str) -> Reply | None:
+    def _refusal(self, kind: str, pairs: _Pairs, peer: str, secret: str) -> HitResponse | None:
         if not self._is_open:
             return _NOT_STORED
-        if kind not in list(Kind) or not self._entrance.admits(Kind(kind), secret, pairs):
+        if kind not in list(Kind) or not self._access.authenticates(Kind(kind), secret, pairs):
             return _NOT_FOUND
-        source = self._entrance.source(peer, pairs)
-        if not self._entrance.allows(source):
+        source = self._access.source(peer, pairs)
+        if not self._access.allows(source):
             _LOG.warning("a notification from %s was refused: the address is in none of the networks", source)
             return _NOT_ALLOWED
         return None
 
     async def receive(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
-    ) -> Reply:
+    ) -> HitResponse:
         """Take in a hit: it is on the disk when this returns a status of 200.
 
         Nothing raises, whatever comes: 404 for a wrong secret or kind, 403 for an address or a signature, 413
@@ -252,7 +252,7 @@ class Inbox:
         """
         try:
             hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
-            if isinstance(hit, Reply):
+            if isinstance(hit, HitResponse):
                 return hit
             if len(hit.body) < _LARGE and not is_compressed(hit.body, hit.headers):
                 operation, reply = self._prepared(hit)
@@ -267,11 +267,11 @@ class Inbox:
 
     def receive_sync(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
-    ) -> Reply:
+    ) -> HitResponse:
         """Take in a hit as `receive` does, from any thread but the event loop's: it blocks."""
         try:
             hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
-            if isinstance(hit, Reply):
+            if isinstance(hit, HitResponse):
                 return hit
             operation, reply = self._prepared(hit)
             self._committer.submit(operation, size=len(hit.body)).result()
@@ -288,7 +288,7 @@ class Inbox:
         *,
         secret: str,
         query: str,
-    ) -> Receipt | Reply:
+    ) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
         pairs = _pairs(headers)
         refusal = self._refusal(kind, pairs, peer or "", secret or "")
@@ -297,10 +297,10 @@ class Inbox:
         if len(body) > MOST_BYTES:
             return _TOO_LARGE
         told = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs]
-        source = self._entrance.source(peer or "", pairs)
+        source = self._access.source(peer or "", pairs)
         return Receipt(Kind(kind), self._clock(), bytes(body), query or "", told, source)
 
-    def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], Reply]:
+    def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], HitResponse]:
         """Return the operation that stores a hit, and the response when it is stored."""
         try:
             entries = read_entries(hit, self._signatures)
@@ -315,7 +315,7 @@ class Inbox:
             self._handlers.warn_without(Kind.RECONCILIATION)
         return lambda store: store.receive(hit, entries), _STORED
 
-    def _stored(self, reply: Reply) -> Reply:
+    def _stored(self, reply: HitResponse) -> HitResponse:
         if self._not_stored_count:
             _LOG.warning("notifications are stored again; %d were answered with 503", self._not_stored_count)
             self._not_stored_count = 0
@@ -323,7 +323,7 @@ class Inbox:
             self._handling.wake()
         return reply
 
-    def _not_stored(self, exc: Exception) -> Reply:
+    def _not_stored(self, exc: Exception) -> HitResponse:
         if not self._not_stored_count:  # one line for a full disk, not one for each hit
             # The text of another exception may hold what was posted.
             reason = exc if isinstance(exc, StoreError) else type(exc).__name__
@@ -453,7 +453,7 @@ def _known(
     shared_secrets: str | Iterable[str],
     *,
     is_required: bool,
-) -> tuple[dict[Kind, tuple[str, ...]], Entrance, Signatures] | str:
+) -> tuple[dict[Kind, tuple[str, ...]], AccessControl, Signatures] | str:
     """Return who may post, or the text of the problem. The frames of an error would hold secrets."""
     try:
         by_kind, passwords = _by_kind(secrets), tuple(basic)
@@ -462,8 +462,8 @@ def _known(
                 "an inbox needs a secret for each kind, or Basic auth, because whoever knows its URLs can post"
                 " to them; kept_secrets(store) makes secrets and keeps them"
             )
-        entrance = Entrance(by_kind, basic=passwords, networks=networks, trusted_proxies=trusted_proxies)
-        return by_kind, entrance, Signatures(shared_secrets, is_required=is_required)
+        access = AccessControl(by_kind, basic=passwords, networks=networks, trusted_proxies=trusted_proxies)
+        return by_kind, access, Signatures(shared_secrets, is_required=is_required)
     except InvalidRequestError as exc:
         return str(exc)
     except (TypeError, ValueError):

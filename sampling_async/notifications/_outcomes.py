@@ -115,7 +115,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
-class Ending(StrEnum):
+class SurveyEnding(StrEnum):
     """How a member's survey has ended.
 
     A `CORRECTED` row changes the revenue of a `COMPLETED` one, and a `RECONCILED` row takes it back.
@@ -128,11 +128,11 @@ class Ending(StrEnum):
     TERMINATED = "terminated"
 
 
-_ENDINGS: Final[Mapping[str | None, Ending]] = {
-    "completion": Ending.COMPLETED,
-    "terminate": Ending.TERMINATED,
-    "reconciliation": Ending.RECONCILED,
-    None: Ending.OPEN,
+_ENDINGS: Final[Mapping[str | None, SurveyEnding]] = {
+    "completion": SurveyEnding.COMPLETED,
+    "terminate": SurveyEnding.TERMINATED,
+    "reconciliation": SurveyEnding.RECONCILED,
+    None: SurveyEnding.OPEN,
 }
 
 
@@ -160,7 +160,7 @@ class OutcomeRow:
     survey_id: int
     wave_id: int
     quota_id: int | None
-    ending: Ending
+    ending: SurveyEnding
     revenue: Decimal = Decimal(0)
     reason: str | None = None
     invited_at: datetime | None = None
@@ -280,10 +280,10 @@ class OutcomeLedger:
 
     def read_rows(self) -> Iterator[OutcomeRow]:
         """Yield what `rows` returns, in this thread and in constant memory."""
-        invite, account = None, _Account()
+        invite, account = None, _InviteAccount()
         for row in InviteStore(self._path).joined():
             if row["invite"] != invite:
-                invite, account = row["invite"], _Account()
+                invite, account = row["invite"], _InviteAccount()
             yield account.booked(row)
 
     async def funnel(self) -> list[QuotaFunnel]:
@@ -313,7 +313,9 @@ class OutcomeLedger:
         return [
             row
             for row in await self.rows()
-            if row.ending is Ending.OPEN and row.invited_at is not None and row.invited_at.timestamp() <= latest
+            if row.ending is SurveyEnding.OPEN
+            and row.invited_at is not None
+            and row.invited_at.timestamp() <= latest
         ]
 
     async def uninvited(self) -> list[OutcomeRow]:
@@ -322,7 +324,7 @@ class OutcomeLedger:
         Raises:
             StoreError: The store cannot be read.
         """
-        ended = (Ending.COMPLETED, Ending.CORRECTED)
+        ended = (SurveyEnding.COMPLETED, SurveyEnding.CORRECTED)
         return [row for row in await self.rows() if row.invited_at is None and row.ending in ended]
 
     async def to_arrow(self) -> Any:
@@ -366,7 +368,7 @@ class OutcomeLedger:
         return await in_thread(lambda: run_once(InviteStore(self._path), operation))
 
 
-class _Account:
+class _InviteAccount:
     """What was paid for an invite, while its rows are read: completions, then reconciliations."""
 
     def __init__(self) -> None:
@@ -377,12 +379,12 @@ class _Account:
         """Return a row with what it adds to the revenue."""
         told, key, survey = _row(row), row["key"], row["ended_in"]
         paid = self._paid.get(survey, Decimal(0))
-        if told.ending is Ending.COMPLETED:
+        if told.ending is SurveyEnding.COMPLETED:
             before = self._told.get(key)
             self._told[key] = told.revenue
             if before is not None:
-                told = evolve(told, ending=Ending.CORRECTED, revenue=difference(told.revenue, before))
-        elif told.ending is Ending.RECONCILED:
+                told = evolve(told, ending=SurveyEnding.CORRECTED, revenue=difference(told.revenue, before))
+        elif told.ending is SurveyEnding.RECONCILED:
             # Without an amount, all that was paid is taken back.
             taken = max(paid, Decimal(0)) if row["amount"] is None else told.revenue
             told = evolve(told, revenue=difference(Decimal(0), taken))
@@ -394,7 +396,7 @@ class _Counts:
     """The counts of a quota, while its rows are read."""
 
     def __init__(self) -> None:
-        self._endings: dict[Ending, int] = dict.fromkeys(Ending, 0)
+        self._endings: dict[SurveyEnding, int] = dict.fromkeys(SurveyEnding, 0)
         self._reasons: dict[str, int] = {}
         self._invited = self._entered = self._uninvited = 0
         self._member: str | None = None
@@ -403,15 +405,15 @@ class _Counts:
     def add(self, row: OutcomeRow) -> None:
         self._endings[row.ending] += 1
         self._revenue = added(self._revenue, row.revenue)
-        if row.ending is Ending.CORRECTED:  # of an invite that was counted with its complete
+        if row.ending is SurveyEnding.CORRECTED:  # of an invite that was counted with its complete
             return
         # A routed member may have several ends for one invite: its rows stand one after the other.
         if row.member_code != self._member:
             self._invited += row.invited_at is not None
             self._entered += row.entered_at is not None
         self._member = row.member_code
-        self._uninvited += row.invited_at is None and row.ending is Ending.COMPLETED
-        if row.ending is Ending.TERMINATED:
+        self._uninvited += row.invited_at is None and row.ending is SurveyEnding.COMPLETED
+        if row.ending is SurveyEnding.TERMINATED:
             reason = row.reason or ""
             self._reasons[reason] = self._reasons.get(reason, 0) + 1
 
@@ -422,13 +424,13 @@ class _Counts:
             quota_id=quota_id,
             invited=self._invited,
             entered=self._entered,
-            completed=self._endings[Ending.COMPLETED],
-            terminated=self._endings[Ending.TERMINATED],
+            completed=self._endings[SurveyEnding.COMPLETED],
+            terminated=self._endings[SurveyEnding.TERMINATED],
             reasons=self._reasons,
-            open=self._endings[Ending.OPEN],
+            open=self._endings[SurveyEnding.OPEN],
             uninvited=self._uninvited,
-            corrected=self._endings[Ending.CORRECTED],
-            reconciled=self._endings[Ending.RECONCILED],
+            corrected=self._endings[SurveyEnding.CORRECTED],
+            reconciled=self._endings[SurveyEnding.RECONCILED],
             revenue=self._revenue,
         )
 

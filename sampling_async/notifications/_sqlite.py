@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import INT64_MAX, once_made
+from sampling_async._contract.records import INT64_MAX, safe_repr
 from sampling_async._journal.database import (
     connected,
     failing,
@@ -25,14 +25,14 @@ from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import in_its_wave
 from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Backlog, Fact, Settled, Standing, State, StoreError
+from sampling_async.notifications._store import Backlog, Fact, Settled, State, StoreError, Validity
 from sampling_async.notifications._tables import (
     CLAIM,
     CLAIM_OF_KIND,
     COLUMNS,
     make_tables,
 )
-from sampling_async.notifications._understanding import Named, understand
+from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class SqliteStore:
         self._database: sqlite3.Connection | None = None
         self._claimed_at = inf
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path}>"
 
@@ -222,20 +222,20 @@ class SqliteStore:
                 number,
             )
             if newest is not None and newest > entry.rank:
-                self._dethrone(Standing.STALE, "id = ?", number)
-                return Standing.STALE
-            self._dethrone(Standing.STALE, "key = ? AND id != ?", entry.key, number)
+                self._supersede(Validity.STALE, "id = ?", number)
+                return Validity.STALE
+            self._supersede(Validity.STALE, "key = ? AND id != ?", entry.key, number)
         elif entry.kind is Kind.COMPLETION:
             first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
             if first != number:
                 self._open.execute("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
             self._correct_terminate(entry.key, receipt, at)
-            self._dethrone(Standing.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
+            self._supersede(Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
         elif entry.kind is Kind.TERMINATE and self._one(
             "SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, Kind.COMPLETION
         ):
-            self._dethrone(Standing.OVERRULED, "id = ?", number)
-            return Standing.OVERRULED
+            self._supersede(Validity.OVERRULED, "id = ?", number)
+            return Validity.OVERRULED
         return "new"
 
     def _correct_terminate(self, key: str, receipt: int, at: float) -> None:
@@ -247,10 +247,10 @@ class SqliteStore:
             # Also one that is being handled now: this one waits until its handler has ended.
             " FROM facts WHERE key = ? AND kind = ? AND standing = 'stands'"
             " AND (state = 'handled' OR (state = 'pending' AND owner IS NOT NULL))",
-            (at, receipt, Standing.OVERRULED, at, at, key, Kind.TERMINATE),
+            (at, receipt, Validity.OVERRULED, at, at, key, Kind.TERMINATE),
         )
 
-    def _dethrone(self, standing: Standing, where: str, *values: object) -> None:
+    def _supersede(self, standing: Validity, where: str, *values: object) -> None:
         # A fact that is being handled stays pending, so that the next one of its key waits for the handler.
         change = (
             "UPDATE facts SET standing = ?, state ="
@@ -469,8 +469,8 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
     try:
         if not kind:
             raise NotUnderstoodError(reason)  # noqa: TRY301
-        named = Named(fields)
-        notification = understand(Kind(kind), named)
+        named = FieldReader(fields)
+        notification = parse(Kind(kind), named)
         anomaly = named.anomaly
     except NotUnderstoodError as exc:  # or another version has understood it
         notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
@@ -485,7 +485,7 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
         anomaly=anomaly,
         posted_as=Kind(posted_as),
         corrects=corrects,
-        standing=Standing(standing),
+        standing=Validity(standing),
         state=State(state),
         attempts=attempts,
         error=error,

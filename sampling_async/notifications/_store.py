@@ -25,7 +25,7 @@ class StoreError(SamplingError):
     """The store of notifications cannot be opened, read or written. The text says why."""
 
 
-class Standing(StrEnum):
+class Validity(StrEnum):
     """Whether a fact is still true.
 
     `OVERRULED`: a terminate of a member who has a completion of the same survey and wave. `STALE`: a quota
@@ -146,7 +146,7 @@ class Fact(Generic[N_co]):
     anomaly: str | None = None
     posted_as: Kind = field(default=Factory(lambda self: self.notification.kind, takes_self=True))
     corrects: int | None = None
-    standing: Standing = Standing.STANDS
+    standing: Validity = Validity.STANDS
     state: State = State.PENDING
     attempts: int = 0
     error: str | None = field(default=None, repr=hidden)

@@ -89,7 +89,7 @@ _AMOUNT: Final = ("reconciliationamount", "amount", "revenue")
 _MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
 
 
-class Named:
+class FieldReader:
     """The fields of one notification, found by names without case and separators.
 
     Attributes:
@@ -188,7 +188,7 @@ class Named:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def kind_told(posted_as: Kind, named: Named) -> Kind:
+def kind_told(posted_as: Kind, named: FieldReader) -> Kind:
     """Return the kind of what was posted to the URL of a kind: reconciliations come to those of members.
 
     A time alone makes none of a completion with its revenue, since a completion must not be lost.
@@ -201,7 +201,7 @@ def kind_told(posted_as: Kind, named: Named) -> Kind:
     return posted_as
 
 
-def understand(kind: Kind, named: Named) -> Notification:
+def parse(kind: Kind, named: FieldReader) -> Notification:
     """Return the fields of a notification as the record of its kind.
 
     Raises:
@@ -210,7 +210,7 @@ def understand(kind: Kind, named: Named) -> Notification:
     return _READERS[kind](named)
 
 
-def _invite(named: Named) -> InviteNotification:
+def _invite(named: FieldReader) -> InviteNotification:
     record = InviteNotification(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.optional("surveyid", _id),
@@ -223,7 +223,7 @@ def _invite(named: Named) -> InviteNotification:
     return record
 
 
-def _completion(named: Named) -> Completion:
+def _completion(named: FieldReader) -> Completion:
     named.optional(_RECONCILIATION, _text_of_id)  # so that it is told if it cannot be read
     if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
@@ -241,7 +241,7 @@ def _completion(named: Named) -> Completion:
     )
 
 
-def _terminate(named: Named) -> Terminate:
+def _terminate(named: FieldReader) -> Terminate:
     return Terminate(
         member_code=named.needed(_MEMBER, _code),
         survey_id=named.needed("surveyid", _id),
@@ -258,7 +258,7 @@ def _terminate(named: Named) -> Terminate:
     )
 
 
-def _reconciliation(named: Named) -> Reconciliation:
+def _reconciliation(named: FieldReader) -> Reconciliation:
     if named.optional(_RECONCILIATION, _text_of_id) is None and _RECONCILIATION in named.unread:
         raise NotUnderstoodError("reconciliationid cannot be read")
     amount = named.optional(_AMOUNT, _hundredths)
@@ -284,7 +284,7 @@ def _reconciliation(named: Named) -> Reconciliation:
     )
 
 
-def _survey_closed(named: Named) -> SurveyClosed:
+def _survey_closed(named: FieldReader) -> SurveyClosed:
     status = named.optional("status", _any_text)
     if status is not None and status.casefold() != "closed":
         raise NotUnderstoodError("the status of the survey is not Closed")
@@ -296,7 +296,7 @@ def _survey_closed(named: Named) -> SurveyClosed:
     )
 
 
-def _quota_status(named: Named) -> QuotaStatus:
+def _quota_status(named: FieldReader) -> QuotaStatus:
     is_live = named.needed(_LIVE, _truth)
     if is_live:
         # Without its time, a status has no place in the order of the others. An old opening would do harm.
@@ -312,7 +312,7 @@ def _quota_status(named: Named) -> QuotaStatus:
     )
 
 
-_READERS: Final[dict[Kind, Callable[[Named], Notification]]] = {
+_READERS: Final[dict[Kind, Callable[[FieldReader], Notification]]] = {
     Kind.INVITE: _invite,
     Kind.COMPLETION: _completion,
     Kind.TERMINATE: _terminate,

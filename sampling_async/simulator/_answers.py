@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sampling_async.simulator._faults import Fault
 
 
-def altered(answer: Answer, fault: Fault, random: Random) -> Answer:
+def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceResponse:
     """Return a response changed by a fault, or unchanged if the fault does not apply to it."""
     if fault.kind == "plaintext":
         return attrs.evolve(answer, content_type=PLAINTEXT)
@@ -123,7 +123,7 @@ Body: TypeAlias = bytes | list[BulkItem] | Invite | RecontactMembers | tuple[Set
 
 
 @frozen
-class Answer:
+class ServiceResponse:
     """A response of the service. It holds only what is sent, nothing about the request."""
 
     body: Body
@@ -132,9 +132,9 @@ class Answer:
     headers: Mapping[str, str] = field(factory=dict[str, str])
 
 
-def refusal(result_code: int, *, status: int = 400, content_type: str = JSON) -> Answer:
+def refusal(result_code: int, *, status: int = 400, content_type: str = JSON) -> ServiceResponse:
     """Return the error response of the contract, with Result and ResultCode."""
-    return Answer(error_body(result_code), status, content_type)
+    return ServiceResponse(error_body(result_code), status, content_type)
 
 
 def error_body(result_code: int) -> bytes:

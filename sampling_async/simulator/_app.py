@@ -16,8 +16,8 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sampling_async.simulator._answers import JSON, Answer, altered, encoded
-from sampling_async.simulator._service import Call
+from sampling_async.simulator._answers import JSON, ServiceResponse, altered, encoded
+from sampling_async.simulator._service import ServiceCall
 from sampling_async.simulator._transport import connection_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._service import Service
-    from sampling_async.simulator._transport import Connection, Sleep
+    from sampling_async.simulator._transport import ClientConnection, Sleep
 
 _PANEL_PATH: Final = "/IPExternalSamplingService/ExternalSample/{panel_guid}"
 _GZIP_FROM: Final = 1024
@@ -111,7 +111,7 @@ class ServiceApp:
     async def _recontact_members(self, request: Request) -> Response:
         return await self._exchange(request, _call(request, "recontact_members", quota_ids=_path_id(request)))
 
-    async def _exchange(self, request: Request, call: Call) -> Response:
+    async def _exchange(self, request: Request, call: ServiceCall) -> Response:
         """Respond to a call, with the faults and the latency that apply to it.
 
         The service acts when the call arrives, or after the delays that come before acting. The time that its
@@ -139,12 +139,12 @@ class ServiceApp:
         return self._reply(answer, faults, request, connection)
 
     def _perform(
-        self, call: Call, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
-    ) -> Answer:
+        self, call: ServiceCall, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
+    ) -> ServiceResponse:
         """Do what the call asks, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
         is_processed = instead is None or instead.when != "before"
-        answer = Answer(b"")
+        answer = ServiceResponse(b"")
         if is_processed:
             answer = self._processed(call, faults)
         if instead is not None and instead.kind != "cut":
@@ -156,7 +156,7 @@ class ServiceApp:
 
     def _record(
         self,
-        call: Call,
+        call: ServiceCall,
         time: float,
         request: Request,
         status: int | None,
@@ -174,7 +174,7 @@ class ServiceApp:
             headers=request.headers.raw,
         )
 
-    def _processed(self, call: Call, faults: Sequence[Fault]) -> Answer:
+    def _processed(self, call: ServiceCall, faults: Sequence[Fault]) -> ServiceResponse:
         # Without its cursor the request gets the first page again.
         if any(fault.kind == "stuck_cursor" for fault in faults):
             first = {name: value for name, value in call.query.items() if name != "lastMemberCodeReceived"}
@@ -189,7 +189,7 @@ class ServiceApp:
         return answer
 
     def _reply(
-        self, answer: Answer, faults: Sequence[Fault], request: Request, connection: Connection
+        self, answer: ServiceResponse, faults: Sequence[Fault], request: Request, connection: ClientConnection
     ) -> Response:
         content = encoded(answer.body)
         headers = {"Content-Type": answer.content_type, **answer.headers}
@@ -217,11 +217,11 @@ class FaultyReply(Response):
 
     _cut: Fault | None
     _drip: Fault | None
-    _connection: Connection
+    _connection: ClientConnection
     _sleep: Sleep
 
     def struck(
-        self, cut: Fault | None, drip: Fault | None, *, connection: Connection, sleep: Sleep
+        self, cut: Fault | None, drip: Fault | None, *, connection: ClientConnection, sleep: Sleep
     ) -> FaultyReply:
         """Set the faults of sending."""
         self._cut, self._drip = cut, drip
@@ -264,11 +264,11 @@ def _openapi() -> bytes:
     return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
 
 
-def _call(request: Request, endpoint: Endpoint, *, quota_ids: tuple[int, ...] | None = ()) -> Call:
+def _call(request: Request, endpoint: Endpoint, *, quota_ids: tuple[int, ...] | None = ()) -> ServiceCall:
     segments: dict[str, str] = request.path_params
     member_code = segments.get("member_code")
     panel_guid = segments.get("panel_guid", request.query_params.get("partnerGUID"))
-    return Call(
+    return ServiceCall(
         endpoint=endpoint,
         panel_guid=None if panel_guid is None else unquote(panel_guid),
         api_key=request.headers.get("api_auth_key"),
@@ -303,7 +303,7 @@ def _first(faults: Sequence[Fault], *kinds: FaultKind) -> Fault | None:
     return next((fault for fault in faults if fault.kind in kinds), None)
 
 
-def _cost_ids(call: Call) -> int:
+def _cost_ids(call: ServiceCall) -> int:
     return len(call.quota_ids or ()) if call.endpoint == "bulk_invite" else 1
 
 
@@ -311,7 +311,7 @@ def _delay(faults: Sequence[Fault], when: str) -> float:
     return sum(fault.seconds for fault in faults if fault.kind == "delay" and fault.when == when)
 
 
-def _replaced(answer: Answer, fault: Fault) -> Answer:
+def _replaced(answer: ServiceResponse, fault: Fault) -> ServiceResponse:
     headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
     return attrs.evolve(
         answer,

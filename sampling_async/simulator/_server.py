@@ -61,7 +61,7 @@ class _SocketConnection:
             pass
 
 
-class _Server(uvicorn.Server):
+class _ListeningServer(uvicorn.Server):
     """A server with an event that is set once it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -83,7 +83,7 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
         OSError: The port is taken.
     """
     with listening("127.0.0.1", port) as listener:
-        server = _Server(_config(app, log_level="critical"))
+        server = _ListeningServer(_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
         thread.start()
         try:
@@ -98,10 +98,10 @@ def run(app: ASGIApp, *, host: str, port: int) -> None:
     """Serve an application in this thread until a signal ends it."""
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
-        _Server(_config(app, log_level="warning")).run([listener])
+        _ListeningServer(_config(app, log_level="warning")).run([listener])
 
 
-def _await_listening(server: _Server, thread: threading.Thread) -> None:
+def _await_listening(server: _ListeningServer, thread: threading.Thread) -> None:
     # A server that fails to start ends its thread without setting the event, so both are checked.
     while not server.listens.wait(0.1):
         if not thread.is_alive():

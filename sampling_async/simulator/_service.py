@@ -32,7 +32,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.errors import Endpoint
 from sampling_async._contract.records import REFERENCE_DATA_KEY, Invite, RecontactMembers, ResultCode, Setting
-from sampling_async.simulator._answers import JSON, PLAINTEXT, Answer, BulkItem, refusal
+from sampling_async.simulator._answers import JSON, PLAINTEXT, BulkItem, ServiceResponse, refusal
 from sampling_async.simulator._members import SimulatedMember
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ BULK_LIMIT: Final = 100
 
 
 @frozen
-class Call:
+class ServiceCall:
     """A request as the service sees it.
 
     `quota_ids` is None if they could not be read: not JSON, not a list of whole numbers, or not a number in the
@@ -248,22 +248,22 @@ class Service:
         """
         return self._panels[panel_guid.lower()]
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: ServiceCall) -> ServiceResponse:
         """Respond to a call: check its key and panel, then do what it asks."""
         holder = self._keys.get((call.api_key or "").lower())
         if holder is None:
-            return Answer(b'{"Message":"Authorization has been denied for this request."}', 403)
+            return ServiceResponse(b'{"Message":"Authorization has been denied for this request."}', 403)
         if not call.panel_guid:
             return refusal(ResultCode.NO_PANEL_GUID)
         panel = self._panels.get(call.panel_guid.strip("{}").lower())
         if panel is None:
             return refusal(ResultCode.PANEL_DOES_NOT_EXIST)
         if panel is not holder:
-            return Answer(b'{"Message":"The key belongs to another panel."}', 403)
+            return ServiceResponse(b'{"Message":"The key belongs to another panel."}', 403)
         with self.lock:
             return self._endpoint(panel, call)
 
-    def _endpoint(self, panel: PanelState, call: Call) -> Answer:
+    def _endpoint(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
         if call.refused and call.endpoint != "bulk_invite":
             code = call.refusal(call.quota_ids[0] if call.quota_ids else None)
             if code is not None:
@@ -276,17 +276,17 @@ class Service:
             case "generate_invite":
                 return self._generate_invite(panel, call)
             case "get_settings":
-                return Answer(settings_of(panel.panel.panel_guid, self.notification_urls))
+                return ServiceResponse(settings_of(panel.panel.panel_guid, self.notification_urls))
             case "recontact_members":
                 return self._recontact_members(panel, call)
 
-    def _get_quotas(self, call: Call) -> Answer:
+    def _get_quotas(self, call: ServiceCall) -> ServiceResponse:
         wanted = call.query.get("includeRoutables", "true").strip().lower()
         if wanted not in {"true", "false"}:
             return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
-        return Answer(self._inventory.body(include_routables=wanted == "true"))
+        return ServiceResponse(self._inventory.body(include_routables=wanted == "true"))
 
-    def _bulk_invite(self, panel: PanelState, call: Call) -> Answer:
+    def _bulk_invite(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
         quota_ids = call.quota_ids
         if quota_ids is None or len(quota_ids) > BULK_LIMIT:
             return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
@@ -295,10 +295,12 @@ class Service:
         state = panel.state(call.member_code or "")
         if state is None:
             nobody = ResultCode.NO_MEMBER_FOUND
-            return Answer([BulkItem(quota_id, call.refusal(quota_id) or nobody) for quota_id in quota_ids])
-        return Answer([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
+            return ServiceResponse(
+                [BulkItem(quota_id, call.refusal(quota_id) or nobody) for quota_id in quota_ids]
+            )
+        return ServiceResponse([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
 
-    def _generate_invite(self, panel: PanelState, call: Call) -> Answer:
+    def _generate_invite(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
         state = panel.state(call.member_code or "")
         if not call.quota_ids:
             code, invite = ResultCode.NO_QUOTA_ID, None
@@ -307,11 +309,11 @@ class Service:
         else:
             _, code, invite = self._invite(panel, state, call.quota_ids[0], call)
         if invite is not None:
-            return Answer(invite)
+            return ServiceResponse(invite)
         # The body is JSON as everywhere; only this endpoint labels it application/plaintext.
         return refusal(code, content_type=PLAINTEXT)
 
-    def _recontact_members(self, panel: PanelState, call: Call) -> Answer:
+    def _recontact_members(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
         quota = self._inventory.get(call.quota_ids[0]) if call.quota_ids else None
         if quota is None:
             return refusal(ResultCode.NO_QUOTA_ID)
@@ -326,7 +328,7 @@ class Service:
         # The page begins after the last code received, even if that code is no longer on the list.
         start = bisect_right(codes, last) if last is not None else 0
         page = codes[start : start + int(asked)]
-        return Answer(RecontactMembers(len(page), start + len(page) < len(codes), page))
+        return ServiceResponse(RecontactMembers(len(page), start + len(page) < len(codes), page))
 
     def code(self, panel: PanelState, member_code: str, quota_id: int) -> int:
         """Return the result code that a request would get now, without making an invite."""
@@ -350,7 +352,7 @@ class Service:
             return ResultCode.SUB_QUOTA_FULL
         return code
 
-    def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: Call) -> BulkItem:
+    def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: ServiceCall) -> BulkItem:
         """Invite a member to a quota if the result code is ResultCode.SUCCESS, and return the item."""
         refused = call.refusal(quota_id) if call.refused else None
         if refused is not None:

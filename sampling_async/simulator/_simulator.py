@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
-from sampling_async._contract.records import Quotas, once_made
+from sampling_async._contract.records import Quotas, safe_repr
 from sampling_async.simulator._app import ServiceApp
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
@@ -138,7 +138,7 @@ class Simulator:
         ).starlette()
         self.add_panel(members=members)
 
-    @once_made
+    @safe_repr
     def __repr__(self) -> str:
         size = f"quotas={len(self._live)} panels={len(self._panels)}"
         return f"<Simulator seed={self._seed!r} {size} {self.ledger!r}>"

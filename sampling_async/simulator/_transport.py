@@ -40,10 +40,10 @@ Sleep: TypeAlias = Callable[[float], Awaitable[object]]
 """A function such as `anyio.sleep`."""
 
 EXTENSION: Final = "simulator.connection"
-"""The key of the `Connection` among the extensions of the ASGI scope."""
+"""The key of the `ClientConnection` among the extensions of the ASGI scope."""
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """The connection of one request."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
@@ -67,13 +67,13 @@ class ForeignConnection:
         raise ConnectionAbortedError(f"the simulator cuts this connection, reset={reset}")
 
 
-def connection_of(scope: MutableMapping[str, Any]) -> Connection:
+def connection_of(scope: MutableMapping[str, Any]) -> ClientConnection:
     """Return the connection that a request came over."""
-    known: Connection | None = (scope.get("extensions") or {}).get(EXTENSION)
+    known: ClientConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
     return known or ForeignConnection()
 
 
-def with_connection(scope: MutableMapping[str, Any], connection: Connection) -> dict[str, Any]:
+def with_connection(scope: MutableMapping[str, Any], connection: ClientConnection) -> dict[str, Any]:
     """Return a copy of the scope that holds the connection."""
     return {**scope, "extensions": {**(scope.get("extensions") or {}), EXTENSION: connection}}
 

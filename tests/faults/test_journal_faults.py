@@ -26,7 +26,7 @@ from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
 from sampling_async._journal.lines import line_of
 from sampling_async._journal.lock import Damage, Header, JournalLock
-from sampling_async._journal.rows import ANSWERED, SENT, Rows
+from sampling_async._journal.rows import ANSWERED, SENT, JournalRows
 
 OWNER = "https://service.example", doubles.PANEL
 MEMBERS = [f"member-{number}" for number in range(4)]
@@ -289,8 +289,8 @@ def test_rows_are_salvaged_without_the_owner_and_beyond_what_the_size_suggests(k
         database.execute("DROP TABLE owner")
         database.execute("UPDATE rows SET chunk = x'00' WHERE row = 3")
         database.commit()
-    several, append = [], Rows.append
-    expected, salvaged = [], Rows.salvaged
+    several, append = [], JournalRows.append
+    expected, salvaged = [], JournalRows.salvaged
 
     def noted(self, notes) -> None:
         notes = tuple(notes)
@@ -301,8 +301,8 @@ def test_rows_are_salvaged_without_the_owner_and_beyond_what_the_size_suggests(k
         expected.append(most)
         return salvaged(self, most)
 
-    monkeypatch.setattr(Rows, "append", noted)
-    monkeypatch.setattr(Rows, "salvaged", found)
+    monkeypatch.setattr(JournalRows, "append", noted)
+    monkeypatch.setattr(JournalRows, "salvaged", found)
     known = facts(told(path, accept_damage=True))
     assert {pair for pair in EXPECTED if known[pair][0] != "unknown"} >= {
         pair for pair in EXPECTED if pair[0] != MEMBERS[0] and EXPECTED[pair][0] != "unknown"
@@ -348,7 +348,7 @@ def test_a_journal_that_cannot_be_repaired_is_refused(killed, tmp_path, monkeypa
     def fail(*_: object) -> None:
         raise Damage("row 1 is missing")
 
-    monkeypatch.setattr(Rows, "load", fail)
+    monkeypatch.setattr(JournalRows, "load", fail)
     with pytest.raises(JournalError, match="is damaged: row 1 is missing"):
         told(copy_of(killed, tmp_path), accept_damage=True)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
     from sampling_async.matching.panel._market import Market
-    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._plan import CompactInventory
     from sampling_async.matching.panel._top_k import Pairs
 
 _MOST_BITS: Final = 12
@@ -155,11 +155,11 @@ class Allocate:
         """The output from which prices are learned."""
         return Learning(self.per_member, self.weight, self.seed)
 
-    def learned(self, sample: Any, source: Source) -> Allocate:
+    def learned(self, sample: Any, source: CompactInventory) -> Allocate:
         """Return this allocation with the prices that a sample of the panel shows."""
         return evolve(self, prices=prices_of(source, sample, self.possible, _MEAN_DEPTH * self.per_member))
 
-    def priced(self, source: Source) -> Market:
+    def priced(self, source: CompactInventory) -> Market:
         """Return the market of an inventory with the prices of this allocation, if it has any."""
         assert source.market is not None
         if self.prices is None:
@@ -172,11 +172,11 @@ class Allocate:
             reach=np.array([reach.get(quota_id, 1.0) for quota_id in ids]),
         )
 
-    def merged(self, table: Any, source: Source) -> Any:
+    def merged(self, table: Any, source: CompactInventory) -> Any:
         """Return the result for a whole panel, given the candidates of its parts."""
         return pa.Table.from_batches(self.allocated(table.to_batches(), source), schema=self.schema)
 
-    def allocated(self, candidates: Iterable[Any], source: Source) -> Iterator[Any]:
+    def allocated(self, candidates: Iterable[Any], source: CompactInventory) -> Iterator[Any]:
         """Yield the result, from batches of candidates in the order of the panel."""
         allocation = _Allocation(self, source)
         for group in _in_groups(candidates):
@@ -253,17 +253,17 @@ class Candidates:
             yield self.completed(batch, first, lists, certain, self.hashes(batch, first))
             first += len(batch)
 
-    def collector(self, source: Source) -> Collector:
+    def collector(self, source: CompactInventory) -> Collector:
         """Return a collector of candidates."""
         return _Collecting(self, source)
 
-    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
+    def merged(self, table: Any, source: CompactInventory) -> Any:  # noqa: ARG002
         """Return the rows unchanged: each row is of another member."""
         return table
 
 
 class _Collecting:
-    def __init__(self, output: Candidates, source: Source) -> None:
+    def __init__(self, output: Candidates, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._quota_ids = output, source.quota_ids
         market = source.market
@@ -374,7 +374,7 @@ def _by_member(found: list[Pairs], most: int) -> Pairs:
 class _Allocation:
     """Gives quotas to one group of members after the other, while there is room."""
 
-    def __init__(self, output: Allocate, source: Source) -> None:
+    def __init__(self, output: Allocate, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._market = output, source.market
         self._quota_ids = source.quota_ids

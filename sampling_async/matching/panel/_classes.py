@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._rows import Op
 
 
-class Given(NamedTuple):
+class InputRow(NamedTuple):
     """A row that is filled from a panel's columns.
 
     Attributes:
@@ -47,7 +47,7 @@ def parts_of(how: str, question_id: int, classes: int, everything: int) -> tuple
     single = "is" if how == "upto" else how
 
     def given(parts: Iterable[int], how: str = how) -> list[Hashable]:
-        return [Given(how, question_id, part) for part in parts]
+        return [InputRow(how, question_id, part) for part in parts]
 
     if classes == answered:
         return "xor", ["everything", *given([1 << UNANSWERED if how == "in" else UNANSWERED], single)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._plan import Block, Source
+    from sampling_async.matching.panel._plan import Block, CompactInventory
 
 _WIDEST_TABLE: Final = 2**22
 
@@ -101,7 +101,7 @@ def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
     return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
-def known_rows(table: Any, source: Source) -> tuple[Any, NDArray[np.intp]]:
+def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:
     """Return the rows of a table about quotas of a source, and the places of these quotas.
 
     Parts may know others: of a matcher from before a quota closed, for example.

@@ -24,7 +24,7 @@ from sampling_async.matching.panel._arrow import (
     pa,
 )
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
-from sampling_async.matching.panel._plan import Columns
+from sampling_async.matching.panel._plan import PanelColumns
 from sampling_async.matching.panel._postal import Beginnings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sampling_async.matching._conditions import QuestionKinds
     from sampling_async.matching.panel._classes import Classes
-    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._plan import CompactInventory
 
 MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
@@ -72,7 +72,7 @@ class Several(NamedTuple):
         return Several(self.what[start:stop], self.member[start:stop] - first)
 
 
-def columns_of(schema: Any, source: Source) -> Columns:
+def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
     """Return which of the columns that an inventory needs a panel has.
 
     Raises:
@@ -84,7 +84,7 @@ def columns_of(schema: Any, source: Source) -> Columns:
         raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
     kinds = dict(zip(names, schema.types, strict=True))
     present = frozenset(id_ for id_ in source.classes if str(id_) in kinds)
-    return Columns(
+    return PanelColumns(
         questions=present,
         multiple=frozenset(id_ for id_ in present if is_list(kinds[str(id_)])),
         has_device=DEVICE in names,
@@ -93,7 +93,7 @@ def columns_of(schema: Any, source: Source) -> Columns:
     )
 
 
-class Reader:
+class AnswerReader:
     """A reader of one question's columns.
 
     Args:
@@ -329,7 +329,7 @@ def numbers(
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
-def taken(batch: Any, source: Source, first: int) -> Several:
+def taken(batch: Any, source: CompactInventory, first: int) -> Several:
     """Return the waves, by their places, that must not be offered to members.
 
     Args:
@@ -350,7 +350,7 @@ def taken(batch: Any, source: Source, first: int) -> Several:
     return Several.of(what, member)
 
 
-def _excluded(column: Any, source: Source, first: int) -> Several:
+def _excluded(column: Any, source: CompactInventory, first: int) -> Several:
     if not is_list(column.type):
         raise InvalidRequestError(
             f"column {EXCLUDED!r} of the panel must hold lists of survey IDs, not {column.type}"
@@ -360,7 +360,7 @@ def _excluded(column: Any, source: Source, first: int) -> Several:
     return _looked_up(survey_ids[there, None], member[there], lambda key: source.of_survey.get(key[0], ()))
 
 
-def _participations(column: Any, source: Source, first: int) -> Several:
+def _participations(column: Any, source: CompactInventory, first: int) -> Several:
     if not (is_list(column.type) and pa.types.is_struct(column.type.value_type)):
         raise InvalidRequestError(
             f"column {PARTICIPATIONS!r} of the panel must hold lists of {{survey_id, wave_id, status_id}}, "

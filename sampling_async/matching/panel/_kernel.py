@@ -9,8 +9,16 @@ import numpy as np
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching.panel._arrow import booleans, pa, pc
-from sampling_async.matching.panel._classes import MOST_CODES, Given
-from sampling_async.matching.panel._columns import DEVICE, NOBODY, Reader, Several, member_codes, numbers, taken
+from sampling_async.matching.panel._classes import MOST_CODES, InputRow
+from sampling_async.matching.panel._columns import (
+    DEVICE,
+    NOBODY,
+    AnswerReader,
+    Several,
+    member_codes,
+    numbers,
+    taken,
+)
 from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._plan import Block, Plan
+    from sampling_async.matching.panel._plan import Block, PanelPlan
 
 Filled: TypeAlias = "Iterator[tuple[NDArray[np.intp], NDArray[np.uint64]]]"
 
@@ -209,13 +217,13 @@ class Kernel:
         everybody: After `fill`, the row of all members of the chunk.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PanelPlan) -> None:
         self.plan = plan
         source, columns = plan.source, plan.columns
         single = sorted(columns.questions - columns.multiple)
         small = [id_ for id_ in single if len(source.classes[id_]) <= MOST_CODES]
         # By question; created on first use.
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, AnswerReader] = {}
         self._places = {id_: place for place, id_ in enumerate(small)}
         self._fillers = list(self._made_fillers())
         self._lists = {
@@ -225,7 +233,7 @@ class Kernel:
         }
         self._rooms = _Rooms()
 
-    def __reduce__(self) -> tuple[type[Kernel], tuple[Plan]]:
+    def __reduce__(self) -> tuple[type[Kernel], tuple[PanelPlan]]:
         # Pickle the plan only: everything else is derived from it.
         return Kernel, (self.plan,)
 
@@ -273,11 +281,11 @@ class Kernel:
             listed,
         )
 
-    def _reader(self, question_id: int) -> Reader:
+    def _reader(self, question_id: int) -> AnswerReader:
         reader = self._readers.get(question_id)
         if reader is None:
             source = self.plan.source
-            reader = Reader(question_id, source.classes[question_id], source.kinds)
+            reader = AnswerReader(question_id, source.classes[question_id], source.kinds)
             self._readers[question_id] = reader
         return reader
 
@@ -324,7 +332,7 @@ class Kernel:
         # Sorted by kind and question: each filler does all the rows of its kind, and each comparison all of a
         # question.
         given = sorted(
-            ((name, place) for place, name in enumerate(self.plan.given) if isinstance(name, Given)),
+            ((name, place) for place, name in enumerate(self.plan.given) if isinstance(name, InputRow)),
             key=lambda each: (each[0].how, each[0].of),
         )
         compared = [

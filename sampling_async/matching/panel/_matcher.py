@@ -15,7 +15,7 @@ from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_
 from sampling_async.matching.panel._files import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._market import Terms, terms_of
-from sampling_async.matching.panel._plan import Plan, Source
+from sampling_async.matching.panel._plan import CompactInventory, PanelPlan
 from sampling_async.matching.panel._postal import OddCodes
 from sampling_async.matching.panel._prices import Learning
 from sampling_async.matching.panel._sample import Sample
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel._arrow import BatchReader
-    from sampling_async.matching.panel._plan import Columns
+    from sampling_async.matching.panel._plan import PanelColumns
     from sampling_async.matching.panel._worker import Piece
 
 Output: TypeAlias = Counts | TopK | Sample | Allocate
@@ -85,17 +85,17 @@ class PanelMatcher:
         market = None
         if isinstance(output, Allocate):
             market = output.market([target for _, target in compiled])
-        source = Source(compiled, index.kinds, index.policy, index.recontact_lists, market)
+        source = CompactInventory(compiled, index.kinds, index.policy, index.recontact_lists, market)
         if isinstance(output, Allocate):
             source = source.ranked_by(output.priced(source))
         self._set_up(output, source)
 
-    def _set_up(self, output: Output | Candidates | Learning, source: Source) -> None:
+    def _set_up(self, output: Output | Candidates | Learning, source: CompactInventory) -> None:
         self.output: Any = output
         self._source = source
         self._kernels = _Kernels(source)
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
-        self._read: _OfSchema[Columns] = _OfSchema()
+        self._read: _OfSchema[PanelColumns] = _OfSchema()
 
     def terms(self) -> Terms:
         """Return the rooms and values that `Allocate` counts with.
@@ -122,7 +122,7 @@ class PanelMatcher:
     def _postal_questions(self) -> tuple[int, ...]:
         return tuple(id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
 
-    def _for(self, output: Allocate | Candidates | Learning, source: Source) -> PanelMatcher:
+    def _for(self, output: Allocate | Candidates | Learning, source: CompactInventory) -> PanelMatcher:
         """Return a matcher with another output or order of the same inventory."""
         matcher = PanelMatcher.__new__(PanelMatcher)
         matcher._set_up(output, source)  # noqa: SLF001  the same class
@@ -375,7 +375,7 @@ class PanelMatcher:
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 
-    def _columns(self, schema: Any) -> Columns:
+    def _columns(self, schema: Any) -> PanelColumns:
         return columns_of(schema, self._source)
 
 
@@ -397,25 +397,25 @@ class _OfSchema(Generic[T]):
 class _Kernels:
     """A pool of kernels: planned once for panels with the same columns, and lent to one run at a time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CompactInventory) -> None:
         self._source = source
-        self._planned: dict[Columns, Kernel] = {}
+        self._planned: dict[PanelColumns, Kernel] = {}
         self._idle: list[Kernel] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_idle": []}
 
-    def plan(self, columns: Columns) -> Kernel:
+    def plan(self, columns: PanelColumns) -> Kernel:
         """Return the kernel for some columns, from which others are copied; panels mostly have the same."""
         planned = self._planned.get(columns)
         if planned is None:
-            planned = Kernel(Plan(self._source, columns))
+            planned = Kernel(PanelPlan(self._source, columns))
             if len(self._planned) == _MOST_PLANS:
                 self._planned.clear()
             self._planned[columns] = planned
         return planned
 
-    def lend(self, columns: Columns) -> Kernel:
+    def lend(self, columns: PanelColumns) -> Kernel:
         """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk."""
         planned = self.plan(columns)
         # Pop first, then look: another thread may take the kernel between a test and a pop.

@@ -12,9 +12,9 @@ from attrs import frozen
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._layers import fitting
-from sampling_async.matching._program import Kept
-from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, Given, parts_of
-from sampling_async.matching.panel._rows import TOGETHER, Rows, by_turn, with_gc_deferred
+from sampling_async.matching._program import DistinctList
+from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, InputRow, parts_of
+from sampling_async.matching.panel._rows import TOGETHER, SymbolicRows, by_turn, with_gc_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     possible: Any
 
 
-class Asked(NamedTuple):
+class FittingClasses(NamedTuple):
     """The classes of a question that fit, certainly and possibly."""
 
     question_id: int
@@ -67,7 +67,7 @@ class QuotaOfPlan(NamedTuple):
 
 
 @frozen
-class Columns:
+class PanelColumns:
     """The columns of a panel, of those that an inventory asks for.
 
     Attributes:
@@ -85,7 +85,7 @@ class Columns:
     has_codes: bool
 
 
-class Source:
+class CompactInventory:
     """An inventory in a small form for sending to other processes: with classes instead of conditions.
 
     Args:
@@ -120,7 +120,7 @@ class Source:
         self.lists = lists
         self.market = market
         programs = {id(program): program for program, _ in compiled}
-        layers, sub_quotas, all_asked = Kept[_Place](), Kept[_Place](), Kept[_Place]()
+        layers, sub_quotas, all_asked = DistinctList[_Place](), DistinctList[_Place](), DistinctList[_Place]()
         waves: dict[tuple[int, int], int] = {}
         # Plain tuples, not `QuotaOfPlan`: pickled, they are sent in a third of the time.
         self._quotas = [
@@ -154,10 +154,10 @@ class Source:
                 for status_id in one.participation_status_ids:
                     self.excluding[one.survey_id, one.wave_id, status_id].add(quota.wave)
 
-    def ranked_by(self, market: Market) -> Source:
+    def ranked_by(self, market: Market) -> CompactInventory:
         """Return the same inventory with its quotas in the order of what they bring beyond their price."""
         order = market.order()
-        source = Source.__new__(Source)
+        source = CompactInventory.__new__(CompactInventory)
         vars(source).update(
             vars(self),
             _quotas=[self._quotas[at] for at in order],
@@ -172,10 +172,10 @@ class Source:
         """Return the quotas, best first."""
         return list(map(QuotaOfPlan._make, self._quotas))
 
-    def sub_quotas(self) -> list[tuple[Asked, ...]]:
+    def sub_quotas(self) -> list[tuple[FittingClasses, ...]]:
         """Return, for each sub-quota, the classes it asks for in each of its questions."""
         asked = [
-            Asked(question_id, Pair(certain, possible))
+            FittingClasses(question_id, Pair(certain, possible))
             for question_id, certain, possible in with_gc_deferred(self._asked)
         ]
         return [tuple([asked[at] for at in places]) for places in with_gc_deferred(self._sub_quotas)]
@@ -189,7 +189,7 @@ def _classes(
     programs: Mapping[int, Program], all_asked: Sequence[_Place], kinds: QuestionKinds, policy: MatchPolicy
 ) -> tuple[dict[int, Classes], list[tuple[int, int, int]]]:
     """Return the classes of all questions, and all that is asked, as the question and the parts of a `Pair`."""
-    of_question: defaultdict[int, Kept[_Place]] = defaultdict(Kept)
+    of_question: defaultdict[int, DistinctList[_Place]] = defaultdict(DistinctList)
     shapes: list[tuple[int, list[int]]] = []
     for id_, at in with_gc_deferred(all_asked):
         question_id, conditions = programs[id_].asked[at]
@@ -229,7 +229,7 @@ class Block(NamedTuple):
     certain: list[NDArray[np.intp]]
 
 
-class Plan:
+class PanelPlan:
     """The plan for panels with the same columns.
 
     Args:
@@ -239,13 +239,13 @@ class Plan:
     Attributes:
         source: As given.
         columns: As given.
-        given: The rows to fill, which are the first ones: "nothing", "everything", and then `Given`.
+        given: The rows to fill, which are the first ones: "nothing", "everything", and then `InputRow`.
         steps: The steps that make all other rows from these.
         count: How many rows there are.
         blocks: The quotas, best first.
     """
 
-    def __init__(self, source: Source, columns: Columns) -> None:
+    def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
         self.source, self.columns = source, columns
         planning = _Planning(source, columns)
         quotas = [planning.quota(each) for each in source.quotas()]
@@ -279,9 +279,9 @@ def _more(pair: Pair) -> list[int]:
 class _OneQuestion(NamedTuple):
     """A layer that asks one question only."""
 
-    asked: Asked
+    asked: FittingClasses
 
-    def all_asked(self) -> Iterator[Asked]:
+    def all_asked(self) -> Iterator[FittingClasses]:
         """Yield what is asked."""
         yield self.asked
 
@@ -289,9 +289,9 @@ class _OneQuestion(NamedTuple):
 class _Crossed(NamedTuple):
     """Any other layer: for each sub-quota, the classes it asks for, and whether it is full."""
 
-    sub_quotas: list[tuple[tuple[Asked, ...], bool]]
+    sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]
 
-    def all_asked(self) -> Iterator[Asked]:
+    def all_asked(self) -> Iterator[FittingClasses]:
         """Yield what is asked."""
         return (each for asked, _ in self.sub_quotas for each in asked)
 
@@ -299,8 +299,8 @@ class _Crossed(NamedTuple):
 class _Planning:
     """The state while a plan is made: its rows so far, and caches of combinations made before."""
 
-    def __init__(self, source: Source, columns: Columns) -> None:
-        self.rows = Rows()
+    def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
+        self.rows = SymbolicRows()
         self._source, self._columns = source, columns
         self._exactly_one = source.policy.subquota_rule == "exactly_one"
         all_sub_quotas = source.sub_quotas()
@@ -309,10 +309,10 @@ class _Planning:
         ]
         self._ways = self._chosen_ways(layers)
         self._made: dict[tuple[int, int], Row] = {}
-        self._fits: dict[tuple[Asked, ...], Pair] = {}
+        self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
 
-    def _read(self, sub_quotas: list[tuple[tuple[Asked, ...], bool]]) -> _OneQuestion | _Crossed:
+    def _read(self, sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]) -> _OneQuestion | _Crossed:
         # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
         defer_full_gc()
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
@@ -323,10 +323,10 @@ class _Planning:
             return _Crossed(sub_quotas)
         all_classes = -1
         classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
-        return _OneQuestion(Asked(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
+        return _OneQuestion(FittingClasses(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
 
     def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
-        """Return the cheapest way to make the sets of each question's classes; see `Given.how`."""
+        """Return the cheapest way to make the sets of each question's classes; see `InputRow.how`."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
         for each in with_gc_deferred(layers):
             for asked in each.all_asked():
@@ -369,7 +369,7 @@ class _Planning:
         sub_quotas = [(*pair, everybody if full else nobody) for pair, full in pairs]
         return Pair(*fitting(sub_quotas, nobody, exactly_one=self._exactly_one))
 
-    def _fitting(self, asked: tuple[Asked, ...]) -> Pair:
+    def _fitting(self, asked: tuple[FittingClasses, ...]) -> Pair:
         """Return the members who fit a sub-quota; everybody may fit one that asks for nothing."""
         if not asked:
             return Pair(self.rows.nothing, self.rows.everything)
@@ -401,12 +401,12 @@ class _Planning:
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:
-            masks.append(rows.given(Given("device", 0, quota.device_types)))
+            masks.append(rows.given(InputRow("device", 0, quota.device_types)))
         if columns.has_taken:
-            masks.append(rows.given(Given("untaken", 0, quota.wave)))
+            masks.append(rows.given(InputRow("untaken", 0, quota.wave)))
         is_listed = columns.has_codes and quota.quota_id in source.lists
         if is_listed:
-            masks.append(rows.given(Given("listed", 0, quota.quota_id)))
+            masks.append(rows.given(InputRow("listed", 0, quota.quota_id)))
         layers = [self._layers[place] for place in quota.layers]
         possible = rows.operands("and", [*masks, *(each.possible for each in layers)])
         certain = [*masks, *(each.certain for each in layers)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
     from sampling_async.matching.panel._market import Market
-    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._plan import CompactInventory
 
 _FACTORS: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _HALF: Final = np.uint64(32)
@@ -183,19 +183,19 @@ class Learning:
         """The columns of the panel that only an allocation reads."""
         return columns_read(self.weight)
 
-    def collector(self, source: Source) -> Collector:
+    def collector(self, source: CompactInventory) -> Collector:
         """Return a collector that draws members."""
-        return _Drawing(self, source)
+        return _SampleDraw(self, source)
 
-    def of_candidates(self, batches: Iterable[Any], source: Source) -> Any:
+    def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
         """Return a sample of members whose quotas are known already."""
-        drawing, first = _Drawing(self, source), 0
+        drawing, first = _SampleDraw(self, source), 0
         for batch in batches:
             drawing.add_candidates(batch, first)
             first += len(batch)
         return pa.Table.from_batches([drawing.end()])
 
-    def merged(self, table: Any, source: Source) -> Any:
+    def merged(self, table: Any, source: CompactInventory) -> Any:
         """Return the sample of a whole panel, given the samples of its parts.
 
         Raises:
@@ -215,8 +215,8 @@ class Learning:
         return table.take(arrow(kept)).set_column(_COUNT, "members", arrow(counts))
 
 
-class _Drawing:
-    def __init__(self, output: Learning, source: Source) -> None:
+class _SampleDraw:
+    def __init__(self, output: Learning, source: CompactInventory) -> None:
         self._output, self._source = output, source
         self._count = 0
         self._limit = _LAST
@@ -282,12 +282,12 @@ class _Drawing:
         return batch
 
 
-def _digest_of(source: Source) -> int:
+def _digest_of(source: CompactInventory) -> int:
     digest = blake2b(source.quota_ids.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def prices_of(source: Source, sample: Any, possible: float, depth: float) -> Prices:
+def prices_of(source: CompactInventory, sample: Any, possible: float, depth: float) -> Prices:
     """Return the prices at which supply and demand meet, by a sample of the panel.
 
     Prices begin at 0. In each round, each member of the sample takes the quotas that bring most beyond their

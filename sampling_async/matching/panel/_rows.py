@@ -32,11 +32,11 @@ def with_gc_deferred(items: Iterable[T]) -> Iterator[T]:
 
 
 class Row:
-    """A symbolic row: its number in the `Rows` it belongs to."""
+    """A symbolic row: its number in the `SymbolicRows` it belongs to."""
 
     __slots__ = ("_rows", "number")
 
-    def __init__(self, rows: Rows, number: int) -> None:
+    def __init__(self, rows: SymbolicRows, number: int) -> None:
         self._rows = rows
         self.number = number
 
@@ -72,7 +72,7 @@ class Step(NamedTuple):
     operands: list[NDArray[np.intp]]
 
 
-class Rows:
+class SymbolicRows:
     """A collection of symbolic rows, in which equal combinations are one row."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._plan import CompactInventory
 
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
@@ -69,11 +69,11 @@ class Sample:
             ]
         )
 
-    def collector(self, source: Source) -> Collector:
+    def collector(self, source: CompactInventory) -> Collector:
         """Return a collector that draws members."""
-        return _Drawing(self, source)
+        return _WheelDraw(self, source)
 
-    def merged(self, table: Any, source: Source) -> Any:
+    def merged(self, table: Any, source: CompactInventory) -> Any:
         """Return the sample of a whole panel, given the samples of its parts."""
         table, quota = known_rows(table, source)
         certain = table.column("certain").to_numpy()
@@ -152,7 +152,7 @@ class _Drawn:
         self.codes[quotas] = np.take_along_axis(all_codes, order, axis=1)
 
 
-class _Drawing:
+class _WheelDraw:
     """Draws members by a hash of the member code, turned by a hash of the quota ID, as on a wheel.
 
     The priority of a member is the sum of both hashes modulo 2**64. Members sorted by their own hash are
@@ -165,7 +165,7 @@ class _Drawing:
     limit of 50, the range ends at 50 - 30 = 20, so the members with 90 and 10 are in it.
     """
 
-    def __init__(self, output: Sample, source: Source) -> None:
+    def __init__(self, output: Sample, source: CompactInventory) -> None:
         self._output, self._source = output, source
         turns = self._turns = hashed(map(str, source.quota_ids.tolist()), output.seed)
         self._certain = _Drawn(len(turns), output.per_quota)

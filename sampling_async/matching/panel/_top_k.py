@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._plan import Source
+    from sampling_async.matching.panel._plan import CompactInventory
 
 
 @frozen
@@ -37,11 +37,11 @@ class Counts:
         """The Arrow schema of the output."""
         return pa.schema([(name, pa.int64()) for name in _COUNTS])
 
-    def collector(self, source: Source) -> Collector:
+    def collector(self, source: CompactInventory) -> Collector:
         """Return a collector that counts members."""
         return _Counting(source)
 
-    def merged(self, table: Any, source: Source) -> Any:
+    def merged(self, table: Any, source: CompactInventory) -> Any:
         """Return the counts of a whole panel: the sums of the counts of its parts."""
         certain, possible = np.zeros((2, len(source.quota_ids)), dtype=np.int64)
         table, at = known_rows(table, source)
@@ -54,14 +54,14 @@ class Counts:
 _COUNTS: Final = ("quota_id", "survey_id", "needed", "certain", "possible", "shortfall")
 
 
-def _counts(source: Source, certain: NDArray[np.int64], possible: NDArray[np.int64]) -> Any:
+def _counts(source: CompactInventory, certain: NDArray[np.int64], possible: NDArray[np.int64]) -> Any:
     shortfall = np.maximum(source.needed - certain, 0)
     columns = (source.quota_ids, source.survey_ids, source.needed, certain, possible, shortfall)
     return pa.record_batch([arrow(column) for column in columns], names=_COUNTS)
 
 
 class _Counting:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CompactInventory) -> None:
         self._source = source
         self._may = np.zeros(len(source.quota_ids), dtype=np.int64)
         self._not_certain = np.zeros(len(source.quota_ids), dtype=np.int64)
@@ -112,17 +112,17 @@ class TopK:
             [(MEMBER_CODE, pa.string()), ("quota_ids", pa.list_(pa.int64())), ("certain", pa.int32())]
         )
 
-    def collector(self, source: Source) -> Collector:
+    def collector(self, source: CompactInventory) -> Collector:
         """Return a collector that chooses quotas."""
         return _Choosing(self, source)
 
-    def merged(self, table: Any, source: Source) -> Any:  # noqa: ARG002
+    def merged(self, table: Any, source: CompactInventory) -> Any:  # noqa: ARG002
         """Return the rows unchanged: each row is of another member, so there is nothing to combine."""
         return table
 
 
 class _Choosing:
-    def __init__(self, output: TopK, source: Source) -> None:
+    def __init__(self, output: TopK, source: CompactInventory) -> None:
         self._output = output
         self._quota_ids = source.quota_ids
         _, self._survey = np.unique(source.survey_ids, return_inverse=True)
