@@ -832,7 +832,7 @@ async def test_a_lookup_for_which_there_is_no_thread_is_told(monkeypatch):
     def begun(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(_lookups, "begun", begun)
+    monkeypatch.setattr(_lookups, "start", begun)
     with pytest.raises(OSError, match=r"^\[Errno 11\] no thread could be started to look up the host name$"):
         await _lookups.Lookups().addresses("service.example", 443)
 

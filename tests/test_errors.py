@@ -130,7 +130,7 @@ def test_an_error_without_words_has_none_of_its_own():
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("ambiguous", [True, False])
 def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
-    track = Track(is_told=is_told, ambiguous=ambiguous)
+    track = Track(outcomes_delivered=is_told, ambiguous=ambiguous)
     track.may_send(False)  # to say that nothing left is always allowed
     assert track.sent is False
     if not is_told:

@@ -989,7 +989,7 @@ async def test_a_request_reported_as_not_sent_is_never_sent():
     """A user who read that a request was not sent may send it again."""
     with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
         async with client_of(url) as client:
-            track = Track(is_told=True)
+            track = Track(outcomes_delivered=True)
             call = get_settings(doubles.PANEL)
             with pytest.raises(ClientClosedError, match="has ended"):
                 await client._session.attempt(call, track)

@@ -892,7 +892,7 @@ async def test_without_a_thread_the_cache_is_not_written_and_the_watch_goes_on(t
         raise RuntimeError("can't start new thread")
 
     clock, service = HandClock(), FakeService(inventory(7))
-    monkeypatch.setattr(_watch, "begun", refused)
+    monkeypatch.setattr(_watch, "start", refused)
     async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
         await watch.refresh()
         assert watch.status == "ready"
@@ -914,7 +914,7 @@ async def test_a_slow_disk_gets_some_of_the_inventories(tmp_path, monkeypatch):
     class Slow:
         over = gate
 
-    monkeypatch.setattr(_watch, "begun", lambda _, quotas, __: saved.append(ids_of(quotas)) or Slow)
+    monkeypatch.setattr(_watch, "start", lambda _, quotas, __: saved.append(ids_of(quotas)) or Slow)
     async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
         await watch.refresh()
         service.inventory = inventory(8)
@@ -1062,7 +1062,7 @@ async def test_the_first_poll_begins_at_once_whatever_the_clock_says():
 
 async def test_a_cache_that_takes_for_ever_does_not_keep_its_watch_from_ending(tmp_path, monkeypatch):
     never = anyio.Event()
-    monkeypatch.setattr(_watch, "begun", lambda *_: SimpleNamespace(over=never))
+    monkeypatch.setattr(_watch, "start", lambda *_: SimpleNamespace(over=never))
     monkeypatch.setattr(_watch, "_LAST_WRITE", 0.01)
     clock, service = HandClock(), FakeService(inventory(7))
     with anyio.fail_after(60):

@@ -21,8 +21,9 @@ from sampling_async._contract.errors import (
     delivered,
     is_test_failure,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
+from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.records import ResultCode
+from sampling_async._contract.statuses import UNAVAILABLE
 from sampling_async._contract.structs import replace
 from sampling_async._contract.timing import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.requests import Chunk, bulk_invite, cut

@@ -21,7 +21,8 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import OK, Reply, Track
+from sampling_async._contract.exchange import Reply, Track
+from sampling_async._contract.statuses import OK
 from sampling_async._contract.timing import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.sketch import Sketch

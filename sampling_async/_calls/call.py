@@ -19,7 +19,8 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY, Track
+from sampling_async._contract.exchange import MAX_RETRY_AFTER, Track
+from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
 
 if TYPE_CHECKING:

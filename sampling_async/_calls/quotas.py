@@ -9,8 +9,9 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._contract.exchange import NOT_MODIFIED, OK, Reply, Track
+from sampling_async._contract.exchange import Reply, Track
 from sampling_async._contract.records import Quotas, leave_out
+from sampling_async._contract.statuses import NOT_MODIFIED, OK
 from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory

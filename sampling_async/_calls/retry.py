@@ -15,24 +15,21 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportError,
 )
-from sampling_async._contract.exchange import (
-    MAX_RETRY_AFTER,
-    NOT_FOUND,
-    PASSING,
-    REFUSED_UNPROCESSED,
-    TOO_MANY,
-    UNAVAILABLE,
-)
+from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.records import ResultCode
+from sampling_async._contract.statuses import NOT_FOUND, TOO_MANY, UNAVAILABLE, Meaning, statuses
 from sampling_async._pacing.patience import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-_THROTTLED: Final = frozenset({TOO_MANY, UNAVAILABLE})
-_AWAY: Final = frozenset({502, UNAVAILABLE, 504})
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_PASSING: Final = statuses(Meaning.PASSING)
+_UNPROCESSED: Final = statuses(Meaning.UNPROCESSED)
+_LOAD: Final = statuses(Meaning.LOAD)
+_AWAY: Final = statuses(Meaning.AWAY)
+_OVERLOAD: Final = statuses(Meaning.LOAD | Meaning.AWAY)
+_ELSEWHERE: Final = statuses(Meaning.ELSEWHERE)
 
 
 def _status_set(value: Iterable[int]) -> frozenset[int]:
@@ -89,7 +86,7 @@ class RetryPolicy:
     deposit: float = field(default=0.2, validator=not_negative)
     retry_ambiguous: bool = field(default=False, validator=is_flag)
     retry_ambiguous_reads: bool = field(default=True, validator=is_flag)
-    unprocessed: frozenset[int] = field(default=REFUSED_UNPROCESSED, converter=_status_set, validator=_statuses)
+    unprocessed: frozenset[int] = field(default=_UNPROCESSED, converter=_status_set, validator=_statuses)
 
     def allows(self, endpoint: Endpoint, failures: Sequence[SamplingError]) -> bool:
         """Return whether to repeat a call after these failures of it, in the order they happened."""
@@ -121,7 +118,7 @@ class RetryPolicy:
         # Example with base 0.25: after the first failure 0 to 0.25 s, after the second 0 to 0.5 s, after the
         # third 0 to 1 s, and never more than `cap`.
         last = failures[-1]
-        throttled = isinstance(last, ServiceError) and last.status in _THROTTLED
+        throttled = isinstance(last, ServiceError) and last.status in _LOAD
         base = self.throttled_base if throttled else self.base
         jittered = random() * doubled(base, len(failures) - 1, self.cap)
         if last.retry_after is None:
@@ -139,13 +136,13 @@ def may_have_worked(error: SamplingError) -> bool:
 def shows_overload(error: SamplingError) -> bool:
     """Return whether a failed attempt shows that the service, or the network to it, is overloaded."""
     if isinstance(error, ServiceError):
-        return error.status in _AWAY or error.status == TOO_MANY
+        return error.status in _OVERLOAD
     return isinstance(error, TransportError) and not error.permanent
 
 
 def is_refused_for_load(error: SamplingError) -> bool:
     """Return whether the service, or a proxy in front of it, refused a request because of too much load."""
-    return isinstance(error, ServiceError) and error.status in _THROTTLED
+    return isinstance(error, ServiceError) and error.status in _LOAD
 
 
 def shows_outage(error: SamplingError) -> bool | None:
@@ -162,19 +159,19 @@ def shows_outage(error: SamplingError) -> bool | None:
 def may_concern_one_endpoint(error: SamplingError) -> bool:
     """Return whether a failure as in an outage may be that of one endpoint, while the others work.
 
-    The service redirects nothing. A proxy does, or says 404 in words of its own, while it has no service to
-    send a request to. A 404 in JSON, or without a body, is that of a program, about one address.
+    A proxy redirects, or returns its own 404 page, while it has no service to send a request to. A 404 in JSON,
+    or without a body, is that of a program, about one address.
     """
     if not isinstance(error, ServiceError):
         return False
     is_foreign_404 = error.status == NOT_FOUND and error.body_excerpt.lstrip()[:1] not in {"", "{", "["}
-    return is_foreign_404 or error.status in _REDIRECTS
+    return is_foreign_404 or error.status in _ELSEWHERE
 
 
 def _passing(error: SamplingError) -> bool:
     """Return whether the cause may be gone at the next attempt."""
     if isinstance(error, ServiceError):
-        return error.status in PASSING or error.result_code == ResultCode.TECHNICAL_ERROR
+        return error.status in _PASSING or error.result_code == ResultCode.TECHNICAL_ERROR
     return isinstance(error, TransportError | DecodeError)
 
 

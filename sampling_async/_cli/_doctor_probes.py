@@ -15,7 +15,7 @@ from attrs import frozen
 from sampling_async import DecodeError
 from sampling_async._cli._doctor_findings import Wave, hiding
 from sampling_async._cli._doctor_service import Seen
-from sampling_async._contract.exchange import OK
+from sampling_async._contract.statuses import OK
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret

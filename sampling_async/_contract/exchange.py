@@ -19,26 +19,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OK: Final = 200
-NOT_MODIFIED: Final = 304
-NOT_FOUND: Final = 404
-TOO_MANY: Final = 429
-UNAVAILABLE: Final = 503
-
-REFUSED_UNPROCESSED: Final = frozenset({408, 425, 429})
-"""Statuses that mean the same from the service and from any proxy: the request was not processed.
-
-It came too late (408), too early (425) or too often (429).
-"""
-
 MAX_RETRY_AFTER: Final = 60.0
 """The longest Retry-After, in seconds, that the client waits for. With a longer one, the call fails."""
 
 _LEADING: Final = 1024
 """Bytes in which the beginning of a page is looked for, after a byte order mark and white space."""
-
-PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of passing failures: the next attempt may succeed."""
 
 
 @value

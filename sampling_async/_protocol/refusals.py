@@ -19,18 +19,27 @@ from sampling_async._contract.errors import (
     ServiceError,
     UnexpectedStatusError,
 )
-from sampling_async._contract.exchange import NOT_FOUND, OK, REFUSED_UNPROCESSED, UNAVAILABLE, Reply
 from sampling_async._contract.records import ResultCode
+from sampling_async._contract.statuses import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    OK,
+    UNAVAILABLE,
+    Meaning,
+    statuses,
+)
 from sampling_async._json.codec import parse, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
+    from sampling_async._contract.exchange import Reply
 
-_BAD_REQUEST: Final = 400
-_FORBIDDEN: Final = 403
-_INTERNAL_ERROR: Final = 500
+
+_UNPROCESSED: Final = statuses(Meaning.UNPROCESSED)
 _PROVING_NOTHING: Final = frozenset({None, ResultCode.SUCCESS, ResultCode.TECHNICAL_ERROR})
 """Result codes of a refusal that do not say whether the request was processed.
 
@@ -47,7 +56,7 @@ _UNMISTAKABLE: Final = 5  # characters of a private text that is replaced inside
 
 
 def refusal(
-    reply: Reply, *, private: tuple[str, ...] = (), unprocessed: AbstractSet[int] = REFUSED_UNPROCESSED
+    reply: Reply, *, private: tuple[str, ...] = (), unprocessed: AbstractSet[int] = _UNPROCESSED
 ) -> ServiceError | None:
     """Return the error of a response, or None for a 200 (whose body may still be an error).
 
@@ -72,7 +81,7 @@ def _service_error(
 ) -> ServiceError:
     error_class, says = _STATUS_ERRORS.get(reply.status, (None, ""))
     if error_class is None:
-        error_class = ServerError if reply.status >= _INTERNAL_ERROR else UnexpectedStatusError
+        error_class = ServerError if reply.status >= INTERNAL_ERROR else UnexpectedStatusError
     result = None if result is None else without(private, result)
     # The error's text gets the result only if it looks like a name: a sentence may mention the member.
     name = result if result and re.fullmatch(r"\w{1,64}", result) else ResultCode.name_of(code or 0)
@@ -97,8 +106,8 @@ _FORBIDDEN_HINT: Final = (
 
 _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
     OK: (UnexpectedStatusError, " in the body of a 200"),
-    _BAD_REQUEST: (BadRequestError, ""),
-    _FORBIDDEN: (ForbiddenError, _FORBIDDEN_HINT),
+    BAD_REQUEST: (BadRequestError, ""),
+    FORBIDDEN: (ForbiddenError, _FORBIDDEN_HINT),
     NOT_FOUND: (UnexpectedStatusError, ": nothing is there; see that base_url is the address of the service"),
 }
 
@@ -112,14 +121,14 @@ def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: A
     """
     if reply.is_followed:  # which of the two is the response to this request?
         return "unknown"
-    if reply.status in unprocessed or reply.status == _FORBIDDEN:
+    if reply.status in unprocessed or reply.status == FORBIDDEN:
         return "answered"
     if not reply.is_whole or code in _PROVING_NOTHING:
         return "unknown"
-    if reply.status == _BAD_REQUEST:  # the status that the service itself uses for refusals
+    if reply.status == BAD_REQUEST:  # the status that the service itself uses for refusals
         return "answered"
     # For the other statuses, a name beside the code shows that the body is the service's own.
-    refuses = _BAD_REQUEST <= reply.status < _INTERNAL_ERROR or reply.status == UNAVAILABLE
+    refuses = BAD_REQUEST <= reply.status < INTERNAL_ERROR or reply.status == UNAVAILABLE
     return "answered" if refuses and result is not None else "unknown"
 
 

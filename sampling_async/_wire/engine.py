@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 import httpx
 
-from sampling_async._contract.exchange import NOT_MODIFIED, OK
+from sampling_async._contract.statuses import Meaning, statuses
 from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
@@ -106,9 +106,7 @@ class IdleTime:
 
 Limits: TypeAlias = "Mapping[str, float]"
 
-_OF_THE_SERVICE: Final = frozenset({OK, NOT_MODIFIED, 400})
-"""The statuses with which the service itself responds. Others may come from what stands before it, as after a
-time limit. The service's own response may follow on the same connection, and the next request would get it."""
+_OF_THE_SERVICE: Final = statuses(Meaning.OWN)
 
 # The errors of a request on a connection that the server was closing.
 _ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)

@@ -30,7 +30,8 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
     is_test_failure,
 )
-from sampling_async._contract.exchange import OK, Call, Reply, Track
+from sampling_async._contract.exchange import Call, Reply, Track
+from sampling_async._contract.statuses import OK
 from sampling_async._contract.timing import BODY, FIRST_BYTE
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes

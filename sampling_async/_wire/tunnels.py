@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from sampling_async._contract.exchange import PASSING
+from sampling_async._contract.statuses import FORBIDDEN, Meaning, statuses
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.sockets import received, send_whole
@@ -23,11 +23,12 @@ UNAUTHORIZED: Final = 407
 _FRAMING: Final = re.compile(rb"(?:content-length|transfer-encoding):", re.IGNORECASE)
 _LINE_BYTES: Final = 2**16
 _OK: Final = range(200, 300)
+_PASSING: Final = statuses(Meaning.PASSING)
 _WHO: Final = ": check the user and password in proxy= or SAMPLING_PROXY"
 _SAYS: Final = {
     401: _WHO,  # tinyproxy's status for a wrong password
     UNAUTHORIZED: _WHO,
-    403: ": it does not allow connections to this host, for this client or for any",
+    FORBIDDEN: ": it does not allow connections to this host, for this client or for any",
 }
 
 
@@ -101,4 +102,4 @@ def credentials_for(proxy: Proxy) -> Mapping[str, str]:
 def refusal_of(status: int) -> Refusal:
     """Return the error for a proxy that responded with a status of its own."""
     text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
-    return Refusal(text, permanent=status not in PASSING)
+    return Refusal(text, permanent=status not in _PASSING)

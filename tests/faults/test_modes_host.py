@@ -217,7 +217,7 @@ async def test_mode_42_lookups_of_one_host_are_shared_and_outlive_the_first_call
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 async def test_mode_42_an_ip_address_is_not_looked_up(number, monkeypatch):
-    monkeypatch.setattr("sampling_async._wire.lookups.begun", None)
+    monkeypatch.setattr("sampling_async._wire.lookups.start", None)
     ((_, address),) = await Lookups().addresses(number, 80)
     assert address[0] == number
 

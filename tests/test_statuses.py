@@ -1,0 +1,24 @@
+"""The table of statuses, by what each decision reads from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sampling_async._contract.statuses import Meaning, statuses
+
+
+@pytest.mark.parametrize(
+    ("meaning", "expected"),
+    [
+        (Meaning.OWN, {200, 304, 400}),
+        (Meaning.PASSING, {408, 425, 429, 500, 502, 503, 504}),
+        (Meaning.UNPROCESSED, {408, 425, 429}),
+        (Meaning.LOAD, {429, 503}),
+        (Meaning.AWAY, {502, 503, 504}),
+        (Meaning.LOAD | Meaning.AWAY, {429, 502, 503, 504}),
+        (Meaning.ELSEWHERE, {301, 302, 303, 307, 308}),
+    ],
+    ids=str,
+)
+def test_each_meaning_has_its_statuses(meaning, expected):
+    assert statuses(meaning) == expected
