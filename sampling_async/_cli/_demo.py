@@ -54,35 +54,20 @@ class DemoError(Exception):
 
 @frozen(kw_only=True)
 class Demo:
-    """The settings of a demo.
+    """The settings of a demo."""
 
-    Attributes:
-        folder: Where the panel, the ledgers and the report are written.
-        seed: The seed of the simulator. Everything follows from it, except the order of requests.
-        members: How many members the panel has.
-        surveys: How many surveys the inventory has.
-        per_member: How many quotas a member gets at most.
-        faults: Whether the service sometimes answers 503, or drops a connection after it has made the invites.
-        latency: The seconds a bulk invite takes, as `a + b * IDs`, and how many the service works on at once.
-    """
-
-    folder: Path
-    seed: int = 7
+    folder: Path  # where the panel, the ledgers and the report are written
+    seed: int = 7  # of the simulator: everything follows from it, except the order of requests
     members: int = 600
     surveys: int = 120
-    per_member: int = 4
-    faults: bool = False
-    latency: Latency = field(factory=lambda: Latency(a=0.01, b=0.0003, workers=8))
+    per_member: int = 4  # how many quotas a member gets at most
+    faults: bool = False  # whether the service sometimes answers 503, or drops a connection after it has acted
+    latency: Latency = field(factory=lambda: Latency(a=0.01, b=0.0003, workers=8))  # of a bulk invite
 
     @property
     def panel(self) -> Path:
         """The panel's file."""
         return self.folder / "panel.jsonl"
-
-    @property
-    def store(self) -> Path:
-        """The file of the inbox."""
-        return self.folder / "notifications.db"
 
     @property
     def report(self) -> Path:
@@ -103,50 +88,28 @@ Step: TypeAlias = "Quotas | Plan | CampaignRun | Ends"
 
 @frozen(kw_only=True)
 class ServiceReport:
-    """What the simulator knows at the end.
+    """What the simulator knows at the end."""
 
-    Attributes:
-        verdict: The result of checking the client's outcomes against the ledger.
-        invites: How many invites it has made.
-        completions: How many completes it has notified of, or tried to.
-        terminates: How many terminates.
-        unheard: How many of these nobody has acknowledged.
-    """
-
-    verdict: Verdict = field(factory=Verdict)
-    invites: int = 0
-    completions: int = 0
+    verdict: Verdict = field(factory=Verdict)  # of the client's outcomes
+    invites: int = 0  # how many it has made
+    completions: int = 0  # how many it has notified of, or tried to
     terminates: int = 0
-    unheard: int = 0
+    unheard: int = 0  # how many of these ends nobody has acknowledged
 
 
 @frozen(kw_only=True)
 class Findings:
-    """The results of a demo.
-
-    Attributes:
-        inventory: The inventory that Get Quotas returned.
-        summary: What became of the campaign.
-        statuses: The number of outcomes by status.
-        codes: The number of outcomes by result code and result.
-        seconds: How long the campaign took.
-        request_seconds: How long the attempts of bulk invites took, sorted.
-        recontact_quota_id: The quota whose recontact list was read last.
-        recontact_pages: The number of member codes on each page of that list.
-        received: How many completes and terminates the inbox holds.
-        revenue: What the completes have brought.
-        service: What the simulator knows.
-    """
+    """The results of a demo."""
 
     inventory: Quotas
     summary: Summary
     statuses: Counter[str]
-    codes: Counter[tuple[int | None, str | None]]
-    seconds: float
-    request_seconds: list[float]
+    codes: Counter[tuple[int | None, str | None]]  # the number of outcomes by result code and result
+    seconds: float  # of the campaign
+    request_seconds: list[float]  # of the attempts of bulk invites, sorted
     recontact_quota_id: int
-    recontact_pages: list[int]
-    received: tuple[int, int]
+    recontact_pages: list[int]  # the number of member codes on each page of that quota
+    received: tuple[int, int]  # completes and terminates in the inbox
     revenue: float
     service: ServiceReport
 
@@ -205,7 +168,8 @@ async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) 
         if report.endpoint == "bulk_invite":
             request_seconds.append(report.timing.total)
 
-    inbox, ledger = Inbox(demo.store, secrets=kept_secrets(demo.store)), OutcomeLedger(demo.store)
+    store = demo.folder / "notifications.db"
+    inbox, ledger = Inbox(store, secrets=kept_secrets(store)), OutcomeLedger(store)
     async with inbox, _receiving(inbox) as base, _simulated_service(demo, inbox.urls(base)) as service:
         base_url, panel_guid, api_key, members = await service.receive()
         _write_panel(members, demo.panel)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from math import floor
 from statistics import median
@@ -46,8 +47,10 @@ _DROPPERS: Final = {
 }
 """Servers that drop header names with underscores, with the setting that makes them keep these."""
 
+LATE: Final = "no complete response"
 # What to do, by words in the text of a failed request, and in the body of a 400 without a result code.
 _BY_PROBLEM: Final = {
+    LATE: "The connection works. Allow more time with --timeout, or ask the operator why it is slow.",
     os.strerror(errno.ECONNREFUSED): "Nothing listens at this host and port. Is the port right?",
     "not valid HTTP": "Check the port of the address, and whether it begins with http or https.",
     "proxy": "Check SAMPLING_PROXY, --proxy or the profile's proxy.",
@@ -67,51 +70,32 @@ _BY_STATUS: Final = {
 
 @frozen
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: The name of the check.
-        verdict: "fail": it must be mended. "warn": it works, or it is not certain.
-        found: What was found. It holds no key, no Guid of a panel and no member code.
-        remedy: What to do, or "".
-        figures: Numbers for `--json`, in the spelling of its keys.
-        is_blocked: Whether the check was skipped because an earlier one has failed.
-    """
+    """The result of one check. Its texts hold no key, no Guid of a panel and no member code."""
 
     check: str
-    verdict: Verdict
+    verdict: Verdict  # "fail": it must be mended; "warn": it works, or it is not certain
     found: str
     remedy: str = ""
-    figures: Mapping[str, Any] = field(factory=dict[str, Any])
-    is_blocked: bool = False
+    figures: Mapping[str, Any] = field(factory=dict[str, Any])  # for --json, in the spelling of its keys
+    is_blocked: bool = False  # whether it was skipped because an earlier check has failed
 
 
 @frozen
 class Response:
-    """A response, or the reason why there is none.
+    """A response, or the reason why there is none."""
 
-    Attributes:
-        status: The status, 0 without a response.
-        headers: The headers, by names in small letters.
-        body: The body, or its beginning.
-        problem: Why there is no response.
-        is_late: Whether the reason is that it takes too long.
-        began: The wall clock before the request, in seconds since 1970.
-        seconds: The time it took.
-    """
-
-    status: int = 0
-    headers: Mapping[str, str] = field(factory=dict[str, str])
+    status: int = 0  # 0 without a response
+    headers: Mapping[str, str] = field(factory=dict[str, str])  # by names in small letters
     body: bytes = field(default=b"", repr=False)
-    problem: str = ""
-    is_late: bool = False
-    began: float = 0.0
-    seconds: float = 0.0
+    problem: str = ""  # why there is no response
+    began: float = 0.0  # the wall clock before the request, in seconds since 1970
+    seconds: float = 0.0  # the time it took
 
     @property
     def server(self) -> str:
         """The Server header in printable characters, or ""."""
-        return _printable(self.headers.get("server", ""))
+        text = "".join(each for each in self.headers.get("server", "") if each.isprintable())
+        return without_guids(text)[:_LETTERS]  # in this order: half a key would not be recognised
 
     @property
     def result_code(self) -> Any:
@@ -122,17 +106,9 @@ class Response:
             return None
 
 
-# --- Secrets
-
-
 def without_guids(text: str) -> str:
     """Return a text of the network without its Guids: one of them may be the key."""
     return _GUID.sub(_HIDDEN, text)
-
-
-def _printable(header: str) -> str:
-    text = "".join(each for each in header if each.isprintable())
-    return without_guids(text)[:_LETTERS]  # in this order: half a key would not be recognised
 
 
 def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
@@ -234,21 +210,14 @@ def certificate(
 
 
 def clock(date: str | None, age: str | None, before: float, after: float) -> Finding:
-    """Judge the difference of two clocks.
-
-    Args:
-        date: The Date header.
-        age: The Age header: a cache sent the response, with the Date of an earlier one.
-        before: The time of this machine before the request, in seconds since 1970.
-        after: The time after the response.
-    """
+    """Judge the difference of two clocks, from two headers and the times before and after the request."""
     if not date:
         return Finding("Clock", "skipped", "the service sends no Date")
     try:
         theirs = parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
         return Finding("Clock", "skipped", "the service's Date is no date")
-    if age not in {None, "0"}:
+    if age not in {None, "0"}:  # the Date is that of an earlier response
         return Finding("Clock", "skipped", "a cache answered, whose Date is an old one")
     # Date has whole seconds, so the service's time lies between `theirs` and `theirs + 1`.
     ahead = max(theirs - after, 0.0) or min(theirs + 1 - before, 0.0)
@@ -287,15 +256,10 @@ def service(response: Response) -> Finding:
     who = f" ({response.server})" if response.server else ""
     figures = {"Status": response.status or None, "Server": response.server or None}
     if response.problem:
-        return Finding("Service", "fail", response.problem, _remedy_without_response(response), figures)
+        remedy = next(remedy for words, remedy in _BY_PROBLEM.items() if words in response.problem)
+        return Finding("Service", "fail", response.problem, remedy, figures)
     found, remedy = f"it answers {response.status}{who}", _remedy_of_another(response)
     return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
-
-
-def _remedy_without_response(response: Response) -> str:
-    if response.is_late:
-        return "The connection works. Allow more time with --timeout, or ask the operator why it is slow."
-    return next(remedy for words, remedy in _BY_PROBLEM.items() if words in response.problem)
 
 
 def _remedy_of_another(response: Response) -> str:
@@ -426,14 +390,15 @@ def notifications(settings: PartnerSettings, expected: Mapping[str, str] | None)
     urls = {each.name: each.value or "" for each in settings if _is_url(each.name, of_notifications=True)}
     bare = _not_https(urls)
     differing = [name for name, url in (expected or {}).items() if urls.get(name) != url]
-    missing = f"Quota {_NOTIFICATION}" if _is_enabled(settings) else ""
+    quota = f"Quota {_NOTIFICATION}"
+    unset: list[str] = []
+    with suppress(DecodeError):  # whether they are enabled is in words that are not known
+        unset = [quota] if settings.quota_notifications_enabled and not urls.get(quota) else []
     problems = _listed(
         {
             "not https": bare,
             "not the URL of your store": differing,
-            "quota notifications are enabled, but not set": [missing]
-            if missing and not urls.get(missing)
-            else [],
+            "quota notifications are enabled, but not set": unset,
         }
     )
     count = sum(map(bool, urls.values()))
@@ -455,13 +420,6 @@ def _not_https(urls: Mapping[str, str]) -> list[str]:
 
 def _listed(names_by_problem: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{problem}: {', '.join(names)}" for problem, names in names_by_problem.items() if names)
-
-
-def _is_enabled(settings: PartnerSettings) -> bool:
-    try:
-        return settings.quota_notifications_enabled is True
-    except DecodeError:
-        return False
 
 
 def _milliseconds(seconds: float) -> str:

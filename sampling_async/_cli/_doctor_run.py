@@ -59,27 +59,16 @@ _OK: Final = 200
 
 @frozen(kw_only=True)
 class CheckOptions:
-    """What is checked, and how.
-
-    Attributes:
-        base_url: The address of the service.
-        panel_guid: The panel.
-        key: The key, if there is one.
-        proxy: The proxy, if there is one.
-        tls: The TLS settings; None for the default.
-        client_cert: The file of the user's certificate, which `tls` has, if there is one.
-        read_seconds: The longest time to wait for a part of a response.
-        expected: The user's notification URLs by setting, if they are known.
-    """
+    """What is checked, and how."""
 
     base_url: httpx.URL
     panel_guid: str
     key: Secret | None = None
     proxy: Proxy | None = None
-    tls: ssl.SSLContext | None = None
-    client_cert: str | None = None
+    tls: ssl.SSLContext | None = None  # None for the default
+    client_cert: str | None = None  # the file of the user's certificate, which `tls` has
     read_seconds: float = READ_SECONDS
-    expected: Mapping[str, str] | None = None
+    expected: Mapping[str, str] | None = None  # the user's notification URLs by setting, if they are known
 
     @property
     def is_https(self) -> bool:
@@ -98,12 +87,7 @@ class CheckOptions:
 
 
 class DoctorRun:
-    """One run of all checks.
-
-    Args:
-        options: What is checked.
-        report: Called with each finding, in the order of `CHECKS`.
-    """
+    """One run of all checks. `report` is called with each finding, in the order of `CHECKS`."""
 
     def __init__(self, options: CheckOptions, report: Callable[[Finding], object]) -> None:
         self._options = options
@@ -207,10 +191,8 @@ class DoctorRun:
     async def _key(self, engine: Engine, own: Response, *, has_settings: bool) -> list[Finding]:
         if self._options.key is None:
             header = Finding("Key header", "skipped", "there is no key to send")
-            return [
-                header,
-                Finding("Key", "fail", "it is missing", "Set SAMPLING_API_KEY, or what the profile names."),
-            ]
+            remedy = "Set SAMPLING_API_KEY, or what the profile names."
+            return [header, Finding("Key", "fail", "it is missing", remedy)]
         if own.status not in _REFUSING:
             return judge.accepted(own, has_settings=has_settings)
         # Wrong keys are sent only after the user's was refused, so that no operator sees them as an attack.
@@ -237,12 +219,10 @@ class DoctorRun:
 
     async def _send(self, engine: Engine, key: Secret | None) -> Response:
         """Send one request with a key, or without one. A failure is a `Response` with a problem."""
-        began, start = time.time(), time.monotonic()
-        sent: list[bool] = []
+        began, start, sent = time.time(), time.monotonic(), [False]
         read_seconds = self._options.read_seconds
-        most = CONNECT_SECONDS + read_seconds
-        problem, is_late = f"no complete response within {most:g} s", True
-        with anyio.move_on_after(most):
+        problem = f"{judge.LATE} within {CONNECT_SECONDS + read_seconds:g} s"
+        with anyio.move_on_after(CONNECT_SECONDS + read_seconds):
             try:
                 response, body = await self._exchange(engine, key, sent)
                 hidden = hiding(key, Secret(self._options.panel_guid))  # before anything is cut
@@ -250,14 +230,14 @@ class DoctorRun:
                 seconds = time.monotonic() - start
                 return Response(response.status_code, headers, body, began=began, seconds=seconds)
             except httpx.ReadTimeout:
-                problem = f"no complete response within {read_seconds:g} s"
+                problem = f"{judge.LATE} within {read_seconds:g} s"
             except DecodeError as exc:
-                problem, is_late = str(exc), False
+                problem = str(exc)
             except (httpx.HTTPError, OSError, TooSlow) as exc:
                 if isinstance(exc, OSError) and not is_of_the_system(exc):
                     raise
-                problem, is_late = str(translated(exc, "not_sent", sent=bool(sent and sent[-1]))), False
-        return Response(problem=problem, is_late=is_late, began=began)
+                problem = str(translated(exc, "not_sent", sent=sent[-1]))
+        return Response(problem=problem, began=began)
 
     async def _exchange(
         self, engine: Engine, key: Secret | None, sent: list[bool]
