@@ -140,7 +140,7 @@ def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
 def test_a_summary_without_colours_has_none(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    _rendering.hush(False)
+    _rendering.set_quiet(False)
     _rendering.print_summary(Tally())
     shown = capsys.readouterr().err
     assert "0 quota IDs" in shown

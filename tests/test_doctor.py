@@ -11,7 +11,7 @@ from sampling_async import PartnerSettings, Setting
 from sampling_async._cli import _doctor
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._certificates import Validity
-from sampling_async._cli._doctor_findings import Finding, Response
+from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._cli._doctor_run import CHECKS, not_made
 from sampling_async._wire.address import Secret
 
@@ -164,12 +164,18 @@ def test_without_a_date_of_now_the_clock_is_not_judged(said, age):
 
 def test_the_latency_is_the_median_of_what_was_answered():
     seconds = (0.2, 9.0, 0.25)
-    found = judge.latency([Response(200, seconds=each) for each in seconds])
+    found = judge.latency([ProbeResponse(200, seconds=each) for each in seconds])
     assert (found.verdict, found.found) == ("ok", "250 ms for Get Settings, the median of 3")
     assert found.figures == {"MedianSeconds": 0.25, "Requests": 3}
-    assert judge.latency([Response(200, seconds=0.0123)]).found.startswith("12.3 ms")
-    assert judge.latency([Response(problem="lost")]).verdict == "warn"
-    mixed = [Response(200, seconds=0.2), Response(500), Response(), Response(500), Response(200, seconds=0.3)]
+    assert judge.latency([ProbeResponse(200, seconds=0.0123)]).found.startswith("12.3 ms")
+    assert judge.latency([ProbeResponse(problem="lost")]).verdict == "warn"
+    mixed = [
+        ProbeResponse(200, seconds=0.2),
+        ProbeResponse(500),
+        ProbeResponse(),
+        ProbeResponse(500),
+        ProbeResponse(200, seconds=0.3),
+    ]
     found = judge.latency(mixed)
     assert found.verdict == "warn"
     assert found.found.startswith("3 of 5 requests in a row were refused or lost (500, no response); 250 ms")
@@ -186,7 +192,7 @@ DENIED = b'{"Message":"Authorization has been denied for this request."}'
 
 
 def seen(status=403, body=DENIED, server="", **more):
-    return Response(status, {"server": server, "content-type": "application/json"}, body, **more)
+    return ProbeResponse(status, {"server": server, "content-type": "application/json"}, body, **more)
 
 
 def refused(own, none, others):
@@ -238,7 +244,7 @@ def test_bodies_that_differ_by_themselves_prove_nothing():
 
 
 def test_a_comparison_with_a_response_missing_is_none():
-    gone = Response(problem="no connection")
+    gone = ProbeResponse(problem="no connection")
     assert "not all requests" in refused(seen(), [seen(), gone], [seen(), seen()]).found
 
 
@@ -253,7 +259,7 @@ def test_a_comparison_with_a_response_missing_is_none():
         (seen(429), "fail", "it answers 429"),
         (seen(404), "fail", "it answers 404"),
         (seen(503), "fail", "it answers 503"),
-        (Response(problem="the connection was lost"), "fail", "the connection was lost"),
+        (ProbeResponse(problem="the connection was lost"), "fail", "the connection was lost"),
         (seen(200, server="a\x1b[31mb" + "z" * 99), "ok", "(a[31mb" + "z" * 34 + ")"),
     ],
 )
@@ -272,13 +278,13 @@ def test_a_service_answers_or_it_does_not(answer, verdict, words):
         (seen(407), "SAMPLING_PROXY"),
         (seen(429), "too many requests"),
         (
-            Response(302, {"location": f"https://login.example:8443/{GUID}?m=m000001"}),
+            ProbeResponse(302, {"location": f"https://login.example:8443/{GUID}?m=m000001"}),
             "https://login.example:8443.",
         ),
-        (Response(302, {"location": f"/{GUID}/m000001"}), "leads to."),
-        (Response(problem="the response is not valid HTTP/1.1: x"), "http or https"),
-        (Response(problem="the proxy answered 407"), "SAMPLING_PROXY"),
-        (Response(problem="the connection was lost"), "Run this again"),
+        (ProbeResponse(302, {"location": f"/{GUID}/m000001"}), "leads to."),
+        (ProbeResponse(problem="the response is not valid HTTP/1.1: x"), "http or https"),
+        (ProbeResponse(problem="the proxy answered 407"), "SAMPLING_PROXY"),
+        (ProbeResponse(problem="the connection was lost"), "Run this again"),
     ],
 )
 def test_who_answers_in_place_of_the_service_is_told_apart(answer, remedy):

@@ -62,7 +62,7 @@ class Figures:
     refusals: tuple[tuple[int | None, str | None, int], ...]
 
 
-class Gauge:
+class RunMetrics:
     """Reads the figures of a run.
 
     Args:
@@ -145,7 +145,7 @@ class Display:
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
         self._read = read
         self._as_lines = as_lines
-        console = show.asides()
+        console = show.stderr_console()
         # Lines of JSON and a live display on one screen would write into each other.
         is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
@@ -166,7 +166,7 @@ class Display:
         while True:
             if self._is_live:
                 self._live.update(view.figures_view(self._read()), refresh=True)
-            if self._as_lines and not show.is_hushed() and time.monotonic() >= self._line_due:
+            if self._as_lines and not show.is_quiet() and time.monotonic() >= self._line_due:
                 self._line_due += _LINES
                 self.write_line()
             await anyio.sleep(_REDRAWN)

@@ -79,7 +79,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _on_stderr() -> Console:
-    console = show.asides()
+    console = show.stderr_console()
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
     return console

@@ -1,8 +1,8 @@
 """The dates of a certificate, read from its DER form.
 
-Python tells the dates of a certificate only after it was verified. An expired one is refused, and its dates are
-just what is asked for. They stand at a fixed place (RFC 5280, 4.1), so a few lines find them, and no library
-for certificates is needed.
+`ssl` has no function that reads a certificate which it does not verify itself, such as the user's own. The
+dates stand at a fixed place (RFC 5280, 4.1), so a few lines find them, and no library for certificates is
+needed.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Findings:
         if service.invites != expected:
             return f"{service.invites:,} invites in the service's ledger, {expected:,} by the client"
         if pairs.pending:
-            return f"{pairs.pending:,} pairs were never asked for"
+            return f"{pairs.pending:,} pairs were never sent"
         if not 0 <= self.missing_ends <= service.unheard:
             acknowledged = service.completions + service.terminates - service.unheard
             return f"{acknowledged:,} ends were acknowledged, {sum(self.received):,} are in the inbox"
@@ -272,7 +272,7 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = _Server(uvicorn.Config(inbox.app, lifespan="off", ws="none", log_level="error"))
+        server = _Receiver(uvicorn.Config(inbox.app, lifespan="off", ws="none", log_level="error"))
         # A plain task: a task group would raise the failures of the block in a group.
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -282,7 +282,7 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
             await serving
 
 
-class _Server(uvicorn.Server):
+class _Receiver(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Leave signals to the demo: they end all of it."""
@@ -332,19 +332,19 @@ class _Service:
 async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[_Service]:
     """Run the simulated service in a process while the block is open; it posts notifications to these URLs."""
     context = get_context("spawn")
-    ours, theirs = context.Pipe()
+    pipe, child_pipe = context.Pipe()
     posted = {str(kind): urls[kind] for kind in _KINDS}
-    process = context.Process(target=_serve, args=(theirs, demo, posted), daemon=True)
+    process = context.Process(target=_serve, args=(child_pipe, demo, posted), daemon=True)
     process.start()
-    theirs.close()  # only the process has it now, so its end ends the pipe, and the other way round
+    child_pipe.close()  # only the process has it now, so its end ends the pipe, and the other way round
     try:
-        yield _Service(process, ours)
+        yield _Service(process, pipe)
     except BaseException:
         # It may be waiting until its notifications are acknowledged, and nobody receives them any more.
         process.kill()
         raise
     finally:
-        ours.close()
+        pipe.close()
         process.join()
 
 

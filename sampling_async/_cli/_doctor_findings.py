@@ -81,7 +81,7 @@ class Finding:
 
 
 @frozen
-class Response:
+class ProbeResponse:
     """A response, or the reason why there is none."""
 
     status: int = 0  # 0 without a response
@@ -233,7 +233,7 @@ def clock(date: str | None, age: str | None, before: float, after: float) -> Fin
     return Finding("Clock", "fail" if abs(ahead) >= _CLOCK_FAIL else "warn", found, remedy, figures)
 
 
-def latency(responses: Sequence[Response]) -> Finding:
+def latency(responses: Sequence[ProbeResponse]) -> Finding:
     """Judge a few requests, one after the other."""
     seconds = [each.seconds for each in responses if each.status == _OK]
     refusals = {str(each.status or "no response") for each in responses if each.status != _OK}
@@ -251,7 +251,7 @@ def latency(responses: Sequence[Response]) -> Finding:
 # --- The service, the key and the panel
 
 
-def service(response: Response) -> Finding:
+def service(response: ProbeResponse) -> Finding:
     """Judge whether a service answers at all."""
     who = f" ({response.server})" if response.server else ""
     figures = {"Status": response.status or None, "Server": response.server or None}
@@ -262,7 +262,7 @@ def service(response: Response) -> Finding:
     return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
 
 
-def _remedy_of_another(response: Response) -> str:
+def _remedy_of_another(response: ProbeResponse) -> str:
     """Return what to do if another answered in place of the service; "" if it may be the service itself."""
     if 300 <= response.status < _BAD_REQUEST:  # noqa: PLR2004  redirects
         # Scheme and host only: what comes after may hold a member code or a Guid.
@@ -276,7 +276,7 @@ def _remedy_of_another(response: Response) -> str:
     return _BY_STATUS.get(response.status, "")
 
 
-def accepted(response: Response, *, has_settings: bool) -> list[Finding]:
+def accepted(response: ProbeResponse, *, has_settings: bool) -> list[Finding]:
     """Return the findings about header and key for a response that does not refuse the key.
 
     Settings are a proof, and a result code is one too: the service gives neither to anybody without a key.
@@ -289,7 +289,9 @@ def accepted(response: Response, *, has_settings: bool) -> list[Finding]:
     return [Finding("Key header", "skipped", why), Finding("Key", "skipped", why)]
 
 
-def refused(own: Response, without: Sequence[Response], wrong: Sequence[Response]) -> list[Finding]:
+def refused(
+    own: ProbeResponse, without: Sequence[ProbeResponse], wrong: Sequence[ProbeResponse]
+) -> list[Finding]:
     """Judge a refusal: is the key wrong, or was its header dropped on the way?
 
     If any key gets another response than no key does, the header arrives. If all responses are the same, nobody
@@ -314,7 +316,7 @@ def refused(own: Response, without: Sequence[Response], wrong: Sequence[Response
     return [_uncertain_header(own), key]
 
 
-def _uncertain_header(own: Response) -> Finding:
+def _uncertain_header(own: ProbeResponse) -> Finding:
     same = "the response is the same with your key, with a wrong one and with none"
     if _PAGE_OF_NGINX.search(own.body):
         found = f"{same}, and it is a page of nginx itself, not of the service"
@@ -334,14 +336,14 @@ def _uncertain_header(own: Response) -> Finding:
     return Finding("Key header", "warn", f"not certain: {same}", remedy, figures)
 
 
-def _compared(response: Response, *, with_body: bool) -> tuple[object, ...]:
+def _compared(response: ProbeResponse, *, with_body: bool) -> tuple[object, ...]:
     if not with_body:
         return (response.status,)
     # Numbers of requests and times are left out.
     return response.status, response.headers.get("content-type"), _VARYING.sub(b"#", response.body)
 
 
-def unknown_panel(response: Response) -> Finding:
+def unknown_panel(response: ProbeResponse) -> Finding:
     """Judge a response without settings, by its result code."""
     if response.status == _BAD_REQUEST and response.result_code == ResultCode.PANEL_DOES_NOT_EXIST:
         remedy = "Compare the PanelGUID with what the operator gave you, and that it is for this address."

@@ -19,7 +19,7 @@ from attrs import frozen
 from sampling_async import DecodeError, PartnerSettings, TransportError, from_json
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._certificates import first_in_pem, validity_of
-from sampling_async._cli._doctor_findings import Finding, Response, hiding
+from sampling_async._cli._doctor_findings import Finding, ProbeResponse, hiding
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
@@ -176,8 +176,9 @@ class DoctorRun:
             return Finding("TLS", "fail", str(exc), "Check the file and the variable that names it.")
         except TransportError as exc:
             return judge.no_tls(str(exc))
-        with closing(wire):
-            return judge.certificate("TLS", _dates(wire.certificate), datetime.now(UTC))
+        certificate = wire.certificate
+        wire.close()
+        return judge.certificate("TLS", _dates(certificate), datetime.now(UTC))
 
     def _client_certificate(self) -> Finding:
         file, validity = self._options.client_cert, None
@@ -188,7 +189,7 @@ class DoctorRun:
             validity = _dates(first_in_pem(Path(file).read_text("ascii", "replace")))
         return judge.certificate("Client cert", validity, datetime.now(UTC), whose="you")
 
-    async def _key(self, engine: Engine, own: Response, *, has_settings: bool) -> list[Finding]:
+    async def _key(self, engine: Engine, own: ProbeResponse, *, has_settings: bool) -> list[Finding]:
         if self._options.key is None:
             header = Finding("Key header", "skipped", "there is no key to send")
             remedy = "Set SAMPLING_API_KEY, or what the profile names."
@@ -217,8 +218,8 @@ class DoctorRun:
 
         return await _connected(connected())
 
-    async def _send(self, engine: Engine, key: Secret | None) -> Response:
-        """Send one request with a key, or without one. A failure is a `Response` with a problem."""
+    async def _send(self, engine: Engine, key: Secret | None) -> ProbeResponse:
+        """Send one request with a key, or without one. A failure is a `ProbeResponse` with a problem."""
         began, start, sent = time.time(), time.monotonic(), [False]
         read_seconds = self._options.read_seconds
         problem = f"{judge.LATE} within {CONNECT_SECONDS + read_seconds:g} s"
@@ -228,7 +229,7 @@ class DoctorRun:
                 hidden = hiding(key, Secret(self._options.panel_guid))  # before anything is cut
                 headers = {name.lower(): hidden(value) for name, value in response.headers.items()}
                 seconds = time.monotonic() - start
-                return Response(response.status_code, headers, body, began=began, seconds=seconds)
+                return ProbeResponse(response.status_code, headers, body, began=began, seconds=seconds)
             except httpx.ReadTimeout:
                 problem = f"{judge.LATE} within {read_seconds:g} s"
             except DecodeError as exc:
@@ -237,7 +238,7 @@ class DoctorRun:
                 if isinstance(exc, OSError) and not is_of_the_system(exc):
                     raise
                 problem = str(translated(exc, "not_sent", sent=sent[-1]))
-        return Response(problem=problem, began=began)
+        return ProbeResponse(problem=problem, began=began)
 
     async def _exchange(
         self, engine: Engine, key: Secret | None, sent: list[bool]
@@ -295,7 +296,7 @@ def _dates(der: bytes | None) -> Validity | None:
         return None
 
 
-def _settings_in(response: Response) -> PartnerSettings | None:
+def _settings_in(response: ProbeResponse) -> PartnerSettings | None:
     if response.status != _OK:
         return None
     try:

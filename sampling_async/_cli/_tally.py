@@ -58,7 +58,7 @@ class Tally:
             20 texts.
         anomalies: How many outcomes have an anomaly.
         replayed: How many outcomes are from a journal of an earlier run.
-        unrequested: How many items came that were not asked for, as far as they are known.
+        unrequested: How many items came that no request named, as far as they are known.
     """
 
     statuses: Counter[OutcomeStatus] = field(factory=Counter[OutcomeStatus])
