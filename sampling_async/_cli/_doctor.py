@@ -15,11 +15,11 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, Timeouts, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
-from sampling_async._cli._doctor_findings import Finding, Verdict, hiding, without_guids
+from sampling_async._cli._doctor_findings import Finding, Verdict, without_guids
 from sampling_async._cli._doctor_run import CHECKS, READ_SECONDS, CheckOptions, DoctorRun, not_made
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._profiles import setting
-from sampling_async._wire.address import Secret, base_url_of, guid_of, must_be_safe_through, proxy_of
+from sampling_async._wire.address import base_url_of, guid_of, must_be_safe_through, proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +90,6 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     profile = ended_by_failure(service.panel_of_profile)
     key = ended_by_failure(lambda: service.known_key(profile)) or asked_key(profile)
     expected = ended_by_failure(options.expected_urls)
-    hidden = hiding(Secret(key), Secret(ended_by_failure(service.whereto)[1]))
     is_silent, screen = show.as_lines(options.as_json), show.screen()
     # Not the console's width, which is 80 on every dumb terminal, also on one of 40 columns.
     width = get_terminal_size().columns
@@ -98,7 +97,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     def report(finding: Finding) -> None:
         is_hidden = finding.is_blocked or (options.quiet and finding.verdict in {"ok", "skipped"})
         if not (is_silent or is_hidden):
-            for line in lines(hidden(finding), width):
+            for line in lines(finding, width):
                 screen.print(line, soft_wrap=True)
 
     found = ended_by_failure(lambda: _check_options(service, profile, key, expected))
@@ -107,7 +106,6 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
         report(found)
     else:
         findings = ended_by_failure(lambda: anyio.run(DoctorRun(found, report).run))
-    findings = [hidden(each) for each in findings]
     verdict = worst(findings)
     if is_silent and (options.as_json or not options.quiet or verdict != "ok"):
         ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))

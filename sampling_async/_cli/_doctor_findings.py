@@ -14,17 +14,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from sampling_async import DecodeError, ResultCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from sampling_async import PartnerSettings
     from sampling_async._cli._certificates import Validity
-    from sampling_async._wire.address import Secret
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
@@ -33,9 +31,11 @@ _SOON_DAYS: Final = 14
 _DAY: Final = 86_400
 _CLOCK_WARN, _CLOCK_FAIL = 2.0, 60.0  # seconds
 _LETTERS: Final = 40
-_SHORTEST_SECRET: Final = 16  # a text that is shorter is no Guid, and may be a common word
 _HIDDEN: Final = "<hidden>"
-_GUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_BETWEEN: Final = r"(?:%[0-9a-f]{2}|[\W_]){0,3}"  # a dash, other signs, escaped ones (%2D) or none
+_GUID: Final = re.compile(
+    rf"[0-9a-f]{{8}}{_BETWEEN}(?:[0-9a-f]{{4}}{_BETWEEN}){{3}}[0-9a-f]{{12}}", re.IGNORECASE
+)
 _CONTRACT_PATH: Final = re.compile("IPExternalSamplingService|IntegratedPanelService", re.IGNORECASE)
 _VARYING: Final = re.compile(rb"[0-9a-f-]{8,}|\d+", re.IGNORECASE)
 _PAGE_OF_NGINX: Final = re.compile(rb"<center>(?:nginx|openresty|tengine)", re.IGNORECASE)
@@ -68,15 +68,28 @@ _BY_STATUS: Final = {
 }
 
 
+def without_guids(text: str) -> str:
+    """Return a text without its Guids: one of them may be the key or the panel, which a service may echo."""
+    return _GUID.sub(_HIDDEN, text)
+
+
+def _figures(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [without_guids(each) for each in value] if isinstance(value, list) else value
+        for name, value in figures.items()
+    }
+
+
 @frozen
 class Finding:
-    """The result of one check. Its texts hold no key, no Guid of a panel and no member code."""
+    """The result of one check. Its texts hold no Guid, so neither the key nor the panel, and no member code."""
 
     check: str
     verdict: Verdict  # "fail": it must be mended; "warn": it works, or it is not certain
-    found: str
-    remedy: str = ""
-    figures: Mapping[str, Any] = field(factory=dict[str, Any])  # for --json, in the spelling of its keys
+    found: str = field(converter=without_guids)
+    remedy: str = field(default="", converter=without_guids)
+    # For --json, in the spelling of its keys.
+    figures: Mapping[str, Any] = field(factory=dict[str, Any], converter=_figures)
     is_blocked: bool = False  # whether it was skipped because an earlier check has failed
 
 
@@ -104,38 +117,6 @@ class ProbeResponse:
             return json.loads(self.body).get("ResultCode")
         except (ValueError, AttributeError, RecursionError):
             return None
-
-
-def without_guids(text: str) -> str:
-    """Return a text of the network without its Guids: one of them may be the key."""
-    return _GUID.sub(_HIDDEN, text)
-
-
-def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
-    """Return a function that takes secrets out of a finding or a text, since a service may echo them.
-
-    They are found in capital and small letters, with dashes, other signs, escaped ones (%2D) or none between
-    their digits.
-    """
-    digits = [re.sub(r"[\W_]", "", each.reveal()) for each in secrets if each is not None]
-    between = r"(?:%[0-9a-f]{2}|[\W_]){0,3}"
-    patterns = [between.join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
-    pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)  # (?!) is found nowhere
-
-    def hidden(value: Any) -> Any:
-        match value:
-            case str():
-                return pattern.sub(_HIDDEN, value)
-            case Mapping():
-                return {hidden(name): hidden(each) for name, each in value.items()}
-            case list():
-                return [hidden(each) for each in value]
-            case Finding(found=found, remedy=remedy, figures=figures):
-                return evolve(value, found=hidden(found), remedy=hidden(remedy), figures=hidden(figures))
-            case _:
-                return value
-
-    return hidden
 
 
 # --- The way to the service

@@ -19,7 +19,7 @@ from attrs import frozen
 from sampling_async import DecodeError, PartnerSettings, TransportError, from_json
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._certificates import first_in_pem, validity_of
-from sampling_async._cli._doctor_findings import Finding, ProbeResponse, hiding
+from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._protocol.requests import get_settings
 from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
@@ -226,8 +226,7 @@ class DoctorRun:
         with anyio.move_on_after(CONNECT_SECONDS + read_seconds):
             try:
                 response, body = await self._exchange(engine, key, sent)
-                hidden = hiding(key, Secret(self._options.panel_guid))  # before anything is cut
-                headers = {name.lower(): hidden(value) for name, value in response.headers.items()}
+                headers = {name.lower(): value for name, value in response.headers.items()}
                 seconds = time.monotonic() - start
                 return ProbeResponse(response.status_code, headers, body, began=began, seconds=seconds)
             except httpx.ReadTimeout:
