@@ -71,11 +71,10 @@ class DoctorOptions:
             return None
         from sampling_async._cli._notifications import existing_store  # noqa: PLC0415  takes time to load
         from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
-        from sampling_async.notifications._records import SETTINGS  # noqa: PLC0415
 
         store = existing_store(self.store)
         urls = Inbox(store, secrets=kept_secrets(store)).urls(self.public_url)
-        return {SETTINGS[kind]: url for kind, url in urls.items()}
+        return {kind.setting: url for kind, url in urls.items() if kind.setting}
 
 
 def doctor(service: ServiceOptions, options: DoctorOptions) -> None:

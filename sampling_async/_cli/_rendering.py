@@ -42,10 +42,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
     from typing import TextIO
 
-    from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
+    from sampling_async import (
+        Invite,
+        InviteOutcome,
+        OutcomeStatus,
+        OutcomeStream,
+        Quota,
+        Quotas,
+        Setting,
+        Survey,
+    )
     from sampling_async import Progress as StreamProgress
     from sampling_async._cli._tally import Tally
-    from sampling_async._protocol.outcomes import OutcomeStatus
 
 STYLES: Final[dict[OutcomeStatus, str]] = {
     "invited": "green",

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from attrs import define, field
 
-from sampling_async import InvalidRequestError, JournalError, ResultCode, SamplingError, ServiceError
+from sampling_async import (
+    InvalidRequestError,
+    JournalError,
+    OutcomeStatus,
+    ResultCode,
+    SamplingError,
+    ServiceError,
+)
 from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
-from sampling_async._protocol.outcomes import OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
