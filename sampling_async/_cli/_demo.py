@@ -77,7 +77,7 @@ class Demo:
 
 @frozen
 class Ends:
-    """Of so many ends of surveys that the service knows of, so many were acknowledged."""
+    """How many ends of surveys the service knows of, and how many of these were acknowledged."""
 
     heard: int
     known: int
@@ -353,7 +353,7 @@ def _serve(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:
     # A terminal sends Ctrl-C to both processes. The parent handles it, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with suppress(EOFError, BrokenPipeError):  # the parent has ended
+        with suppress(EOFError, ConnectionError):  # the parent has ended
             _simulate(pipe, demo, urls)
     except Exception as exc:  # noqa: BLE001  the parent says what it is
         pipe.send(DemoError(f"the simulator failed: {exc}"))
