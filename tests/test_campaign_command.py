@@ -57,7 +57,7 @@ def terminal(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
     console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
-    monkeypatch.setattr(_rendering, "asides", lambda: console)
+    monkeypatch.setattr(_rendering, "stderr_console", lambda: console)
     monkeypatch.setattr(_rendering, "errors", lambda: console)
     return screen
 
@@ -475,13 +475,13 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    gauge = _campaign_view.RunMetrics(run, client, None)
+    metrics = _campaign_view.RunMetrics(run, client, None)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
-    assert gauge.read().seconds_left == 80 / (19 / 2)
+    assert metrics.read().seconds_left == 80 / (19 / 2)
     run.limits = Limits()
-    assert gauge.read().seconds_left == 960 / (40 / 2)
+    assert metrics.read().seconds_left == 960 / (40 / 2)
     run.limits = Limits(max_invites=20)
-    assert gauge.read().seconds_left == 0.0
+    assert metrics.read().seconds_left == 0.0
 
 
 # --- The live display

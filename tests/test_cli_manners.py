@@ -127,7 +127,6 @@ def test_simulate_prints_its_address_as_json_on_request(monkeypatch):
 @pytest.mark.parametrize("arguments", [["settings"], ["doctor"], ["quotas"], ["--help"], ["doctor", "--help"]])
 def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
-    monkeypatch.setattr("sampling_async._cli._doctor._IDLE_LIMIT", 0.01)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     coloured = run(*arguments).stdout
@@ -141,7 +140,7 @@ def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
 def test_a_summary_without_colours_has_none(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    _rendering.hush(False)
+    _rendering.set_quiet(False)
     _rendering.print_summary(Tally())
     shown = capsys.readouterr().err
     assert "0 quota IDs" in shown

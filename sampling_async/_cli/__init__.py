@@ -9,7 +9,7 @@ it.
 Exit codes:
     0: All is done; every quota ID got a result. `doctor`: no check failed, though some may warn.
     1: Incomplete: some quota IDs ended `not_sent` or `unknown`, pairs of a campaign are pending, or the reader
-        of the output went away. Or what was asked for has an answer that needs a look: a check of `doctor`
+        of the output went away. Or the result needs a look: a check of `doctor`
         failed, `notifications settings` found another URL at the operator, `outcomes --overdue` or
         `--uninvited` found invites, client and ledger of the `demo` disagree, the process that `top` showed
         went away. Or there was nothing to do: no such survey, no fact to `replay`, no key to
@@ -48,8 +48,8 @@ _held: list[set[int]] = []
 """The signal mask from before we blocked signals; empty while we do not block them."""
 
 
-class _Aside:
-    """A stream whose failures fail nothing: that stderr is full says nothing of the work that it tells of."""
+class BestEffortStream:
+    """A stream that ignores errors of writing: a full stderr must not end the work that is reported on it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -74,7 +74,7 @@ def main() -> None:
     # A stream that was closed before the program started is None, and libraries do not expect that.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
-    sys.stderr = cast("TextIO", _Aside(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115, PTH123
+    sys.stderr = cast("TextIO", BestEffortStream(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115, PTH123
     with _terminated_as_interrupted() as came:
         try:
             _hold_signals()
@@ -118,7 +118,7 @@ def _terminated_as_interrupted() -> Generator[list[int]]:
         interrupt(signal.SIGINT, frame)
 
     before = signal.getsignal(signal.SIGTERM)
-    # SIGTERM is ignored, or has a handler that is not ours to replace.
+    # SIGTERM is ignored, or has a handler that this program must not replace.
     if before is not signal.SIG_DFL:
         yield came
         return
@@ -142,7 +142,7 @@ def _run() -> None:
     try:
         app(prog_name="sampling-async")
     except OSError as exc:
-        # Commands tell their failures. This one is of the help, the version or a completion, as on a full disk.
+        # Commands report their own failures. This one is of the help, the version or a completion.
         from sampling_async._cli._connection import drop_unwritten  # noqa: PLC0415
         from sampling_async._cli._tally import FAILED  # noqa: PLC0415
 

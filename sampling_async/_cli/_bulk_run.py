@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import Goal, Journal, OutcomeStream, Repeats, SamplingClient
-    from sampling_async._cli._signals import Ending
+    from sampling_async._cli._signals import SignalHandler
     from sampling_async._cli._sources import Items
     from sampling_async._cli._tally import Tally
     from sampling_async._journal.run import JournalRun
@@ -230,22 +230,24 @@ class BulkRun:
         work: The requests.
         journal: The journal of `work`, if any.
         shown: The printer that shows outcomes.
-        ending: The handling of signals.
+        signals: The handling of signals.
     """
 
-    def __init__(self, work: Work, journal: Journal | None, shown: OutcomePrinter, ending: Ending) -> None:
+    def __init__(
+        self, work: Work, journal: Journal | None, shown: OutcomePrinter, signals: SignalHandler
+    ) -> None:
         self._work = work
         self._journal = journal
         self._shown = shown
-        self._ending = ending
+        self._signals = signals
         self._stream: OutcomeStream | None = None
 
     async def run(self, client: SamplingClient) -> None:
         """Show every outcome, including those left over if the run is interrupted or the input fails."""
         try:
-            with self._shown, self._ending:
+            with self._shown, self._signals:
                 try:
-                    with self._ending.scope:
+                    with self._signals.scope:
                         if not self._shown.bar.display.disable:
                             self._shown.bar.total = await self._work.total()
                         self._stream = await self._work.stream(client)
@@ -253,7 +255,7 @@ class BulkRun:
                         await self._give_up_the_rest(client)
                 finally:
                     # Outside the scope that the signal cancelled, so the account can still await.
-                    if self._ending.came:
+                    if self._signals.received:
                         await self._account(client)
                     else:
                         for outcome in self._left_over():

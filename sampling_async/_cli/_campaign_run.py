@@ -24,7 +24,7 @@ from sampling_async._cli._campaign_view import Display, Figures, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._panel_files import read_inventory
-from sampling_async._cli._signals import Ending
+from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 from sampling_async.campaign import Campaign, Limits, Plan
 from sampling_async.campaign._campaign import with_ledger
@@ -206,7 +206,7 @@ class CampaignJob:
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
             # Around this only: what fails is told after the spinner has gone.
-            with show.asides().status("Matching the panel"):
+            with show.stderr_console().status("Matching the panel"):
                 await make(campaign(client, **inventory))
 
         if self.options.inventory is None:
@@ -333,25 +333,25 @@ class _CampaignRun:
         self._ready = ready
         self._settings = ready.kept.settings
         self._as_lines = show.as_lines(as_json) or not show.errors().is_terminal
-        self._ending = Ending()
+        self._signals = SignalHandler()
         self._display: Display | None = None
-        self._gauge: RunMetrics | None = None
+        self._metrics: RunMetrics | None = None
         self._summary: Summary | None = None
         self._campaign_run: CampaignRun | None = None
 
     async def work(self, client: SamplingClient) -> None:
         """Ask for what is pending; then write the files, however that ended."""
         failure: Exception | None = None
-        with self._ending:
+        with self._signals:
             try:
-                with self._ending.scope:
+                with self._signals.scope:
                     await self._run(client)
             except Exception as exc:  # noqa: BLE001  raised below, when what is known is written
                 failure = exc
-            self._ending.gently = None
-            if self._gauge is not None:
+            self._signals.on_first_signal = None
+            if self._metrics is not None:
                 self._summary = await self._written(client)
-                self._gauge.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
+                self._metrics.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
         if self._summary is not None and self._campaign_run is not None:
             self._show_end(self._summary, self._campaign_run)
         if failure is not None:
@@ -361,18 +361,18 @@ class _CampaignRun:
         async with following(client, self._settings) as live:
             campaign = self._campaign(client, live)
             async with campaign.run() as run:
-                self._ending.gently = partial(self._stop, run)
+                self._signals.on_first_signal = partial(self._stop, run)
                 self._campaign_run = run
-                self._gauge = RunMetrics(run, client, self._ready.plan.currency_id)
-                await self._shown(run, self._gauge)
-            self._ending.gently = None
+                self._metrics = RunMetrics(run, client, self._ready.plan.currency_id)
+                await self._shown(run, self._metrics)
+            self._signals.on_first_signal = None
 
     def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
         max_turns = self._settings.max_turns or 3
         return Campaign(client, inventory=live, ledger=self._folder / LEDGER, max_turns=max_turns)
 
-    async def _shown(self, run: CampaignRun, gauge: RunMetrics) -> None:
-        self._display = Display(gauge.read, as_lines=self._as_lines)
+    async def _shown(self, run: CampaignRun, metrics: RunMetrics) -> None:
+        self._display = Display(metrics.read, as_lines=self._as_lines)
         # Kept, because a task group would raise them inside an ExceptionGroup.
         failures: list[Exception] = []
         with self._display:
@@ -380,7 +380,7 @@ class _CampaignRun:
                 tasks.start_soon(self._display.keep)
                 try:
                     async for outcome in run:
-                        gauge.add(outcome)
+                        metrics.add(outcome)
                 except Exception as exc:  # noqa: BLE001  raised below
                     failures.append(exc)
                 tasks.cancel_scope.cancel()
@@ -392,11 +392,11 @@ class _CampaignRun:
         run.stop(self._by_signal)
         # A service that is away answers nothing.
         grace = 0.0 if run.waiting_for == "outage" else _GRACE
-        self._ending.scope.deadline = asyncio.get_running_loop().time() + grace
+        self._signals.scope.deadline = asyncio.get_running_loop().time() + grace
 
     @property
     def _by_signal(self) -> str:
-        return "interrupted" if self._ending.exit_code == INTERRUPTED else "terminated by SIGTERM"
+        return "interrupted" if self._signals.exit_code == INTERRUPTED else "terminated by SIGTERM"
 
     async def _written(self, client: SamplingClient) -> Summary:
         return await self._campaign(client).write(
@@ -425,14 +425,14 @@ class _CampaignRun:
         Raises:
             typer.Exit: A signal ended the run.
         """
-        if self._ending.came:
-            fail(self._by_signal, self._ending.exit_code)
+        if self._signals.received:
+            fail(self._by_signal, self._signals.exit_code)
         assert self._summary is not None
-        assert self._gauge is not None
+        assert self._metrics is not None
         pairs = self._summary.pairs
         if not pairs.pending + pairs.unknown + pairs.not_sent:
             return DONE
-        return self._gauge.tally.exit_code() or INCOMPLETE
+        return self._metrics.tally.exit_code() or INCOMPLETE
 
 
 @asynccontextmanager

@@ -154,7 +154,7 @@ class Display:
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
         self._read = read
         self._as_lines = as_lines
-        console = show.asides()
+        console = show.stderr_console()
         # Lines of JSON and a live display on one screen would write into each other.
         is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
@@ -175,7 +175,7 @@ class Display:
         while True:
             if self._is_live:
                 self._live.update(figures_view(self._read()), refresh=True)
-            if self._as_lines and not show.is_hushed() and time.monotonic() >= self._line_due:
+            if self._as_lines and not show.is_quiet() and time.monotonic() >= self._line_due:
                 self._line_due += _LINES
                 self.write_line()
             await anyio.sleep(_REDRAWN)
@@ -245,7 +245,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _on_stderr() -> Console:
-    console = show.asides()
+    console = show.stderr_console()
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
     return console

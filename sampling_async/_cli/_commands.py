@@ -30,7 +30,7 @@ from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import quietable, takes
-from sampling_async._cli._signals import Ending
+from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, RequestLines, number_of_ids
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
@@ -139,7 +139,7 @@ def sampling_async(
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
-    show.hush(False)
+    show.set_quiet(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
     # If the key is not in the environment, a person may be asked for it, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
@@ -349,11 +349,11 @@ def _bulk(
     """
     written = None if journal is None else Journal(journal)
     asked = ended_by_failure(lambda: work(written))
-    tally, ending = Tally(), Ending()
+    tally, signals = Tally(), SignalHandler()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    service.call(BulkRun(asked, written, shown, ending).run)
-    if ending.came:
-        fail("interrupted" if ending.exit_code == INTERRUPTED else "terminated by SIGTERM", ending.exit_code)
+    service.call(BulkRun(asked, written, shown, signals).run)
+    if signals.received:
+        fail("interrupted" if signals.exit_code == INTERRUPTED else "terminated by SIGTERM", signals.exit_code)
     return tally
 
 

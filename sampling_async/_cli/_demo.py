@@ -1,93 +1,73 @@
-"""The demo without its display: a partner's day against a simulator of its own, and the results.
+"""A partner's day against a simulated service: what `sampling-async demo` does, without its display.
 
-The inventory is watched, a panel in a file is matched and allocated, a campaign asks for the invites, the
-service tells how each survey has ended, and at the end all of it is held against the simulator's own ledger.
+This is also the longest example of the package, so it uses public names only. Read `run_day` first: inventory,
+panel, plan, invites, and how each survey ended. At the end, all of it is compared with the service's ledger.
+
+The service runs in a process of its own, so the times are those of the client. The demo ends by counts, not by
+a clock: each end of a survey is sent until it is acknowledged, and only a receiver that refuses stops that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import socket
 import time
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import asynccontextmanager, contextmanager, suppress
+from math import ceil
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import uvicorn
-from attrs import define, field, frozen
+from attrs import asdict, field, frozen
 
-from sampling_async import InviteOutcome
-from sampling_async._cli._demo_service import DemoError as DemoError  # noqa: PLC0414  with the others here
-from sampling_async._cli._demo_service import ServiceLedger, ServiceSettings, simulator_process
-from sampling_async._cli._tally import Tally
-from sampling_async._pacing.threads import in_thread
-from sampling_async.campaign import Campaign
+from sampling_async import Quotas, SamplingClient
+from sampling_async.campaign import Campaign, Summary
 from sampling_async.matching import Allocate, LiveIndex, QuestionKinds
-from sampling_async.notifications import Inbox, Kind, OutcomeLedger, SqliteStore, kept_secrets
-from sampling_async.simulator import AGE_BANDS, Verdict
-from sampling_async.simulator._transport import listening
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, kept_secrets
+from sampling_async.simulator import AGE_BANDS, Fault, Latency, Notifying, Simulator, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 
-    from sampling_async import AttemptReport, Quotas, SamplingClient
-    from sampling_async._cli._demo_service import SimulatorProcess
-    from sampling_async.campaign import CampaignRun, Plan, Summary
-    from sampling_async.simulator import LedgerEntry
+    from sampling_async import AttemptReport, InviteOutcome
+    from sampling_async.campaign import CampaignRun, Plan
+    from sampling_async.simulator import Outbox, SimulatedMember
 
-_AGE: Final = 1001538
+_AGE: Final = 1001538  # the question about the age
 _RECONTACT_PAGE: Final = 25
 _BATCH: Final = 200
-_BACKLOG: Final = 128
+_ENDS: Final = ("completion", "terminate")
 _KINDS: Final = (Kind.COMPLETION, Kind.TERMINATE, Kind.QUOTA_STATUS, Kind.SURVEY_CLOSED)
-"""What the service is asked to tell. It could also tell of each invite, which the partner knows by then."""
+_REFUSALS: Final = 4  # of each notification that is left, with no acknowledgement between them, end the sending
+
+
+class DemoError(Exception):
+    """The simulator's process did not start, or ended too early. The text says why."""
 
 
 @frozen(kw_only=True)
 class Demo:
-    """The settings of a demo.
+    """The settings of a demo."""
 
-    Attributes:
-        folder: Where the panel, the ledgers and the report are written.
-        seed: The seed of the simulator.
-        members: How many members the panel has.
-        surveys: How many surveys the inventory has.
-        per_member: How many quotas a member gets at most.
-        faults: Whether the service sometimes answers 503 or drops a connection.
-        latency: The seconds a bulk invite takes, as `a + b * IDs`, and how many the service works on at once.
-    """
-
-    folder: Path
-    seed: int = 7
+    folder: Path  # where the panel, the ledgers and the report are written
+    seed: int = 7  # of the simulator: everything follows from it, except the order of requests
     members: int = 600
     surveys: int = 120
-    per_member: int = 4
-    faults: bool = False
-    latency: tuple[float, float, int] = (0.01, 0.0003, 8)
-
-    def service(self, urls: dict[str, str]) -> ServiceSettings:
-        """Return the settings of the simulated service."""
-        return ServiceSettings(
-            seed=self.seed,
-            members=self.members,
-            surveys=self.surveys,
-            faults=self.faults,
-            latency=self.latency,
-            panel=str(self.panel),
-            urls=urls,
-        )
+    per_member: int = 4  # how many quotas a member gets at most
+    faults: bool = False  # whether the service sometimes answers 503, or drops a connection after it has acted
+    latency: Latency = field(factory=lambda: Latency(a=0.01, b=0.0003, workers=8))  # of a bulk invite
 
     @property
     def panel(self) -> Path:
         """The panel's file."""
-        return self.folder / "panel.parquet"
-
-    @property
-    def store(self) -> Path:
-        """The file of the inbox."""
-        return self.folder / "notifications.db"
+        return self.folder / "panel.jsonl"
 
     @property
     def report(self) -> Path:
@@ -95,37 +75,43 @@ class Demo:
         return self.folder / "report.html"
 
 
-@define
-class Findings:
-    """The results of a demo.
+@frozen
+class Ends:
+    """How many ends of surveys the service knows of, and how many of these were acknowledged."""
 
-    Attributes:
-        inventory: The inventory that Get Quotas returned.
-        plan: The plan of the campaign.
-        summary: What became of the campaign.
-        tally: The counts of outcomes.
-        seconds: How long the campaign took.
-        request_seconds: How long the attempts of bulk invites took, sorted.
-        recontact_quota_id: The quota whose recontact list was read last.
-        recontact_pages: The number of member codes on each page of that list.
-        received: How many completions and terminates the inbox holds.
-        service: What the simulator knows at the end.
-        revenue: What the completes have brought.
-        verdict: The result of checking the outcomes against the ledger.
-    """
+    heard: int
+    known: int
+
+
+Step: TypeAlias = "Quotas | Plan | CampaignRun | Ends"
+
+
+@frozen(kw_only=True)
+class ServiceReport:
+    """What the simulator knows at the end."""
+
+    verdict: Verdict = field(factory=Verdict)  # of the client's outcomes
+    invites: int = 0  # how many it has made
+    completions: int = 0  # how many it has notified of, or tried to
+    terminates: int = 0
+    unheard: int = 0  # how many of these ends nobody has acknowledged
+
+
+@frozen(kw_only=True)
+class Findings:
+    """The results of a demo."""
 
     inventory: Quotas
-    plan: Plan
     summary: Summary
-    tally: Tally
-    seconds: float = 0.0
-    request_seconds: list[float] = field(factory=list[float])
-    recontact_quota_id: int = 0
-    recontact_pages: list[int] = field(factory=list[int])
-    received: tuple[int, int] = (0, 0)
-    service: ServiceLedger = field(factory=lambda: ServiceLedger([], 0, 0, 0))
-    revenue: float = 0.0
-    verdict: Verdict = field(factory=Verdict)
+    statuses: Counter[str]
+    codes: Counter[tuple[int | None, str | None]]  # the number of outcomes by result code and result
+    seconds: float  # of the campaign
+    request_seconds: list[float]  # of the attempts of bulk invites, sorted
+    recontact_quota_id: int
+    recontact_pages: list[int]  # the number of member codes on each page of that quota
+    received: tuple[int, int]  # completes and terminates in the inbox
+    revenue: float
+    service: ServiceReport
 
     @property
     def agrees(self) -> bool:
@@ -141,13 +127,13 @@ class Findings:
     def disagreement(self) -> str:
         """What client and service disagree on; empty if on nothing. An end that was not heard yet is none."""
         pairs, service = self.summary.pairs, self.service
-        expected = pairs.invited + len(self.verdict.unread)
-        if not self.verdict.ok:
-            return str(self.verdict).splitlines()[0]
-        if len(service.invites) != expected:
-            return f"{len(service.invites):,} invites in the service's ledger, {expected:,} by the client"
+        expected = pairs.invited + len(service.verdict.unread)
+        if not service.verdict.ok:
+            return str(service.verdict).splitlines()[0]
+        if service.invites != expected:
+            return f"{service.invites:,} invites in the service's ledger, {expected:,} by the client"
         if pairs.pending:
-            return f"{pairs.pending:,} pairs were never asked for"
+            return f"{pairs.pending:,} pairs were never sent"
         if not 0 <= self.missing_ends <= service.unheard:
             acknowledged = service.completions + service.terminates - service.unheard
             return f"{acknowledged:,} ends were acknowledged, {sum(self.received):,} are in the inbox"
@@ -157,169 +143,252 @@ class Findings:
 
     def percentile(self, percent: int) -> float:
         """Return the seconds that `percent` percent of the bulk invites did not exceed."""
-        # Nearest rank, rounded up: the 90th percentile of 25 times is the 23rd.
         times = self.request_seconds
-        return times[max(0, -(-len(times) * percent // 100) - 1)] if times else 0.0
+        return times[max(0, ceil(len(times) * percent / 100) - 1)] if times else 0.0
 
 
-@define
-class Watcher:
-    """The functions that a demo notifies of its progress.
-
-    Attributes:
-        inventory: Called with the inventory.
-        planned: Called with the plan, and the seconds that it took.
-        outcome: Called after every outcome with the run.
-        hearing: Called in a thread while notifications come in, with the ends of surveys so far and in all.
-        finished: Called when all of it is over.
-    """
-
-    inventory: Callable[[Quotas], object] = lambda _inventory: None
-    planned: Callable[[Plan, float], object] = lambda _plan, _seconds: None
-    outcome: Callable[[CampaignRun], object] = lambda _run: None
-    hearing: Callable[[int, int], object] = lambda _heard, _invites: None
-    finished: Callable[[], object] = lambda: None
+# --- The partner's side ---------------------------------------------------------------------------------------
 
 
-def run_demo(demo: Demo, watcher: Watcher | None = None) -> Findings:
-    """Run a demo from beginning to end.
+async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) -> Findings:
+    """Run a demo from beginning to end, on asyncio.
+
+    Args:
+        demo: The settings.
+        watch: Called with the inventory, the plan, the run after each outcome, and how many ends are heard.
 
     Raises:
         DemoError: The simulator's process failed.
         SamplingError: A call failed, and the demo cannot go on without it.
     """
-    return anyio.run(partial(_day, demo, watcher or Watcher()))
+    outcomes: list[InviteOutcome] = []
+    request_seconds: list[float] = []
+
+    def note_attempt(report: AttemptReport) -> None:
+        if report.endpoint == "bulk_invite":
+            request_seconds.append(report.timing.total)
+
+    store = demo.folder / "notifications.db"
+    inbox, ledger = Inbox(store, secrets=kept_secrets(store)), OutcomeLedger(store)
+    async with inbox, _receiving(inbox) as base, _simulated_service(demo, inbox.urls(base)) as service:
+        base_url, panel_guid, api_key, members = await service.receive()
+        _write_panel(members, demo.panel)
+        kinds = QuestionKinds.default().with_age(_AGE, AGE_BANDS)
+        async with (
+            SamplingClient(base_url, panel_guid=panel_guid, api_key=api_key, on_attempt=note_attempt) as client,
+            client.watch_quotas() as quotas,
+            LiveIndex(quotas, kinds=kinds) as live,
+            live.follow(inbox),  # quotas that close meanwhile are not asked for
+        ):
+            await live.ready()
+            inventory = quotas.quotas
+            watch(inventory)
+            recontact_quota_id, recontact_pages = await _read_recontacts(client, live, inventory)
+
+            campaign = Campaign(
+                client,
+                demo.panel,
+                live,
+                ledger=demo.folder / "campaign.ledger",
+                allocate=_allocation(inventory, demo.per_member),
+            )
+            watch(await campaign.plan())
+
+            began = time.perf_counter()
+            async with campaign.run() as run:
+                async for outcome in run:
+                    outcomes.append(outcome)
+                    watch(run)
+                    if len(outcomes) % _BATCH == 0:
+                        await ledger.invited(outcomes[-_BATCH:])
+            await ledger.invited(outcomes[len(outcomes) // _BATCH * _BATCH :])
+            seconds = time.perf_counter() - began
+            summary = await campaign.write(demo.folder, title="A day with the simulator")
+        # All that the service got a 200 for is in the inbox, so the inbox is read once, after the last one.
+        report = await service.report(outcomes, watch)
+    funnel = await ledger.funnel()
+    return Findings(
+        inventory=inventory,
+        summary=summary,
+        statuses=Counter(outcome.status for outcome in outcomes),
+        codes=Counter((outcome.result_code, outcome.result) for outcome in outcomes),
+        seconds=seconds,
+        request_seconds=sorted(request_seconds),
+        recontact_quota_id=recontact_quota_id,
+        recontact_pages=recontact_pages,
+        received=(sum(quota.completed for quota in funnel), sum(quota.terminated for quota in funnel)),
+        revenue=float(sum(quota.revenue for quota in funnel)),
+        service=report,
+    )
 
 
-async def _day(demo: Demo, watcher: Watcher) -> Findings:
-    store = SqliteStore(demo.store)
-    inbox = Inbox(store, secrets=kept_secrets(store))
-    async with _receiving(inbox) as base:
-        urls = {str(kind): url for kind, url in inbox.urls(base).items() if kind in _KINDS}
-        with simulator_process(demo.service(urls)) as simulator:
-            times: list[float] = []
+def _write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
+    """Write a panel as JSON lines: a member a line, with the answers by question ID."""
+    with output.open("w", encoding="utf-8") as file:
+        for member in members:
+            row = {
+                "member_code": member.member_code,
+                "device_type": member.device_type_id,
+                "participations": [asdict(one) for one in member.participations],
+                **{
+                    str(question_id): sorted(answer) if isinstance(answer, frozenset) else answer
+                    for question_id, answer in member.profile.items()
+                },
+            }
+            file.write(json.dumps(row) + "\n")
 
-            def note(report: AttemptReport) -> None:
-                if report.endpoint == "bulk_invite":
-                    times.append(report.timing.total)
 
-            async with simulator.client(on_attempt=note) as client:
-                findings, outcomes = await _asked(client, inbox, demo, watcher)
-            findings.request_seconds = sorted(times)
-            await _compare(findings, simulator, outcomes, OutcomeLedger(demo.store), watcher)
-            watcher.finished()
-    return findings
+async def _read_recontacts(client: SamplingClient, live: LiveIndex, inventory: Quotas) -> tuple[int, list[int]]:
+    """Read the members of recontact quotas, page by page; return the last quota and the sizes of its pages."""
+    quota_id, sizes = 0, list[int]()
+    for survey in inventory.surveys:
+        for quota in survey.quotas if survey.is_survey_recontact else ():
+            quota_id, codes, sizes = quota.quota_id, list[str](), []
+            async for page in client.recontact_pages(quota_id, max_results=_RECONTACT_PAGE):
+                codes += page.member_codes
+                sizes.append(len(page.member_codes))
+            live.index.recontact(quota_id, codes)
+    return quota_id, sizes
+
+
+def _allocation(inventory: Quotas, per_member: int) -> Allocate:
+    # The simulator counts each invite as a complete. So a quota has room for as many invites as it needs
+    # completes, and not for those that will not end in one.
+    survey_room = Counter[int]()
+    for survey in inventory.surveys:
+        survey_room[survey.survey_id] += survey.estimated_completes_remaining
+    room = {
+        quota.quota_id: quota.estimated_completes_remaining
+        for survey in inventory.surveys
+        for quota in survey.quotas
+    }
+    return Allocate(per_member, room=room, survey_room=survey_room)
 
 
 @asynccontextmanager
-async def _receiving(inbox: Inbox) -> AsyncGenerator[str, None]:
+async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
     """Receive notifications over HTTP while the block is open; yield the base of the URLs."""
-    with listening("127.0.0.1", 0) as listener:
-        listener.listen(_BACKLOG)
-        config = uvicorn.Config(inbox.app, lifespan="off", ws="none", access_log=False, log_level="error")
-        server = _Server(config)
-        async with inbox:
-            # A plain task: a task group would raise the failures of the block in a group.
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
-                await serving
+    # With IPPROTO_TCP, asyncio turns Nagle's algorithm off, which delays each response by 40 ms.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = _Receiver(uvicorn.Config(inbox.app, lifespan="off", ws="none", log_level="error"))
+        # A plain task: a task group would raise the failures of the block in a group.
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
 
 
-class _Server(uvicorn.Server):
+class _Receiver(uvicorn.Server):
     @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
+    def capture_signals(self) -> Generator[None]:
         """Leave signals to the demo: they end all of it."""
         yield
 
 
-async def _asked(
-    client: SamplingClient, inbox: Inbox, demo: Demo, watcher: Watcher
-) -> tuple[Findings, list[InviteOutcome]]:
-    """Read, match, plan and ask, while the inventory is watched and notifications come in."""
-    kinds = QuestionKinds.default().with_age(_AGE, AGE_BANDS)
-    async with client.watch_quotas() as watch, LiveIndex(watch, kinds=kinds) as live:
-        await live.ready()
-        inventory = watch.quotas
-        watcher.inventory(inventory)
-        async with live.follow(inbox):
-            recontact = await _read_recontacts(client, live)
-            began = time.perf_counter()
-            campaign = _campaign(client, demo, live, inventory)
-            plan = await campaign.plan()
-            watcher.planned(plan, time.perf_counter() - began)
-            tally, outcomes = await _run(campaign, demo.store, watcher)
-            seconds = tally.seconds
-            summary = await campaign.write(demo.folder, title="A day with the simulator")
-    findings = Findings(inventory, plan, summary, tally, seconds, [], *recontact)
-    return findings, outcomes
+# --- The service's side, in a process of its own --------------------------------------------------------------
 
 
-def _campaign(client: SamplingClient, demo: Demo, live: LiveIndex, inventory: Quotas) -> Campaign:
-    # The simulator counts each invite as a complete. So a quota has room for as many invites as it needs
-    # completes, and not for those that will not end in one.
-    rooms = {
-        quota.quota_id: quota.estimated_completes_remaining for s in inventory.surveys for quota in s.quotas
-    }
-    survey_rooms: Counter[int] = Counter()
-    for survey in inventory.surveys:
-        survey_rooms[survey.survey_id] += survey.estimated_completes_remaining
-    allocate = Allocate(demo.per_member, room=rooms, survey_room=survey_rooms)
-    return Campaign(client, demo.panel, live, ledger=demo.folder / "campaign.ledger", allocate=allocate)
+@frozen
+class _Service:
+    _process: BaseProcess
+    _pipe: Connection
+
+    async def receive(self) -> Any:
+        """Wait for the next message of the process.
+
+        Raises:
+            DemoError: The process has failed or ended.
+        """
+        message = None
+        with suppress(EOFError, OSError):
+            while not self._pipe.poll():  # noqa: ASYNC110  it is another process that sends
+                await anyio.sleep(0.01)
+            message = self._pipe.recv()
+        if message is None:
+            self._process.join()
+            raise DemoError(f"the simulator's process ended with exit code {self._process.exitcode}")
+        if isinstance(message, DemoError):
+            raise message
+        return message
+
+    async def report(self, outcomes: list[InviteOutcome], watch: Callable[[Ends], object]) -> ServiceReport:
+        """Wait until the service has sent all notifications, however long that takes; return what it knows.
+
+        Raises:
+            DemoError: The process has failed or ended.
+        """
+        with suppress(OSError):  # the process has ended, as `receive` will say
+            self._pipe.send(outcomes)
+        while not isinstance(message := await self.receive(), ServiceReport):
+            watch(message)
+        return message
 
 
-async def _read_recontacts(client: SamplingClient, live: LiveIndex) -> tuple[int, list[int]]:
-    """Read the members of recontact quotas, page by page; return the last quota and its pages."""
-    last, pages = 0, list[int]()
-    for target in list(live.index.quota_ids.targets()):
-        if target.survey.is_survey_recontact:
-            last, pages, codes = target.quota.quota_id, [], list[str]()
-            async for page in client.recontact_pages(last, max_results=_RECONTACT_PAGE):
-                pages.append(len(page.member_codes))
-                codes += page.member_codes
-            live.index.recontact(last, codes)
-    return last, pages
+@asynccontextmanager
+async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[_Service]:
+    """Run the simulated service in a process while the block is open; it posts notifications to these URLs."""
+    context = get_context("spawn")
+    pipe, child_pipe = context.Pipe()
+    posted = {str(kind): urls[kind] for kind in _KINDS}
+    process = context.Process(target=_serve, args=(child_pipe, demo, posted), daemon=True)
+    process.start()
+    child_pipe.close()  # only the process has it now, so its end ends the pipe, and the other way round
+    try:
+        yield _Service(process, pipe)
+    except BaseException:
+        # It may be waiting until its notifications are acknowledged, and nobody receives them any more.
+        process.kill()
+        raise
+    finally:
+        pipe.close()
+        process.join()
 
 
-async def _run(campaign: Campaign, store: Path, watcher: Watcher) -> tuple[Tally, list[InviteOutcome]]:
-    """Ask, and note each invite beside the notifications, which will tell how it has ended."""
-    tally, outcomes, ledger = Tally(), list[InviteOutcome](), OutcomeLedger(store)
-    noted = 0
-    async with campaign.run() as run:
-        async for outcome in run:
-            outcomes.append(outcome)
-            tally.add(outcome)
-            watcher.outcome(run)
-            if len(outcomes) - noted == _BATCH:
-                await ledger.invited(outcomes[noted:])
-                noted = len(outcomes)
-    await ledger.invited(outcomes[noted:])
-    return tally, outcomes
+def _serve(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:
+    """Serve until the outcomes of the client arrive on the pipe, and reply what is known."""
+    # A terminal sends Ctrl-C to both processes. The parent handles it, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with suppress(EOFError, ConnectionError):  # the parent has ended
+            _simulate(pipe, demo, urls)
+    except Exception as exc:  # noqa: BLE001  the parent says what it is
+        pipe.send(DemoError(f"the simulator failed: {exc}"))
 
 
-async def _compare(
-    findings: Findings,
-    simulator: SimulatorProcess,
-    outcomes: Sequence[InviteOutcome],
-    ledger: OutcomeLedger,
-    watcher: Watcher,
-) -> None:
-    """Ask the service what it knows, which it says when it has sent all notifications, and compare."""
-    # All that the service was answered 200 for is in the inbox, so one look at the end tells.
-    service = await in_thread(simulator.ledger, watcher.hearing)
-    funnel = await ledger.funnel()
-    findings.received = (
-        sum(quota.completed for quota in funnel),
-        sum(quota.terminated for quota in funnel),
+def _simulate(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:
+    simulator = Simulator(
+        demo.seed,
+        surveys=demo.surveys,
+        members=demo.members,
+        latency=demo.latency,
+        notifying=Notifying(completes=0.4, survey_seconds=0.5, repeated=0.05),
     )
-    findings.revenue = float(sum(quota.revenue for quota in funnel))
-    findings.service = service
-    findings.verdict = _verdict(service.invites, outcomes)
+    if demo.faults:
+        simulator.faults.add(Fault.status(503, retry_after=0.1).on("bulk_invite", every=60))
+        simulator.faults.add(Fault.cut(when="after").on("bulk_invite", every=90))
+    outbox = simulator.notifications
+    with simulator.serve() as base_url, outbox.sending_to(urls):
+        members = tuple(simulator.members.values())
+        pipe.send((base_url, simulator.panel_guid, simulator.api_key, members))
+        outcomes = pipe.recv()
+        while (waiting := outbox.waiting) and outbox.refusals < _REFUSALS * waiting:
+            ends = sum(posting.kind in _ENDS for posting in outbox.told)
+            pipe.send(Ends(ends - _unheard(outbox), ends))
+            time.sleep(0.1)
+    kinds = Counter(posting.kind for posting in outbox.told)
+    report = ServiceReport(
+        verdict=simulator.ledger.check(outcomes),
+        invites=len(simulator.ledger.invites),
+        completions=kinds["completion"],
+        terminates=kinds["terminate"],
+        unheard=_unheard(outbox),
+    )
+    pipe.send(report)
 
 
-def _verdict(entries: Sequence[LedgerEntry], outcomes: Sequence[InviteOutcome]) -> Verdict:
-    from sampling_async.simulator._ledger import verdict  # noqa: PLC0415  the simulator is an extra
-
-    return verdict(entries, outcomes)
+def _unheard(outbox: Outbox) -> int:
+    return sum(posting.kind in _ENDS for posting in outbox.unheard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 import typer
@@ -15,27 +15,21 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, Timeouts, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
-from sampling_async._cli._doctor_findings import Finding, hiding, without_guids
-from sampling_async._cli._doctor_probes import READ_SECONDS, Target
-from sampling_async._cli._doctor_rounds import CHECKS, Rounds, Wishes, skipped_beside, worst
+from sampling_async._cli._doctor_findings import Finding, Verdict, without_guids
+from sampling_async._cli._doctor_run import CHECKS, READ_SECONDS, CheckOptions, DoctorRun, not_made
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._profiles import setting
-from sampling_async._wire.address import Secret, base_url_of, guid_of, proxy_of, require_https_through
+from sampling_async._wire.address import base_url_of, guid_of, proxy_of, require_https_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sampling_async._profiles import Profile
-    from sampling_async._wire.address import Proxy
 
-T = TypeVar("T")
-
-_WORDS: Final = {"ok": "ok", "warn": "warn", "fail": "FAIL", "skipped": "skip"}
+_LABELS: Final = {"ok": "ok", "warn": "warn", "fail": "FAIL", "skipped": "skip"}
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
-_BESIDE: Final = 6 + max(map(len, CHECKS)) + 2
+_BESIDE: Final = 6 + max(map(len, CHECKS)) + 2  # the column of the text, on a terminal that is not narrow
 _NARROW: Final = 60
-_MOST_AT_ONCE: Final = 32
-_IDLE_LIMIT, _IDLE_LIMIT_THOROUGH = 6.0, 90.0
 
 
 @frozen(kw_only=True)
@@ -58,20 +52,6 @@ class DoctorOptions:
             show_default=False,
         ),
     ] = None
-    reach_receiver: Annotated[
-        bool,
-        typer.Option(
-            "--reach-receiver",
-            help="With --store: send HEAD to your receiver's URLs, which stores nothing, and see what answers.",
-            metavar="",
-        ),
-    ] = False
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough", help="Watch an idle connection for up to 90 seconds; without this, for 6.", metavar=""
-        ),
-    ] = False
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Show only what is not in order.", metavar="")
     ] = False
@@ -79,137 +59,99 @@ class DoctorOptions:
         bool, typer.Option("--json", help="Print one JSON document, on a terminal too.", metavar="")
     ] = False
 
-    def wishes(self, service: ServiceOptions, profile: Profile | None) -> Wishes:
-        """Return what is examined.
+    def expected_urls(self) -> Mapping[str, str] | None:
+        """Return the URLs of the user's receiver by setting, if they are known.
 
         Raises:
-            InvalidRequestError: --store and --public-url belong together, there is no such store, or
-                --timeout is no number.
+            InvalidRequestError: --store and --public-url belong together, or there is no such store.
         """
-        Timeouts(read=service.timeout)  # refuses what the client would refuse
-        if (self.store is None) != (self.public_url is None) or (self.reach_receiver and self.store is None):
-            raise InvalidRequestError(
-                "give --store and --public-url together, and both for --reach-receiver: they make the URLs"
-            )
-        return Wishes(
-            most=min(service.width(profile), _MOST_AT_ONCE),
-            idle_limit=_IDLE_LIMIT_THOROUGH if self.thorough else _IDLE_LIMIT,
-            expected=self._urls(),
-            is_reaching=self.reach_receiver,
-            client_cert=service.client_cert or setting(profile, "client_cert"),
-        )
-
-    def _urls(self) -> dict[str, str] | None:
+        if (self.store is None) != (self.public_url is None):
+            raise InvalidRequestError("give --store and --public-url together: they make the URLs")
         if self.store is None or self.public_url is None:
             return None
         from sampling_async._cli._notifications import existing_store  # noqa: PLC0415  takes time to load
         from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
-        from sampling_async.notifications._records import SETTINGS  # noqa: PLC0415
 
         store = existing_store(self.store)
         urls = Inbox(store, secrets=kept_secrets(store)).urls(self.public_url)
-        return {SETTINGS[kind]: url for kind, url in urls.items()}
+        return {kind.setting: url for kind, url in urls.items() if kind.setting}
 
 
 def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 
     Each check says what was found and what to do. The command sends Get
-    Settings only, some twenty times, and asks for no invite. Nothing is
-    repeated, so --attempts and --patience have no effect. The output holds
-    no key, no PanelGUID and no member code. The exit code is 1 if a check
-    failed, and 0 if there are only warnings.
+    Settings only, some ten times, and asks for no invite. Nothing is
+    repeated, so --max-concurrency, --attempts and --patience have no effect.
+    The output holds no key, no PanelGUID and no member code. The exit code is
+    1 if a check failed, and 0 if there are only warnings.
     """
     profile = ended_by_failure(service.panel_of_profile)
     key = ended_by_failure(lambda: service.known_key(profile)) or asked_key(profile)
-    wishes = ended_by_failure(lambda: options.wishes(service, profile))
+    expected = ended_by_failure(options.expected_urls)
     is_silent, screen = show.as_lines(options.as_json), show.screen()
     # Not the console's width, which is 80 on every dumb terminal, also on one of 40 columns.
     width = get_terminal_size().columns
 
-    def tell(finding: Finding) -> None:
+    def report(finding: Finding) -> None:
         is_hidden = finding.is_blocked or (options.quiet and finding.verdict in {"ok", "skipped"})
         if not (is_silent or is_hidden):
             for line in lines(finding, width):
                 screen.print(line, soft_wrap=True)
 
-    secret = Secret.of(key) if key else None
-    findings = ended_by_failure(lambda: examined(service, profile, secret, wishes, tell))
-    is_told = options.as_json or not options.quiet or worst(findings) != "ok"
-    if is_silent and is_told:
+    found = ended_by_failure(lambda: _check_options(service, profile, key, expected))
+    if isinstance(found, Finding):
+        findings = sorted([found, *not_made([found])], key=lambda each: CHECKS.index(each.check))
+        report(found)
+    else:
+        findings = ended_by_failure(lambda: anyio.run(DoctorRun(found, report).run))
+    verdict = worst(findings)
+    if is_silent and (options.as_json or not options.quiet or verdict != "ok"):
         ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))
     elif not (is_silent or options.quiet):
         screen.print(closing(findings, width), soft_wrap=True)
-    raise typer.Exit(INCOMPLETE if worst(findings) == "fail" else DONE)
+    raise typer.Exit(INCOMPLETE if verdict == "fail" else DONE)
 
 
-def examined(
-    service: ServiceOptions,
-    profile: Profile | None,
-    key: Secret | None,
-    wishes: Wishes,
-    tell: Callable[[Finding], object],
-) -> list[Finding]:
-    """Make all checks. What the client would refuse to be made with is a finding, and nothing is sent then.
-
-    Raises:
-        InvalidRequestError: The address or the panel is missing, or not that of the profile.
-    """
+def _check_options(
+    service: ServiceOptions, profile: Profile | None, key: str, expected: Mapping[str, str] | None
+) -> CheckOptions | Finding:
+    """Return what is checked, or a finding about a setting with which there would be no client."""
+    Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
-    hidden = hiding(key, Secret(panel_guid))
-    try:
-        target = _target(service, profile, base_url, panel_guid)
-        _made("Key", lambda: key and guid_of(key, "the key"))
-    except _NotMade as exc:
-        findings = [exc.finding, *skipped_beside([exc.finding], exc.finding.check)]
-        findings.sort(key=lambda each: CHECKS.index(each.check))
-        for each in findings:
-            tell(hidden(each))
-    else:
-        findings = anyio.run(Rounds(target, key, wishes, lambda each: tell(hidden(each))).run)
-    return [hidden(each) for each in findings]
-
-
-class _NotMade(Exception):  # noqa: N818  caught in this module
-    """A setting with which the client would refuse to be made."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__()
-        self.finding = finding
-
-
-def _made(check: str, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except InvalidRequestError as exc:
-        text = str(exc).replace("allow_http=True", "--allow-http")
-    raise _NotMade(Finding(check, "fail", text))
-
-
-def _target(service: ServiceOptions, profile: Profile | None, base_url: str, panel_guid: str) -> Target:
-    """Return where requests go.
-
-    Raises:
-        _NotMade: A setting is invalid.
-    """
     allow_http = service.may_be_http(profile)
-    url = _made("Address", lambda: base_url_of(base_url, allow_http=allow_http))
-
-    def proxy() -> Proxy | None:
-        given = service.proxy_address(profile)
-        found = None if given is None else proxy_of(given)
-        if found is not None:
-            require_https_through(found, url, allow_http=allow_http)
-        return found
-
-    return Target(
+    check = "Address"
+    try:
+        url = base_url_of(base_url, allow_http=allow_http)
+        check = "Panel"
+        panel = guid_of(panel_guid, "the PanelGUID").reveal()
+        check = "Proxy"
+        address = service.proxy_address(profile)
+        proxy = proxy_of(address) if address else None
+        if proxy is not None:
+            require_https_through(proxy, url, allow_http=allow_http)
+        check = "TLS"
+        tls = service.tls_context(profile)
+        check = "Key"
+        secret = guid_of(key, "the key") if key else None
+    except InvalidRequestError as exc:
+        return Finding(check, "fail", str(exc).replace("allow_http=True", "--allow-http"))
+    return CheckOptions(
         base_url=url,
-        panel_guid=_made("Panel", lambda: guid_of(panel_guid, "the PanelGUID").reveal()),
-        proxy=_made("Proxy", proxy),
-        tls=_made("TLS", lambda: service.tls_context(profile)),
-        idle_seconds=service.idle_seconds(profile),
+        panel_guid=panel,
+        key=secret,
+        proxy=proxy,
+        tls=tls,
+        client_cert=service.client_cert or setting(profile, "client_cert"),
         read_seconds=service.timeout or READ_SECONDS,
+        expected=expected,
     )
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict of all findings together."""
+    verdicts = {each.verdict for each in findings}
+    return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
 
 
 # --- What is shown ------------------------------------------------------------------------------------------
@@ -217,15 +159,15 @@ def _target(service: ServiceOptions, profile: Profile | None, base_url: str, pan
 
 def lines(finding: Finding, width: int) -> Iterator[Text]:
     """Yield the lines of a finding for a terminal. None is wider than the terminal."""
-    word = f"{_WORDS[finding.verdict]:<6}", _STYLES[finding.verdict]
+    label = f"{_LABELS[finding.verdict]:<6}", _STYLES[finding.verdict]
     style = "dim" if finding.verdict == "skipped" else ""
     is_narrow = width < _NARROW
     indent = 2 if is_narrow else _BESIDE
-    told = _wrapped(finding.found, width - indent)
-    beside = "" if is_narrow else told.pop(0)
-    label = f"{finding.check:<{_BESIDE - 6}}" if beside else finding.check
-    yield Text.assemble(word, (label, style or "bold"), show.plain(beside, style))
-    for line in told:
+    text = _wrapped(finding.found, width - indent)
+    beside = "" if is_narrow else text.pop(0)
+    check = f"{finding.check:<{_BESIDE - 6}}" if beside else finding.check
+    yield Text.assemble(label, (check, style or "bold"), show.plain(beside, style))
+    for line in text:
         yield show.plain(" " * indent + line, style)
     for number, line in enumerate(_wrapped(finding.remedy, width - indent - 3)):
         yield show.plain(f"{' ' * indent}{'   ' if number else '-> '}{line}")
@@ -237,7 +179,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def closing(findings: Sequence[Finding], width: int) -> Text:
     """Return the last words: how many checks failed, and how many warn."""
-    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in _WORDS}
+    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in _LABELS}
     if not counts["fail"] + counts["warn"]:
         return Text(f"\nAll is in order: {counts['ok']} checks.", style="bold green")
     text = f"{counts['fail']} failed, {counts['warn']} to look at, {counts['ok']} in order"

@@ -1,385 +1,416 @@
-"""What `doctor` says about the way to the service: plain functions, numbers in and a finding out."""
+"""What `doctor` concludes: plain functions, numbers and responses in, a finding out."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from math import floor
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
+
+from sampling_async import DecodeError, ResultCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
+    from sampling_async import PartnerSettings
     from sampling_async._cli._connection import Validity
-    from sampling_async._wire.address import Secret
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
+_OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
 _SOON_DAYS: Final = 14
 _DAY: Final = 86_400
-_MINUTE: Final = 60
-_CLOCK_WARN: Final = 2.0
-_CLOCK_FAIL: Final = 60.0
-_SLOWER: Final = 3.0
-_FELT: Final = 0.05  # seconds; below, the machine's own load shows
-_CONTRACT_PATHS: Final = ("IPExternalSamplingService", "IntegratedPanelService")
-_GUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_CLOCK_WARN, _CLOCK_FAIL = 2.0, 60.0  # seconds
+_LETTERS: Final = 40
 _HIDDEN: Final = "<hidden>"
-_SHORTEST_SECRET: Final = 16  # a text that is shorter is no Guid, and may be a common word
-LINE_PER_ID: Final = (
-    "The time per quota ID shows in use only, since a bulk invite makes invites: see seconds_per_id of "
-    "client.snapshot()."
+_BETWEEN: Final = r"(?:%[0-9a-f]{2}|[\W_]){0,3}"  # a dash, other signs, escaped ones (%2D) or none
+_GUID: Final = re.compile(
+    rf"[0-9a-f]{{8}}{_BETWEEN}(?:[0-9a-f]{{4}}{_BETWEEN}){{3}}[0-9a-f]{{12}}", re.IGNORECASE
 )
+_CONTRACT_PATH: Final = re.compile("IPExternalSamplingService|IntegratedPanelService", re.IGNORECASE)
+_VARYING: Final = re.compile(rb"[0-9a-f-]{8,}|\d+", re.IGNORECASE)
+_PAGE_OF_NGINX: Final = re.compile(rb"<center>(?:nginx|openresty|tengine)", re.IGNORECASE)
+_NOTIFICATION: Final = "Notification URL"
+_NGINX: Final = "underscores_in_headers on"
+_DROPPERS: Final = {
+    **dict.fromkeys(("nginx", "openresty", "tengine"), _NGINX),
+    "gunicorn": "header_map = dangerous",
+}
+"""Servers that drop header names with underscores, with the setting that makes them keep these."""
+
+LATE: Final = "no complete response"
+# What to do, by words in the text of a failed request, and in the body of a 400 without a result code.
+_BY_PROBLEM: Final = {
+    LATE: "The connection works. Allow more time with --timeout, or ask the operator why it is slow.",
+    os.strerror(errno.ECONNREFUSED): "Nothing listens at this host and port. Is the port right?",
+    "not valid HTTP": "Check the port of the address, and whether it begins with http or https.",
+    "proxy": "Check SAMPLING_PROXY, --proxy or the profile's proxy.",
+    "": "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT.",
+}
+_BY_BODY: Final = {
+    b"SSL certificate": "It wants a client certificate: give it in SAMPLING_CLIENT_CERT or --client-cert.",
+    b"HTTPS port": "This port speaks https: write https:// in the address.",
+    b"": "The service gives a result code with each 400; something on the way refuses this. Ask the operator.",
+}
+_BY_STATUS: Final = {
+    404: "Check the path of the address: the client adds /IntegratedPanelService and the like to it.",
+    407: "A proxy on the way wants a user and a password: give them in SAMPLING_PROXY.",
+    429: "These are too many requests. Wait a while and run this again; the client slows down by itself.",
+}
+
+
+def without_guids(text: str) -> str:
+    """Return a text without its Guids: one of them may be the key or the panel, which a service may echo."""
+    return _GUID.sub(_HIDDEN, text)
+
+
+def _figures(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [without_guids(each) for each in value] if isinstance(value, list) else value
+        for name, value in figures.items()
+    }
 
 
 @frozen
 class Finding:
-    """What one check has found.
-
-    Attributes:
-        check: The name of the check.
-        verdict: "fail": it must be mended. "warn": it works, or it cannot be told for certain.
-        found: What was found. It holds no key, no Guid of a panel and no member code.
-        remedy: What to do, or "".
-        figures: Numbers for `--json`, in the spelling of its keys.
-        is_blocked: Whether the check was skipped because an earlier one has failed.
-    """
+    """The result of one check. Its texts hold no Guid, so neither the key nor the panel, and no member code."""
 
     check: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
-    figures: Mapping[str, Any] = field(factory=dict[str, Any])
-    is_blocked: bool = False
+    verdict: Verdict  # "fail": it must be mended; "warn": it works, or it is not certain
+    found: str = field(converter=without_guids)
+    remedy: str = field(default="", converter=without_guids)
+    # For --json, in the spelling of its keys.
+    figures: Mapping[str, Any] = field(factory=dict[str, Any], converter=_figures)
+    is_blocked: bool = False  # whether it was skipped because an earlier check has failed
 
 
-def without_guids(text: str) -> str:
-    """Return a text of the network without its Guids: one of them may be the key."""
-    return _GUID.sub(_HIDDEN, text)
+@frozen
+class ProbeResponse:
+    """A response, or the reason why there is none."""
+
+    status: int = 0  # 0 without a response
+    headers: Mapping[str, str] = field(factory=dict[str, str])  # by names in small letters
+    body: bytes = field(default=b"", repr=False)
+    problem: str = ""  # why there is no response
+    began: float = 0.0  # the wall clock before the request, in seconds since 1970
+    seconds: float = 0.0  # the time it took
+
+    @property
+    def server(self) -> str:
+        """The Server header in printable characters, or ""."""
+        text = "".join(each for each in self.headers.get("server", "") if each.isprintable())
+        return without_guids(text)[:_LETTERS]  # in this order: half a key would not be recognised
+
+    @property
+    def result_code(self) -> Any:
+        """The ResultCode in the body, or None."""
+        try:
+            return json.loads(self.body).get("ResultCode")
+        except (ValueError, AttributeError, RecursionError):
+            return None
 
 
-def hiding(*secrets: Secret | None) -> Callable[[Any], Any]:
-    """Return a function that takes secrets out of a finding or a text.
-
-    A service may echo them, in its Server header for one. They are found in capital and small letters, with
-    dashes, other signs, escaped ones (%2D) or none between their digits.
-    """
-    digits = [re.sub(r"[\W_]", "", each.reveal()) for each in secrets if each is not None]
-    between = r"(?:%[0-9a-f]{2}|[\W_]){0,3}"
-    patterns = [between.join(map(re.escape, each)) for each in digits if len(each) >= _SHORTEST_SECRET]
-    pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)  # (?!) is found nowhere
-
-    def hidden(value: Any) -> Any:
-        if isinstance(value, str):
-            return pattern.sub(_HIDDEN, value)
-        if isinstance(value, Mapping):
-            return {hidden(name): hidden(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [hidden(each) for each in value]
-        if isinstance(value, Finding):
-            texts = {name: hidden(getattr(value, name)) for name in ("found", "remedy", "figures")}
-            return evolve(value, **texts)
-        return value
-
-    return hidden
-
-
-def skipped(check: str, why: str) -> Finding:
-    """Return the finding of a check that was not made."""
-    return Finding(check, "skipped", why)
+# --- The way to the service
 
 
 def address(base_url: str, *, is_http: bool, is_loopback: bool) -> Finding:
     """Judge an address that the client accepts."""
-    base_url, doubled = _shown(base_url)
-    if doubled:
-        return Finding(
-            "Address",
-            "fail",
-            f"{base_url} has /{doubled} in it, which the client adds itself",
-            f"Give the address without the part from /{doubled} on.",
-        )
+    shown, plain = base_url, unquote(base_url)
+    # Who copies a whole URL of the interface has the PanelGUID and a member code in it.
+    ends = [found for found in (_CONTRACT_PATH.search(plain), _GUID.search(plain)) if found]
+    if ends:
+        end = min(ends, key=lambda found: found.start())
+        name = _HIDDEN if _GUID.fullmatch(end[0]) else end[0]
+        shown = f"{plain[: end.start()]}{name}{'/...' if plain[end.end() :] else ''}"
+    if doubled := _CONTRACT_PATH.search(plain):
+        found = f"{shown} has /{doubled[0]} in it, which the client adds itself"
+        return Finding("Address", "fail", found, f"Give the address without the part from /{doubled[0]} on.")
     if is_http and not is_loopback:
-        return Finding(
-            "Address",
-            "warn",
-            f"{base_url} is plain http: everybody on the way can read the key",
-            "Ask the operator for an https address.",
-        )
-    return Finding("Address", "ok", base_url)
+        found = f"{shown} is plain http: everybody on the way can read the key"
+        return Finding("Address", "warn", found, "Ask the operator for an https address.")
+    return Finding("Address", "ok", shown)
 
 
-def _shown(base_url: str) -> tuple[str, str]:
-    """Return an address up to a path of the contract or a Guid, and that path, or "".
-
-    Who copies a whole URL of the interface has the PanelGUID and a member code in it.
-    """
-    way, slashes, rest = base_url.partition("://")
-    host, slash, path = rest.partition("/")
-    plain = unquote(path)
-    for name in _CONTRACT_PATHS:
-        before, found, after = _parted(plain, re.search(name, plain, re.IGNORECASE))
-        if found:
-            more = "/..." if after else ""
-            return f"{way}{slashes}{host}{slash}{_up_to_guid(before)}{found}{more}", name
-    return f"{way}{slashes}{host}{slash}{_up_to_guid(path)}", ""
-
-
-def _up_to_guid(path: str) -> str:
-    plain = unquote(path)
-    before, found, after = _parted(plain, _GUID.search(plain))
-    return f"{before}{_HIDDEN}{'/...' if after else ''}" if found else path
+def proxy(
+    where: str, problem: str = "", *, host: str = "", seconds: float = 0.0, is_tunnel: bool = True
+) -> Finding:
+    """Judge a proxy; `problem` says why there is no tunnel through it to the host."""
+    if not problem:
+        what = "opens a tunnel (CONNECT)" if is_tunnel else "takes connections"
+        found = f"{where} {what}, in {_milliseconds(seconds)}"
+        return Finding("Proxy", "ok", found, figures={"Seconds": round(seconds, 4)})
+    remedy = "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."
+    if re.search(r"answered 50[234]", problem):
+        remedy = f"The proxy does not reach {host}. Is that right? If so, tell whoever runs the proxy."
+    elif "answered 403" in problem:
+        remedy = f"Ask whoever runs the proxy to let you through to {host}."
+    return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
 
 
-def _parted(text: str, found: re.Match[str] | None) -> tuple[str, str, str]:
-    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
-
-
-def names(host: str, addresses: Sequence[str], problem: str = "") -> Finding:
-    """Judge the addresses of a host."""
-    if problem:
-        return Finding(
-            "DNS",
-            "fail",
-            f"{host} has no address: {problem}",
-            "Check the spelling of the host, and that this machine reaches its name server.",
-        )
-    shown = ", ".join(addresses[:4]) + (f" and {len(addresses) - 4} more" if len(addresses) > 4 else "")  # noqa: PLR2004
-    return Finding("DNS", "ok", shown, figures={"Addresses": list(addresses)})
-
-
-def proxy(where: str, problem: str, *, host: str = "", seconds: float = 0.0, is_tunnel: bool = True) -> Finding:
-    """Judge a proxy: `problem` says why there is no tunnel through it to the host."""
-    if problem:
-        remedy = "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."
-        if re.search(r"answered 50[234]", problem):
-            remedy = f"The proxy does not reach {host}. Is that right? If so, tell whoever runs the proxy."
-        elif "answered 403" in problem:
-            remedy = f"Ask whoever runs the proxy to let you through to {host}."
-        return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
-    what = "opens a tunnel (CONNECT)" if is_tunnel else "takes connections"
-    return Finding("Proxy", "ok", f"{where} {what}, in {_ms(seconds)}", figures={"Seconds": round(seconds, 4)})
-
-
-def no_proxy(unused: str) -> Finding:
-    """Return the finding without a proxy; `unused` is a variable of other programs that is set."""
-    if unused:
-        return Finding(
-            "Proxy",
-            "warn",
-            f"none is used, although {unused} is set",
-            "If the service is reached only through that proxy, set SAMPLING_PROXY.",
-        )
-    return skipped("Proxy", "none is used")
+def no_tls(problem: str) -> Finding:
+    """Return the finding about a handshake that failed, or a certificate that OpenSSL refuses."""
+    remedy = "Check the port, and that the host speaks https there."
+    if "has expired" in problem:
+        remedy = "It is for the operator to renew it, if the date of this machine is right."
+    elif "not yet valid" in problem:
+        remedy = "Check the clock of this machine."
+    elif "mismatch" in problem:
+        remedy = "Give the host for which the certificate was issued; the operator knows it."
+    elif "certificate was refused" in problem:
+        remedy = "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file."
+    return Finding("TLS", "fail", problem, remedy)
 
 
 def certificate(
-    check: str, validity: Validity | None, now: datetime, *, refusal: str = "", whose: str = "the operator"
+    check: str, validity: Validity | None, now: datetime, *, whose: str = "the operator"
 ) -> Finding:
-    """Judge a certificate.
-
-    Args:
-        check: The name of the check.
-        validity: Its dates, if they could be read.
-        now: The time of this machine.
-        refusal: Why OpenSSL refuses it, or "".
-        whose: Who must renew it.
-    """
-    figures = _dates(validity, now)
-    # The dates come first: OpenSSL may name another fault of an expired certificate, which is renewed anyhow.
-    if validity is not None and validity.ends < now:
-        return Finding(
-            check,
-            "fail",
-            f"the certificate expired {_days(now - validity.ends)} ago, on {validity.ends:%Y-%m-%d}",
-            f"It is for {whose} to renew it. (This machine's date is {now:%Y-%m-%d}.)",
-            figures,
-        )
-    if validity is not None and validity.begins > now:
-        return Finding(
-            check,
-            "fail",
-            f"the certificate is valid from {validity.begins:%Y-%m-%d} only",
-            f"Check the clock of this machine: its date is {now:%Y-%m-%d}.",
-            figures,
-        )
-    if refusal:
-        return Finding(check, "fail", f"the certificate is refused: {refusal}", _remedy_of(refusal), figures)
+    """Judge the dates of a certificate, if they could be read; `whose` says who must renew it."""
     if validity is None:
-        return Finding(check, "ok", "the certificate is trusted; its dates could not be read")
-    left = validity.ends - now
-    found = f"the certificate is valid for {_days(left)}, until {validity.ends:%Y-%m-%d}"
-    if left.days < _SOON_DAYS:
+        return Finding(check, "ok", "it can be used; its dates could not be read")
+    left, until = (validity.ends - now).total_seconds(), f"{validity.ends:%Y-%m-%d}"
+    figures = {"ValidUntil": validity.ends.isoformat(), "Days": floor(left / _DAY)}
+    if left < 0:
+        found = f"the certificate expired {_span(-left)} ago, on {until}"
+        return Finding(check, "fail", found, f"It is for {whose} to renew it.", figures)
+    if validity.begins > now:
+        found = f"the certificate is valid from {validity.begins:%Y-%m-%d} only"
+        return Finding(check, "fail", found, f"This machine's date is {now:%Y-%m-%d}.", figures)
+    found = f"the certificate is valid for {_span(left)}, until {until}"
+    if left < _SOON_DAYS * _DAY:
         return Finding(check, "warn", found, f"It is for {whose} to renew it soon.", figures)
     return Finding(check, "ok", found, "", figures)
 
 
-def _dates(validity: Validity | None, now: datetime) -> dict[str, Any]:
-    if validity is None:
-        return {}
-    return {
-        "ValidUntil": validity.ends.isoformat(),
-        "Days": floor((validity.ends - now).total_seconds() / _DAY),
-    }
-
-
-def _remedy_of(refusal: str) -> str:
-    if "ostname mismatch" in refusal or "IP address mismatch" in refusal:
-        return "Give the host for which the certificate was issued; the operator knows it."
-    return "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file."
-
-
 def clock(date: str | None, age: str | None, before: float, after: float) -> Finding:
-    """Judge the difference of two clocks.
-
-    Args:
-        date: The Date header.
-        age: The Age header: a cache sent the response, with the Date of an earlier one.
-        before: The time of this machine before the request, in seconds since 1970.
-        after: The time after the response.
-    """
+    """Judge the difference of two clocks, from two headers and the times before and after the request."""
     if not date:
-        return skipped("Clock", "the service sends no Date")
+        return Finding("Clock", "skipped", "the service sends no Date")
     try:
-        said = parsedate_to_datetime(date).timestamp()
+        theirs = parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
-        return skipped("Clock", "the service's Date is no date")
-    if age not in {None, "0"}:
-        return skipped("Clock", "a cache answered, whose Date is an old one")
-    # Date has whole seconds, so the service's time lies between `said` and `said + 1`.
-    ahead = max(said - after, 0.0) or min(said + 1 - before, 0.0)
+        return Finding("Clock", "skipped", "the service's Date is no date")
+    if age not in {None, "0"}:  # the Date is that of an earlier response
+        return Finding("Clock", "skipped", "a cache answered, whose Date is an old one")
+    # Date has whole seconds, so the service's time lies between `theirs` and `theirs + 1`.
+    ahead = max(theirs - after, 0.0) or min(theirs + 1 - before, 0.0)
     figures = {"SecondsAhead": round(ahead, 1)}
     if abs(ahead) < _CLOCK_WARN:
         return Finding("Clock", "ok", "the service's Date agrees with this machine's clock", "", figures)
-    way = "ahead of" if ahead > 0 else "behind"
-    return Finding(
-        "Clock",
-        "fail" if abs(ahead) >= _CLOCK_FAIL else "warn",
-        f"the service's Date is {_span(abs(ahead))} {way} this machine's clock",
+    direction = "ahead of" if ahead > 0 else "behind"
+    found = f"the service's Date is {_span(abs(ahead))} {direction} this machine's clock"
+    remedy = (
         "See whether this machine keeps time (`timedatectl`); if it does, tell the operator. Times of "
-        "notifications and of Retry-After are off by as much.",
-        figures,
+        "notifications and of Retry-After are off by as much."
     )
+    return Finding("Clock", "fail" if abs(ahead) >= _CLOCK_FAIL else "warn", found, remedy, figures)
 
 
-def keep_alive(closed_after: float | None, waited: float, idle_seconds: float) -> Finding:
-    """Judge how long the service keeps an idle connection.
-
-    Args:
-        closed_after: The seconds after which it was closed; None if it was still open at the end.
-        waited: The seconds that were waited.
-        idle_seconds: The seconds for which the client keeps one.
-    """
-    if closed_after is None:
-        found = f"an idle connection was still open after {waited:.0f} s"
-        return Finding("Keep-alive", "ok", found, "", {"OpenAfterSeconds": round(waited, 1)})
-    figures = {"ClosedAfterSeconds": round(closed_after, 1)}
-    if closed_after < 0.1:  # noqa: PLR2004  at once, on any network
-        return Finding(
-            "Keep-alive",
-            "warn",
-            "the service closes each connection after its response, so each request opens another",
-            "Ask the operator, or whoever runs the proxy, to keep connections open.",
-            figures,
-        )
-    found = f"the service closes an idle connection after {closed_after:.1f} s"
-    if closed_after <= idle_seconds:
-        return Finding(
-            "Keep-alive",
-            "warn",
-            f"{found}; the client keeps it for {idle_seconds:g} s",
-            f"Give idle_seconds={max(0.8 * closed_after, 0.1):.1f} to the client or the profile. Without "
-            "that, it learns so by itself.",
-            figures,
-        )
-    return Finding("Keep-alive", "ok", f"{found}; the client keeps it for {idle_seconds:g} s", "", figures)
-
-
-def latency(seconds: Sequence[float], refusals: Sequence[int] = ()) -> Finding:
-    """Judge a few requests, one after the other.
-
-    Args:
-        seconds: The times of those that were answered with 200.
-        refusals: The statuses of the others; 0 for no response.
-    """
+def latency(responses: Sequence[ProbeResponse]) -> Finding:
+    """Judge a few requests, one after the other."""
+    seconds = [each.seconds for each in responses if each.status == _OK]
+    refusals = {str(each.status or "no response") for each in responses if each.status != _OK}
     if not seconds:
         return Finding("Latency", "warn", "not one of the requests was answered", "Run this again.")
     figures = {"MedianSeconds": round(median(seconds), 4), "Requests": len(seconds)}
-    found = f"{_ms(median(seconds))} for Get Settings, the median of {len(seconds)}. {LINE_PER_ID}"
-    if refusals:
-        failed = f"{len(refusals)} of {len(seconds) + len(refusals)} requests in a row were refused or lost"
-        statuses = ", ".join(sorted({str(status) if status else "no response" for status in refusals}))
-        remedy = "Run this again. If it stays so, tell the operator: some node of the service may be ill."
-        return Finding("Latency", "warn", f"{failed} ({statuses}); {found}", remedy, figures)
-    return Finding("Latency", "ok", found, "", figures)
+    found = f"{_milliseconds(median(seconds))} for Get Settings, the median of {len(seconds)}"
+    if not refusals:
+        return Finding("Latency", "ok", found, "", figures)
+    failed = f"{len(responses) - len(seconds)} of {len(responses)} requests in a row were refused or lost"
+    remedy = "Run this again. If it stays so, tell the operator: some node of the service may be ill."
+    return Finding("Latency", "warn", f"{failed} ({', '.join(sorted(refusals))}); {found}", remedy, figures)
 
 
-@frozen
-class Wave:
-    """Requests at the same time.
+# --- The service, the key and the panel
 
-    Attributes:
-        width: Their number.
-        seconds: The times of those that were answered with 200.
-        refusals: The statuses of the others; 0 for no response.
+
+def service(response: ProbeResponse) -> Finding:
+    """Judge whether a service answers at all."""
+    who = f" ({response.server})" if response.server else ""
+    figures = {"Status": response.status or None, "Server": response.server or None}
+    if response.problem:
+        remedy = next(remedy for words, remedy in _BY_PROBLEM.items() if words in response.problem)
+        return Finding("Service", "fail", response.problem, remedy, figures)
+    found, remedy = f"it answers {response.status}{who}", _remedy_of_another(response)
+    return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
+
+
+def _remedy_of_another(response: ProbeResponse) -> str:
+    """Return what to do if another answered in place of the service; "" if it may be the service itself."""
+    if 300 <= response.status < _BAD_REQUEST:  # noqa: PLR2004  redirects
+        # Scheme and host only: what comes after may hold a member code or a Guid.
+        host = re.match(r"https?://[A-Za-z0-9.:\[\]-]{1,80}(?=/|$)", response.headers.get("location", ""))
+        to = f", at {host[0]}" if host else ""
+        return f"The client follows no redirects. Give the address that the redirect leads to{to}."
+    if response.status >= _SERVER_ERROR:
+        return "The service or a proxy in front of it has a failure. Try again later, or tell the operator."
+    if response.status == _BAD_REQUEST and response.result_code is None:
+        return next(remedy for words, remedy in _BY_BODY.items() if words in response.body)
+    return _BY_STATUS.get(response.status, "")
+
+
+def accepted(response: ProbeResponse, *, has_settings: bool) -> list[Finding]:
+    """Return the findings about header and key for a response that does not refuse the key.
+
+    Settings are a proof, and a result code is one too: the service gives neither to anybody without a key.
     """
+    status = response.status
+    if has_settings or (status == _BAD_REQUEST and response.result_code is not None):
+        found = "it is accepted" if has_settings else f"it is not refused: {status} with a result code"
+        return [Finding("Key header", "ok", "API_AUTH_KEY arrives"), Finding("Key", "ok", found)]
+    why = f"not certain after {status} {'without settings' if status == _OK else 'and not 403'}"
+    return [Finding("Key header", "skipped", why), Finding("Key", "skipped", why)]
 
-    width: int
-    seconds: Sequence[float]
-    refusals: Sequence[int]
+
+def refused(
+    own: ProbeResponse, without: Sequence[ProbeResponse], wrong: Sequence[ProbeResponse]
+) -> list[Finding]:
+    """Judge a refusal: is the key wrong, or was its header dropped on the way?
+
+    If any key gets another response than no key does, the header arrives. If all responses are the same, nobody
+    outside can say for certain: a service may answer a wrong key and a missing one alike.
+
+    Args:
+        own: The response to the key.
+        without: Two responses to requests without a key. If they differ, bodies prove nothing.
+        wrong: The responses to keys that are wrong for certain.
+    """
+    remedy = "Compare it with what the operator gave you, and that it is for this panel and address."
+    key = Finding("Key", "fail", f"it is refused ({own.status})", remedy)
+    if any(each.problem for each in (*without, *wrong)):
+        found = "not certain: not all requests to compare with were answered"
+        return [Finding("Key header", "warn", found, "Run this again."), key]
+    # The same question twice shows what varies by itself, such as a greeting.
+    is_stable = _compared(without[0], with_body=True) == _compared(without[1], with_body=True)
+    responses = {_compared(each, with_body=is_stable) for each in (without[0], own, *wrong)}
+    if len(responses) > 1:
+        found = "API_AUTH_KEY arrives: with a key the response is another than without one"
+        return [Finding("Key header", "ok", found), key]
+    return [_uncertain_header(own), key]
 
 
-def width(waves: Sequence[Wave]) -> Finding:
-    """Judge how many requests at the same time the service takes; the last wave may have refusals."""
-    taken = max((wave.width for wave in waves if not wave.refusals), default=0)
+def _uncertain_header(own: ProbeResponse) -> Finding:
+    same = "the response is the same with your key, with a wrong one and with none"
+    if _PAGE_OF_NGINX.search(own.body):
+        found = f"{same}, and it is a page of nginx itself, not of the service"
+        remedy = "nginx may admit only some addresses: ask the operator whether yours is among them."
+        return Finding("Key header", "warn", found, remedy)
+    # The Server header is the last hop's. One further back may drop the header too, so this is a hint only.
+    dropper = next((name for name in _DROPPERS if name in own.server.lower()), None)
+    figures = {"ProbablyDropped": dropper is not None}
+    if dropper is not None:
+        found = f"probably dropped: {same}, and {dropper} answers, which drops API_AUTH_KEY by default"
+        remedy = f"Ask whoever runs {dropper} for `{_DROPPERS[dropper]}`. If that is set, the key is wrong."
+        return Finding("Key header", "warn", found, remedy, figures)
+    remedy = (
+        "If the key is right, ask the operator, or whoever runs your proxy, whether something on the way drops "
+        "names with underscores."
+    )
+    return Finding("Key header", "warn", f"not certain: {same}", remedy, figures)
+
+
+def _compared(response: ProbeResponse, *, with_body: bool) -> tuple[object, ...]:
+    if not with_body:
+        return (response.status,)
+    # Numbers of requests and times are left out.
+    return response.status, response.headers.get("content-type"), _VARYING.sub(b"#", response.body)
+
+
+def unknown_panel(response: ProbeResponse) -> Finding:
+    """Judge a response without settings, by its result code."""
+    if response.status == _BAD_REQUEST and response.result_code == ResultCode.PANEL_DOES_NOT_EXIST:
+        remedy = "Compare the PanelGUID with what the operator gave you, and that it is for this address."
+        return Finding("Panel", "fail", "the service does not know it (3 PANEL_DOES_NOT_EXIST)", remedy)
+    if response.status == _OK:
+        found = "Get Settings was answered with 200, but what came are no settings"
+        remedy = "Something else may answer there: a login page, a proxy, another service. Ask the operator."
+        return Finding("Panel", "fail", found, remedy)
+    found = f"Get Settings was answered with {response.status}"
+    return Finding("Panel", "fail", found, "Tell the operator, with this output.")
+
+
+def panel(panel_guid: str, settings: PartnerSettings) -> Finding:
+    """Judge the panel by the settings that came for it."""
+    remedy = "Compare the PanelGUID with what the operator gave you"
+    if not len(settings):
+        found = "the service sent no settings at all, so it may not know the panel"
+        return Finding("Panel", "warn", found, f"{remedy}.")
+    theirs = (settings.panel_guid or "").strip("{} ")
+    if theirs and theirs.lower() != panel_guid.lower():
+        found = "the settings name another panel than the one of the request"
+        return Finding("Panel", "fail", found, f"{remedy}: invites may be made for another panel.")
+    return Finding("Panel", "ok", f"known: {len(settings)} settings came for it")
+
+
+def end_pages(settings: PartnerSettings) -> Finding:
+    """Judge the pages where members go at the end of a survey."""
+    pages = {each.name: each.value or "" for each in settings if _is_url(each.name, of_notifications=False)}
+    nameless = [name for name, url in pages.items() if url and "[pid]" not in url]
+    bare = _not_https(pages)
     figures = {
-        "Taken": taken,
-        "Waves": [
-            {
-                "Width": wave.width,
-                "Answered": len(wave.seconds),
-                "Refused": len(wave.refusals),
-                "MedianSeconds": round(median(wave.seconds), 4) if wave.seconds else None,
-            }
-            for wave in waves
-        ],
+        "NotSet": [name for name, url in pages.items() if not url],
+        "WithoutPid": nameless,
+        "NotHttps": bare,
     }
-    last = waves[-1]
-    if last.refusals:
-        codes = " and ".join(str(code) if code else "no response" for code in sorted({*last.refusals}))
-        return Finding(
-            "Width",
-            "warn",
-            f"of {last.width} at the same time, the service refused {len(last.refusals)} ({codes}); "
-            f"{taken} were taken",
-            f"Give --max-concurrency {max(taken, 1)}, or ask the operator for its limit. The client also slows "
-            "down by itself.",
-            figures,
-        )
-    alone, together = median(waves[0].seconds), median(last.seconds)
-    found = f"{taken} at the same time were all answered"
-    if together >= max(_SLOWER * alone, alone + _FELT):
-        found += f", in {_ms(together)} each and not {_ms(alone)}: the service lets them wait"
-    return Finding("Width", "ok", found, "", figures)
+    if problems := _listed({"without [pid]": nameless, "not https": bare}):
+        remedy = "Without [pid], your page cannot know which member came. " if nameless else ""
+        return Finding("End pages", "warn", problems, f"{remedy}Ask the operator to change them.", figures)
+    count = sum(map(bool, pages.values()))
+    found = f"{count} of {len(pages)} are set, with [pid]" if count else "none is set"
+    return Finding("End pages", "ok", found, "", figures)
 
 
-def _ms(seconds: float) -> str:
+def notifications(settings: PartnerSettings, expected: Mapping[str, str] | None) -> Finding:
+    """Judge where the service sends notifications; `expected` has the user's URLs by setting, if known."""
+    urls = {each.name: each.value or "" for each in settings if _is_url(each.name, of_notifications=True)}
+    bare = _not_https(urls)
+    differing = [name for name, url in (expected or {}).items() if urls.get(name) != url]
+    quota = f"Quota {_NOTIFICATION}"
+    unset: list[str] = []
+    with suppress(DecodeError):  # whether they are enabled is in words that are not known
+        unset = [quota] if settings.quota_notifications_enabled and not urls.get(quota) else []
+    problems = _listed(
+        {
+            "not https": bare,
+            "not the URL of your store": differing,
+            "quota notifications are enabled, but not set": unset,
+        }
+    )
+    count = sum(map(bool, urls.values()))
+    figures = {"NotHttps": bare, "NotOurs": differing, "Set": count}
+    if problems:
+        remedy = "`sampling-async notifications settings` shows the URLs to enter at the operator."
+        return Finding("Notifications", "fail" if differing else "warn", problems, remedy, figures)
+    compared = "" if expected is None else ", all to your store"
+    return Finding("Notifications", "ok", f"{count} of {len(urls)} URLs are set{compared}", "", figures)
+
+
+def _is_url(name: str, *, of_notifications: bool) -> bool:
+    return name.endswith("URL") and name.endswith(_NOTIFICATION) is of_notifications
+
+
+def _not_https(urls: Mapping[str, str]) -> list[str]:
+    return [name for name, url in urls.items() if url and not url.lower().startswith("https://")]
+
+
+def _listed(names_by_problem: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{problem}: {', '.join(names)}" for problem, names in names_by_problem.items() if names)
+
+
+def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"  # noqa: PLR2004
 
 
 def _span(seconds: float) -> str:
-    for unit, size in (("days", _DAY), ("hours", _MINUTE**2), ("minutes", _MINUTE)):
+    for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _days(span: Any) -> str:
-    days = span.days
-    return f"{days} day{'s' if days != 1 else ''}" if days else _span(span.total_seconds())

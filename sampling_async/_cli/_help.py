@@ -197,7 +197,7 @@ def _without_type(option: Any) -> Any:
 
 
 def _lines(examples: tuple[str, ...]) -> list[str]:
-    told = [typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True)]
+    lines = [typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True)]
     for example in examples:
-        told += ["", *(f"   {line}" for line in example.splitlines())]
-    return [*told, ""]
+        lines += ["", *(f"   {line}" for line in example.splitlines())]
+    return [*lines, ""]

@@ -68,7 +68,7 @@ def quietable(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def quieted(*, quiet: bool, **values: Any) -> None:
-        show.hush(quiet)
+        show.set_quiet(quiet)
         command(**values)
 
     parameters = [*signature.parameters.values(), _QUIET]

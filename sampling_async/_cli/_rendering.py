@@ -42,10 +42,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
     from typing import TextIO
 
-    from sampling_async import Invite, InviteOutcome, OutcomeStream, Quota, Quotas, Setting, Survey
-    from sampling_async import Progress as Told
+    from sampling_async import (
+        Invite,
+        InviteOutcome,
+        OutcomeStatus,
+        OutcomeStream,
+        Quota,
+        Quotas,
+        Setting,
+        Survey,
+    )
+    from sampling_async import Progress as StreamProgress
     from sampling_async._cli._tally import Tally
-    from sampling_async._protocol.results import OutcomeStatus
 
 STYLES: Final[dict[OutcomeStatus, str]] = {
     "invited": "green",
@@ -75,7 +83,7 @@ _MOMENT: Final = 0.1
 
 
 def as_lines(wanted: bool) -> bool:  # noqa: FBT001  the value of --json
-    """Return whether to write JSON lines: if they were asked for, or stdout is not a terminal."""
+    """Return whether to write JSON lines: if the user wants them, or stdout is not a terminal."""
     return wanted or not sys.stdout.isatty()
 
 
@@ -115,28 +123,28 @@ def screen() -> Console:
 
 
 def errors() -> Console:
-    """Return a rich console on stderr, for what is told even with --quiet: warnings."""
+    """Return a rich console on stderr, for warnings, which --quiet does not silence."""
     return Console(stderr=True, highlight=False)
 
 
-def hush(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
-    """Set whether `asides` is silent for the rest of the command."""
+def set_quiet(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
+    """Set whether `stderr_console` is silent for the rest of the command."""
     _quiet.set(quiet)
 
 
-def is_hushed() -> bool:
+def is_quiet() -> bool:
     """Return whether --quiet was given."""
     return _quiet.get()
 
 
-def asides() -> Console:
+def stderr_console() -> Console:
     """Return a rich console on stderr for progress, notes and summaries: silent with --quiet."""
-    return Console(stderr=True, highlight=False, quiet=is_hushed())
+    return Console(stderr=True, highlight=False, quiet=is_quiet())
 
 
 def note(text: str) -> None:
     """Print a note on stderr, unless --quiet was given. It is never cut, so a command in it can be copied."""
-    asides().print(plain(text), soft_wrap=True)
+    stderr_console().print(plain(text), soft_wrap=True)
 
 
 def plain(text: str | None, style: str = "") -> Text:
@@ -348,7 +356,7 @@ def summary(tally: Tally) -> Iterable[Text]:
 
 def print_summary(tally: Tally) -> None:
     """Print the closing summary on stderr."""
-    console = asides()
+    console = stderr_console()
     for line in summary(tally):
         console.print(line, soft_wrap=True)
 
@@ -390,7 +398,7 @@ def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
 
 
 def _display(*columns: ProgressColumn, lines: bool) -> Progress:
-    console = asides()
+    console = stderr_console()
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -411,9 +419,9 @@ class StreamBar:
     """
 
     def __init__(self, *, lines: bool = False) -> None:
-        self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), lines=lines)
+        self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), lines=lines)
         self.total: int | None = None
-        self._task = self.display.add_task("Inviting", total=None, told="")
+        self._task = self.display.add_task("Inviting", total=None, text="")
 
     def __enter__(self) -> Self:
         self.display.start()
@@ -441,28 +449,32 @@ class StreamBar:
         finally:
             timers[0].cancel()
 
-    def _show(self, told: Told) -> None:
-        told = with_total(told, self.total)
-        self.display.update(self._task, completed=told.answered, total=told.total, told=progress_text(told))
+    def _show(self, progress: StreamProgress) -> None:
+        progress = with_total(progress, self.total)
+        self.display.update(
+            self._task, completed=progress.answered, total=progress.total, text=progress_text(progress)
+        )
 
 
-def with_total(told: Told, total: int | None) -> Told:
+def with_total(progress: StreamProgress, total: int | None) -> StreamProgress:
     """Return the progress of a stream with a total that the stream does not know, and the time left for it."""
-    if told.total is not None or total is None:
-        return told
-    left = None if told.per_second is None else max(0, total - told.answered) / told.per_second
-    return evolve(told, total=total, seconds_left=left)
+    if progress.total is not None or total is None:
+        return progress
+    left = None if progress.per_second is None else max(0, total - progress.answered) / progress.per_second
+    return evolve(progress, total=total, seconds_left=left)
 
 
-def progress_text(told: Told) -> str:
+def progress_text(progress: StreamProgress) -> str:
     """Return the progress of a stream in words."""
-    parts = [f"{told.answered:,}" if told.total is None else f"{told.answered:,}/{told.total:,}"]
-    if told.patience_left is not None:
-        return f"{parts[0]}  the service is away; waiting up to {_clock_time(told.patience_left)} for it"
-    if told.per_second is not None:
-        parts.append(f"{told.per_second:,.0f}/s")
-    if told.seconds_left is not None:
-        parts.append(f"{_clock_time(told.seconds_left)} left")
+    parts = [
+        f"{progress.answered:,}" if progress.total is None else f"{progress.answered:,}/{progress.total:,}"
+    ]
+    if progress.patience_left is not None:
+        return f"{parts[0]}  the service is away; waiting up to {_clock_time(progress.patience_left)} for it"
+    if progress.per_second is not None:
+        parts.append(f"{progress.per_second:,.0f}/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{_clock_time(progress.seconds_left)} left")
     return "  ".join(parts)
 
 

@@ -24,30 +24,30 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 
 
-class Ending:
+class SignalHandler:
     """A context manager for event loops: the first signal cancels `scope`, the second ends the process.
 
     A signal that was ignored when the program started stays ignored.
 
     Attributes:
         scope: The scope that is cancelled. The code that does the work enters it.
-        came: The number of the signal that came; 0 for none.
-        gently: Called after the first signal in place of the cancellation, for work that can end by itself; it
-            bounds that by the deadline of `scope`. None: `scope` is cancelled.
+        received: The number of the first signal; 0 for none.
+        on_first_signal: Called after the first signal in place of the cancellation, for work that can end by
+            itself; it bounds that by the deadline of `scope`. None: `scope` is cancelled.
     """
 
     scope: anyio.CancelScope
 
     def __init__(self) -> None:
-        self.came = 0
-        self.gently: Callable[[], object] | None = None
+        self.received = 0
+        self.on_first_signal: Callable[[], object] | None = None
         # The handlers to restore at the end.
         self._before: dict[int, Any] = {}
 
     @property
     def exit_code(self) -> int:
         """The exit code of the signal, by the convention of shells."""
-        return 128 + self.came
+        return 128 + self.received
 
     def __enter__(self) -> Self:
         self.scope = anyio.CancelScope()
@@ -72,11 +72,11 @@ class Ending:
             signal.signal(number, before)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        if self.came:
+        if self.received:
             end_at_once(number)
-        self.came = number
+        self.received = number
         # The threadsafe variant also wakes the loop, which may be waiting for I/O.
-        self._loop.call_soon_threadsafe(self.gently or self.scope.cancel)
+        self._loop.call_soon_threadsafe(self.on_first_signal or self.scope.cancel)
 
 
 def end_at_once(number: int) -> None:

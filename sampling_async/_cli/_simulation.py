@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
 import typer
 from attrs import frozen
 from rich.text import Text
@@ -260,21 +261,17 @@ def demo(
     campaign is written.
     """
     need_simulator("numpy", "pyarrow")
-    from sampling_async._cli._demo import Demo, DemoError, Findings, run_demo  # noqa: PLC0415  need the extras
-    from sampling_async._cli._demo_view import DemoScreen, findings_json  # noqa: PLC0415
+    from sampling_async._cli._demo import Demo, DemoError, Findings, run_day  # noqa: PLC0415  need the extras
+    from sampling_async._cli._demo_view import DemoScreen, findings_json, print_findings  # noqa: PLC0415
 
     folder = ended_by_failure(lambda: _demo_folder(out))
     settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
-    screen, is_silent = DemoScreen(settings), show.as_lines(as_json)
-    if not is_silent:
-        screen.show_demo()
+    is_silent = show.as_lines(as_json)
+    screen = DemoScreen(settings, silent=is_silent)
 
     def run() -> Findings:
-        try:
-            return run_demo(settings, screen.watcher(silent=is_silent))
-        finally:
-            # The bar ends before an error is printed on the same screen.
-            screen.stop()
+        with screen.bar:  # it ends before an error is printed on the same screen
+            return anyio.run(run_day, settings, screen.show)
 
     try:
         findings = ended_by_failure(run)
@@ -283,7 +280,7 @@ def demo(
     if is_silent:
         ended_by_failure(lambda: show.emit_json(findings_json(settings, findings)))
     else:
-        screen.show_findings(findings)
+        print_findings(show.screen(), findings, settings)
     raise typer.Exit(DONE if findings.agrees else INCOMPLETE)
 
 

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from attrs import define, field
 
-from sampling_async import InvalidRequestError, JournalError, ResultCode, SamplingError, ServiceError
+from sampling_async import (
+    InvalidRequestError,
+    JournalError,
+    OutcomeStatus,
+    ResultCode,
+    SamplingError,
+    ServiceError,
+)
 from sampling_async._cli import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
-from sampling_async._protocol.results import OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +64,7 @@ class Tally:
             20 texts.
         anomalies: How many outcomes have an anomaly.
         replayed: How many outcomes are from a journal of an earlier run.
-        unrequested: How many items came that were not asked for, as far as they are known.
+        unrequested: How many items came that no request named, as far as they are known.
     """
 
     statuses: Counter[OutcomeStatus] = field(factory=Counter[OutcomeStatus])

@@ -10,13 +10,7 @@ import real_proxies
 import trustme
 from cli_kit import run
 
-from sampling_async._cli import _doctor
 from sampling_async.simulator import Simulator
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(_doctor, "_IDLE_LIMIT", 0.01)
 
 
 def checks(environment, monkeypatch):
@@ -33,28 +27,6 @@ def test_nginx_drops_the_header_unless_it_is_told_not_to(underscores, verdict, m
     assert found["Key header"]["Verdict"] == verdict
     assert found["Key"]["Verdict"] == ("ok" if underscores == "on" else "fail")
     assert found["Service"]["Figures"]["Server"].startswith("nginx")
-
-
-@pytest.mark.parametrize(("underscores", "dropped"), [("off", True), ("on", False)])
-def test_behind_a_service_that_limits_headers_a_dropped_header_is_certain(underscores, dropped, monkeypatch):
-    """As IIS, gunicorn, Apache and Node do."""
-    simulator = Simulator(seed=3)
-
-    async def limiting(scope, receive, send):
-        if len(scope["headers"]) <= 100:
-            await simulator.app(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 431, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    with (
-        broken_services.served(limiting) as port,
-        real_proxies.nginx(f"http://127.0.0.1:{port}", underscores=underscores) as base_url,
-    ):
-        environment = broken_services.environment(simulator, base_url)
-        found = checks({**environment, "SAMPLING_API_KEY": broken_services.WRONG_KEY}, monkeypatch)
-    assert (found["Key header"]["Verdict"] == "fail") is dropped
-    assert found["Key"]["Verdict"] == ("skipped" if dropped else "fail")
 
 
 def test_an_nginx_that_admits_other_addresses_only_is_not_taken_for_a_wrong_key(monkeypatch):
