@@ -109,7 +109,7 @@ class SamplingClient:
         ssl_context: The TLS settings, for private authorities or client certificates. The client sets it to
             offer HTTP/1.1 by ALPN. Default: certifi's authorities, or those in SSL_CERT_FILE or SSL_CERT_DIR.
         idle_seconds: How long an idle connection is kept. Choose less than the time after which the service
-            closes it. If the service closes connections sooner, the client learns to reuse them for less time.
+            closes it. If the service closes connections sooner, the client reuses them for less time.
         allow_http: Allow to send the key unencrypted to hosts other than loopback.
         telemetry: Whether to make spans and metrics for OpenTelemetry (extra `otel`), or a `Telemetry` with
             providers of your own.
@@ -284,7 +284,7 @@ class SamplingClient:
             async with SamplingClient.from_env(max_concurrency=64).share(of=8) as client: ...
 
         Only `max_concurrency` is divided, and rounded down: a third of 10 is 3. The new client is independent.
-        It has its own connections, and its owner must close it. It learns for itself: its limit below
+        It has its own connections, and its owner must close it. It measures for itself: its limit below
         `max_concurrency`, its requests per second, and outages, in which each share sends its own probe. Each
         share has a whole retry budget of its own (`RetryPolicy.budget`), so 8 shares may make 8 times the
         retries. This client may be unused, in use or closed.
@@ -386,7 +386,7 @@ class SamplingClient:
     def _latency(self) -> dict[Endpoint, Percentiles]:
         latency: dict[Endpoint, Percentiles] = {}
         # A copy in one step: another thread may ask, while the loop's adds an endpoint.
-        for endpoint, sketch in tuple(self._caller.learned.latency.items()):
+        for endpoint, sketch in tuple(self._caller.feedback.latency.items()):
             percentiles = sketch.percentiles(self._gate.clock())
             if percentiles is not None:
                 latency[endpoint] = percentiles
@@ -812,7 +812,7 @@ def _run_of(journal: str | os.PathLike[str] | Journal) -> Record:
 
 
 def _telemetry_of(telemetry: bool | Telemetry) -> Telemetry | None:  # noqa: FBT001
-    """Return where spans and metrics go. OpenTelemetry is imported only if it is asked for.
+    """Return where spans and metrics go. OpenTelemetry is imported only if it is used.
 
     Raises:
         InvalidRequestError: OpenTelemetry is not installed, or the value is of another type.
@@ -839,10 +839,10 @@ def _gauges(client: weakref.ref[SamplingClient]) -> Callable[[], Mapping[str, fl
     """Return a function that reads the values of the gauges. It does not keep the client alive."""
 
     def read() -> Mapping[str, float]:
-        ours = client()
-        if ours is None:
+        alive = client()
+        if alive is None:
             return {"limit": 0, "waiting": 0, "retry_tokens": 0}
-        now = ours.snapshot()
+        now = alive.snapshot()
         return {"limit": now.limit, "waiting": now.waiting, "retry_tokens": now.retry_tokens}
 
     return read

@@ -1,7 +1,7 @@
 """Files that only their owner can read and write: what this package writes holds member codes or secrets.
 
 A file that somebody else has made first stays theirs: they can read and change what is written to it. So such a
-file is refused. One of our own that others can read, for example after a restore, is closed to them.
+file is refused. A file of this user that others can read, for example after a restore, is closed to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 UNFINISHED: Final = ".sampling_async"
-"""The end of the names of temporary files. Others beside them may begin alike, and are not ours to remove."""
+"""The end of the names of temporary files. Others beside them may begin alike, and must stay."""
 
 _LOG: Final = logging.getLogger("sampling_async.files")
 _OWNER_ONLY: Final = 0o600
@@ -61,9 +61,9 @@ def open_private(path: Path) -> int:
 
 
 def require_private(path: Path) -> None:
-    """Check that a file, and those of SQLite beside it, are our own, and close them to others.
+    """Check that a file, and those of SQLite beside it, belong to this user, and close them to others.
 
-    Files that are not there are no error. A symbolic link of our own to the file is followed.
+    Files that are not there are no error. A symbolic link of this user to the file is followed.
 
     Raises:
         OSError: A file belongs to somebody else, or others keep their access to it.
@@ -122,7 +122,7 @@ def written_whole(output: Path) -> Generator[Path]:
 
 
 def _close_to_others(file: int | Path, path: Path) -> None:
-    """Refuse somebody else's file, and take the access of others from one of our own."""
+    """Refuse somebody else's file, and take the access of others from this user's own."""
     found = os.stat(file)  # noqa: PTH116  of a path or a descriptor
     if not hasattr(os, "geteuid") or not stat.S_ISREG(found.st_mode):
         return
@@ -145,7 +145,7 @@ def _refuse_link(path: Path) -> None:
 
 
 def _refuse_foreign_link(path: Path) -> None:
-    """Refuse a symbolic link that is neither ours nor root's: it leads where somebody else wants."""
+    """Refuse a symbolic link that is neither this user's nor root's: it leads where somebody else wants."""
     found = path.lstat()
     if hasattr(os, "geteuid") and stat.S_ISLNK(found.st_mode) and found.st_uid not in {_ROOT, os.geteuid()}:
         raise _refusal(path, f"is a symbolic link of another user (uid {found.st_uid})")

@@ -43,13 +43,13 @@ class Snapshot:
         running: The number of attempts that run now.
         waiting: The number of attempts that cannot begin yet: they wait for a permit or the end of a hold or
             outage, or the service allows no more in a second.
-        held_for: Seconds until the longest hold ends. A hold is a pause that the service asked for.
+        held_for: Seconds until the longest hold ends. A hold is a pause that the service requested.
         breaker: `open` during an outage, when only probes are sent, see `OutagePolicy`; otherwise `closed`.
         away_for: Seconds since the outage began; 0 without an outage.
         requests_per_second: The number of bulk invites that may begin in a second; None unless the service
             has refused some for load.
         retry_tokens: The number of tokens left in the retry budget.
-        seconds_per_request: The shortest time of a bulk invite without the time for its IDs, as learned so
+        seconds_per_request: The shortest time of a bulk invite without the time for its IDs, as measured so
             far; None before the first response.
         seconds_per_id: The seconds that each quota ID adds; None before the first response.
         attempts: Attempts that have ended, of all endpoints; without the probes of an outage.

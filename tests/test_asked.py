@@ -278,7 +278,7 @@ async def test_the_earliest_requests_are_forgotten_and_this_is_logged_once(bound
     assert asked["m0", 1] == 2
     assert len(got) == 44
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "this fan-out has asked for so many quota IDs that the earliest are forgotten"
+        "this fan-out has requested so many quota IDs that the earliest are forgotten"
     ]
 
 

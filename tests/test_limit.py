@@ -171,7 +171,7 @@ def test_it_stays_between_one_and_its_maximum(events, maximum):
 def learned(*points: tuple[int, float], alone: bool = False) -> Line:
     latency = LatencyLine()
     for ids, seconds in points:
-        latency.learn(ids, seconds, alone=alone)
+        latency.add(ids, seconds, alone=alone)
     assert latency.line is not None
     return latency.line
 
@@ -374,6 +374,6 @@ def test_a_response_within_a_twentieth_of_the_time_limit_is_never_slow():
 
 def test_a_longer_time_is_learned_by_a_quarter_of_the_difference():
     line = LatencyLine()
-    line.learn(100, 1.0, alone=True)
-    line.learn(100, 11.0, alone=True)  # the moving average is 2 s now
+    line.add(100, 1.0, alone=True)
+    line.add(100, 11.0, alone=True)  # the moving average is 2 s now
     assert line.line == Line(0.0, pytest.approx(1.25 / 100))

@@ -1,4 +1,4 @@
-"""Changes of a watched inventory: what is told, merged, and in the end."""
+"""Changes of a watched inventory: what is applied, merged, and in the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matching_kit import A, B, quota, sub_quota, survey
 from watch_kit import FakeService, HandClock, inventory, one, settle, watch_of
 
 from sampling_async import Change, Price, Survey, SurveyWaveExclusion
-from sampling_async._watch.changes import SYNCED, differences, key_of, told
+from sampling_async._watch.changes import SYNCED, applied, differences, key_of
 from sampling_async._watch.reader import Board, QuotaChanges
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ async def test_each_kind_of_change():
         assert {(each.survey_id, each.wave_id) for each in changes} <= {(3, 1)}
         known: Survey | None = before
         for change in changes:
-            known = told(known, change)
+            known = applied(known, change)
         assert ordered(known) == ordered(after)
     assert list(differences((3, 1), None, None)) == []
 
@@ -392,7 +392,7 @@ async def test_a_slow_reader_always_ends_at_the_truth(sequence, data):
 
 
 async def one_or_synced(changes: QuotaChanges) -> Change:
-    """Read one change; if what was due is nothing new, the reader would wait, so it is told that it is over."""
+    """Read one change; if what was due is nothing new, the reader would wait, so it is applied that it is over."""
     changes._board.is_over = True
     try:
         return await anext(changes)

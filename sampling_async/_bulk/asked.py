@@ -1,4 +1,4 @@
-"""Remember which pairs of member and quota a fan-out has asked for, and what the service answered.
+"""Remember which pairs of member and quota a fan-out has requested, and what the service answered.
 
 A pair that comes again in a later request of the fan-out is not sent again: its later place gets the outcome of
 the first request. If that one ended `not_sent`, the later place is sent.
@@ -99,7 +99,7 @@ class EarlierRequest:
 
 
 class AskedPairs:
-    """The pairs of member and quota that one fan-out has asked for.
+    """The pairs of member and quota that one fan-out has requested.
 
     Args:
         most_bytes: How many bytes of requests are kept, without invites.
@@ -135,7 +135,7 @@ class AskedPairs:
         self._keep_index(member_code, index)
 
     def earlier(self, member_code: str, quota_ids: Sequence[int]) -> dict[int, EarlierRequest]:
-        """Return the latest request about each of these quotas of a member, without those never asked for."""
+        """Return the latest request about each of these quotas of a member, without those never requested."""
         if member_code not in self._of_member:  # as nearly always
             return {}
         index = self._indexes.get(member_code)
@@ -153,7 +153,7 @@ class AskedPairs:
         }
 
     def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
-        """Return the outcome of a pair as known now; None if it was not asked for, or was forgotten."""
+        """Return the outcome of a pair as known now; None if it was not requested, or was forgotten."""
         earlier = self.earlier(member_code, (quota_id,))
         return Repetition(self, member_code, earlier).outcomes()[0] if earlier else None
 
@@ -239,16 +239,16 @@ class AskedPairs:
         if not self._has_forgotten:
             self._has_forgotten = True
             _LOG.warning(
-                "this fan-out has asked for so many quota IDs that the earliest are forgotten: a repetition of "
+                "this fan-out has requested so many quota IDs that the earliest are forgotten: a repetition of "
                 "them is sent again. With journal=, each pair is sent once"
             )
 
 
 class Repetition:
-    """Quota IDs of one member that the fan-out has asked for before.
+    """Quota IDs of one member that the fan-out has requested before.
 
     Args:
-        asked: What the fan-out has asked for.
+        asked: The pairs of the fan-out.
         member_code: The member.
         earlier: The latest request about each of the quota IDs.
     """

@@ -75,7 +75,7 @@ class Inviter:
         caller: Makes the calls.
         panel_guid: The panel.
         journal: Records what is sent and what came back, if given.
-        asked: Remembers what was asked for, if repetitions are not sent and there is no journal.
+        asked: Remembers the pairs that were requested, if repetitions are not sent and there is no journal.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Inviter:
         return self._caller.outage.is_on
 
     def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
-        """Return the outcome of a pair that this fan-out has asked for, if it is in memory."""
+        """Return the outcome of a pair that this fan-out has requested, if it is in memory."""
         return None if self._asked is None else self._asked.outcome_of(member_code, quota_id)
 
     @property
@@ -127,7 +127,7 @@ class Inviter:
         return self._journal is not None
 
     async def begin(self) -> None:
-        """Open the journal, if there is one, and tell those who watch the client.
+        """Open the journal, if there is one, and notify those who watch the client.
 
         Raises:
             InvalidRequestError: The client belongs to another event loop, which may be using it.

@@ -54,7 +54,7 @@ class Job:
     Args:
         chunk: The quota IDs to send.
         answered: The outcomes, if they are known already and nothing needs to be sent.
-        repetition: What is known of its quota IDs, if the fan-out has asked for all of them before.
+        repetition: What is known of its quota IDs, if the fan-out has requested all of them before.
 
     Attributes:
         answered: The final outcomes, once they are known.

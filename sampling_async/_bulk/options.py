@@ -65,7 +65,7 @@ class PendingChunks:
         whole: All of the quota IDs, as a chunk of any size.
         size: Quota IDs in one job.
         known: The outcome of each quota ID, if they are all known and the jobs send nothing.
-        repetition: What is known of the quota IDs, if the fan-out has asked for all of them before.
+        repetition: What is known of the quota IDs, if the fan-out has requested all of them before.
 
     Attributes:
         drawn: The job that was drawn last, until it is handed over.
@@ -114,7 +114,7 @@ class PendingChunks:
 
 BULK: Final[Endpoint] = "bulk_invite"
 Repeats: TypeAlias = Literal["once", "ask"]
-"""Whether a pair of member and quota that comes again in a fan-out is sent once, or asked for again."""
+"""Whether a pair of member and quota that comes again in a fan-out is sent once, or sent again."""
 
 _LEAST_SHARE: Final = 1e-6
 

@@ -298,7 +298,7 @@ class FanOutSource:
         size_of: Returns the best chunk size now, for a number of quota IDs of one request. None: always `size`.
         remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
         journal: The journal, if any. Quota IDs with an outcome in it are not sent again.
-        asked: What was asked for before, if repetitions are not sent and there is no journal.
+        asked: The pairs requested before, if repetitions are not sent and there is no journal.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ class FanOutSource:
         self._plans, recalling.part = plans, None
 
     def _plans_of(self, whole: Chunk) -> tuple[PendingChunks, ...]:
-        """Return the plans for quota IDs of a request: those asked for before, and the others."""
+        """Return the plans for quota IDs of a request: those requested before, and the others."""
         earlier = {} if self._asked is None else self._asked.earlier(whole.member_code, whole.quota_ids)
         if self._asked is None or not earlier:
             return (self._plan(whole),)

@@ -168,10 +168,10 @@ class OutcomeStream:
         return self._left_over
 
     def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
-        """Return the outcome of a pair that this fan-out has asked for, as known now.
+        """Return the outcome of a pair that this fan-out has requested, as known now.
 
-        It is for the rest of an input that was not read: what was asked for already must not be called
-        `not_sent`. The result is None if the pair was not asked for, if the fan-out no longer remembers it (see
+        It is for the rest of an input that was not read: what was requested already must not be called
+        `not_sent`. The result is None if the pair was not requested, if the fan-out no longer remembers it (see
         `repeats` of `fan_out`), or if there is a journal, which is to be read instead.
         """
         return self._inviter.outcome_of(member_code, quota_id)

@@ -69,10 +69,10 @@ class Feedback:
         if isinstance(answer, SamplingError):
             # After the deadline, the failure says nothing about the service.
             if permit.remaining > _NO_TIME:
-                self._learn_failure(call, permit, answer, began, now)
+                self._record_failure(call, permit, answer, began, now)
             return
         if answer.is_page:
-            # With a page a proxy tells people of its maintenance, and the status may be any.
+            # With a page a proxy announces its maintenance, and the status may be any.
             permit.kind.pace.answered(now)
             self._went_away(call, "a page came in place of the service's JSON", began, is_certain=False)
             return
@@ -95,7 +95,7 @@ class Feedback:
         else:
             limit.answered(generation, running)
 
-    def _learn_failure(
+    def _record_failure(
         self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float
     ) -> None:
         if is_refused_for_load(error):
@@ -134,8 +134,8 @@ class Attempts:
 
     Args:
         session: Sends them.
-        learned: Learns from them.
-        hooks: Are told of each, if anybody watches the client.
+        feedback: Gets the result of each.
+        hooks: Called for each, if anybody watches the client.
         unprocessed: The statuses with which the service says that it has not processed a request.
 
     Attributes:
@@ -144,10 +144,10 @@ class Attempts:
     """
 
     def __init__(
-        self, session: Session, learned: Feedback, hooks: Hooks | None, unprocessed: AbstractSet[int]
+        self, session: Session, feedback: Feedback, hooks: Hooks | None, unprocessed: AbstractSet[int]
     ) -> None:
         self._session = session
-        self._learned = learned
+        self._feedback = feedback
         self._hooks = hooks
         self._unprocessed = unprocessed
         self._threads: anyio.CapacityLimiter | None = None
@@ -172,7 +172,7 @@ class Attempts:
                 permit.release()
                 return cast("SamplingError", answer)
             now = permit.timeline.enter(DECODE)
-            self._learned.attempt_ended(call, permit, answer, began, now)
+            self._feedback.attempt_ended(call, permit, answer, began, now)
             if isinstance(answer, SamplingError):
                 result = answer
             elif len(answer.body) < _THREADED_BYTES:
@@ -193,7 +193,7 @@ class Attempts:
             end = partial(self._end, call, track, answer, before=before)
             track.at_end = partial(self._at_end, permit, earlier, end)
         else:
-            # Told now, because a response that cannot be read is a failed attempt.
+            # Reported now, because a response that cannot be read is a failed attempt.
             self._end(call, track, answer, failure, seconds=now - began, before=before)
         return result
 
@@ -214,7 +214,7 @@ class Attempts:
         seconds: float,
         before: Sequence[float],
     ) -> None:
-        """Count and log an attempt that has ended, and tell the hooks. Judge the response of a failed one."""
+        """Count and log an attempt that has ended, and call the hooks. Judge the response of a failed one."""
         if isinstance(error, ServiceError) and error.result_code is not None:
             track.release_connection()  # the service's own refusal; others may belong to another request
         elif error is not None:

@@ -95,10 +95,10 @@ class Caller:
         clock: Returns seconds from any start.
         sleep: Waits a number of seconds.
         random: Returns numbers from 0 to 1.
-        hooks: Are told of each attempt and each call, if anybody watches the client.
+        hooks: Called for each attempt and each call, if anybody watches the client.
 
     Attributes:
-        learned: What the attempts have taught.
+        feedback: What the attempts show of the service.
         attempts: Makes single attempts.
     """
 
@@ -123,8 +123,8 @@ class Caller:
         self._sleep = sleep
         self._random = random
         self.links = InviteOwners()
-        self.learned = Feedback(gate, outage, session.timeouts)
-        self.attempts = Attempts(session, self.learned, hooks, policy.unprocessed)
+        self.feedback = Feedback(gate, outage, session.timeouts)
+        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed)
         self.budget = RetryBudget(policy.budget, policy.deposit)
 
     async def call(
@@ -165,7 +165,7 @@ class Caller:
     def ended(
         self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None = None
     ) -> Timing:
-        """Report a call that has ended, and return where its time went; an error of ours gets it too."""
+        """Report a call that has ended, and return where its time went; its error gets that too."""
         at_end, track.at_end = track.at_end, None
         if at_end is not None:
             at_end(error)

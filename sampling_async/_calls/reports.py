@@ -45,7 +45,7 @@ class AttemptReport:
         quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
         error: The name of the error's class; None if the response could be read. That a bulk lacks items, or
-            has those of other quota IDs, is told by its outcomes.
+            has those of other quota IDs, stands in its outcomes.
         delivery: Whether the attempt reached the service; `answered` after a response.
         began: Seconds from the beginning of the call to the beginning of the attempt.
         timing: Where the time went: `connect`, `send`, `first_byte` and `body`.
@@ -128,10 +128,10 @@ class Spans(Protocol):
     def attempt_ended(
         self, endpoint: Endpoint, status: int | None, error: str | None, seconds: float, fan_out: object
     ) -> None:
-        """Learn that an attempt has ended, of a fan-out if its span is given."""
+        """Record the end of an attempt, of a fan-out if its span is given."""
 
     def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
-        """Learn of outcomes of a call of which no span is wanted."""
+        """Record outcomes of a call that gets no span."""
 
     def call_ended(
         self,
@@ -141,17 +141,17 @@ class Spans(Protocol):
         report: Callable[[], CallReport],
         fan_out: object,
     ) -> None:
-        """Learn that a call has ended, of a fan-out if its span is given; `report` makes the report."""
+        """Record the end of a call, of a fan-out if its span is given; `report` makes the report."""
 
     def fan_out_began(self) -> object:
         """Return the span of a fan-out that begins, for `fan_out_ended`."""
 
     def needs_reports(self, fan_out: object) -> bool:
-        """Return whether the reports of the requests of a fan-out may be asked for."""
+        """Return whether the reports of the requests of a fan-out may be read."""
         ...
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
-        """Learn that a fan-out has ended."""
+        """Record the end of a fan-out."""
 
 
 class Hooks:
@@ -182,7 +182,7 @@ class Hooks:
         self._spans = spans
         self._failed: set[str] = set()
 
-    def _tell(self, name: str, hook: Callable[..., object], *given: object) -> object:
+    def _notify(self, name: str, hook: Callable[..., object], *given: object) -> object:
         try:
             return hook(*given)
         except (Exception, get_cancelled_exc_class()):
@@ -214,8 +214,8 @@ class Hooks:
         """
         status, name = _status_of(answer), None if error is None else type(error).__name__
         if self._spans is not None:
-            told = call.endpoint, status, name, seconds, track.fan_out
-            self._tell("telemetry", self._spans.attempt_ended, *told)
+            attempt = call.endpoint, status, name, seconds, track.fan_out
+            self._notify("telemetry", self._spans.attempt_ended, *attempt)
         if not track.is_explained:
             return
         assert track.timeline is not None
@@ -224,7 +224,7 @@ class Hooks:
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
         track.ended = (*track.ended[1 - MOST_ATTEMPTS :], ended)
         if self._on_attempt is not None:
-            self._tell("on_attempt", self._on_attempt, ended.report(call.endpoint))
+            self._notify("on_attempt", self._on_attempt, ended.report(call.endpoint))
 
     def call_ended(
         self,
@@ -266,29 +266,29 @@ class Hooks:
 
         if self._spans is not None:
             seconds = timeline.since - timeline.began
-            self._tell("telemetry", self._spans.call_ended, endpoint, seconds, outcomes, report, fan_out)
+            self._notify("telemetry", self._spans.call_ended, endpoint, seconds, outcomes, report, fan_out)
         if self._on_outcome is not None:
-            self._tell("on_outcome", self._on_outcome, report())
+            self._notify("on_outcome", self._on_outcome, report())
 
     def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
         """Report the outcomes of a call whose report nobody needs: see `needs_reports`."""
         if self._spans is not None:
-            self._tell("telemetry", self._spans.count, endpoint, outcomes)
+            self._notify("telemetry", self._spans.count, endpoint, outcomes)
 
     def fan_out_began(self) -> object:
         """Return the span of a fan-out, or None without telemetry."""
-        return None if self._spans is None else self._tell("telemetry", self._spans.fan_out_began)
+        return None if self._spans is None else self._notify("telemetry", self._spans.fan_out_began)
 
     def needs_reports(self, fan_out: object) -> bool:
         """Return whether somebody may ask for the reports of the requests of a fan-out."""
         if self._on_attempt is not None or self._on_outcome is not None:
             return True
-        return self._spans is not None and self._tell("telemetry", self._spans.needs_reports, fan_out) is True
+        return self._spans is not None and self._notify("telemetry", self._spans.needs_reports, fan_out) is True
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         """Report the end of a fan-out: how many quota IDs were taken, and of how many the outcome was given."""
         if self._spans is not None:
-            self._tell("telemetry", self._spans.fan_out_ended, fan_out, taken, answered)
+            self._notify("telemetry", self._spans.fan_out_ended, fan_out, taken, answered)
 
 
 def _status_of(answer: Reply | SamplingError | None) -> int | None:

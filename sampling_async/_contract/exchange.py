@@ -92,10 +92,10 @@ class Track:
         attempts: The number of attempts that were begun.
         outcomes_delivered: Whether the user already has the outcomes of this call. Nothing is sent after that,
             because it would make these outcomes wrong.
-        timeline: Told of each stage that the call enters, if any.
+        timeline: Records each stage that the call enters, if any.
         ended: Its attempts that have ended, if they are explained and anybody watches the client.
         is_explained: Whether somebody may ask for a report of these attempts.
-        at_end: Tells of the attempt whose response goes on, when it has ended, with the error or None.
+        at_end: Called with the error or None when the attempt whose response goes on has ended.
         fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
         response: The body of our engine for the last response: it holds its connection until it is judged. None
             then, and with other transports.

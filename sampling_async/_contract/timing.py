@@ -24,9 +24,9 @@ class Timing:
     transport does not say when it did what.
 
     Attributes:
-        permit: Waited for a permit, that is for `max_concurrency`, the adaptive limit or the learned rate. In
+        permit: Waited for a permit, that is for `max_concurrency`, the adaptive limit or the measured rate. In
             the result of a bulk, this includes the time until the request that ended last was formed.
-        hold: Waited for the end of an outage, or of a pause that the service asked for. In the result of a
+        hold: Waited for the end of an outage, or of a pause that the service requested. In the result of a
             bulk, this includes the waits of the requests before that one.
         journal: Waited until the journal had written what is about to be sent.
         backoff: Paused between attempts.

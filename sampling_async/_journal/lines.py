@@ -32,9 +32,9 @@ def line_of(outcome: InviteOutcome) -> bytes:
     ]
     if error is None and outcome.anomaly is None:
         return b"\n" + plain_json([*values, None, None])
-    told = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
+    failure = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
     # The texts may hold any characters that came over the network. `json.dumps` escapes them in ASCII.
-    return b"\n" + json.dumps([*values, told, outcome.anomaly], separators=(",", ":")).encode("ascii")
+    return b"\n" + json.dumps([*values, failure, outcome.anomaly], separators=(",", ":")).encode("ascii")
 
 
 def status_of(line: bytes | None) -> OutcomeStatus:
@@ -92,7 +92,7 @@ def _values_of(invite: Invite) -> list[Any]:
 
 def _outcome(member_code: str, values: list[Any], replayed: bool) -> InviteOutcome:  # noqa: FBT001
     """Return the outcome for the decoded values of a line."""
-    quota_id, status, invite, code, result, told, anomaly = values
+    quota_id, status, invite, code, result, failure, anomaly = values
     return InviteOutcome(
         member_code,
         quota_id,
@@ -100,7 +100,7 @@ def _outcome(member_code: str, values: list[Any], replayed: bool) -> InviteOutco
         None if invite is None else Invite(*invite),
         code,
         result,
-        None if told is None else SamplingError(told[0], endpoint="bulk_invite", delivery=told[1]),
+        None if failure is None else SamplingError(failure[0], endpoint="bulk_invite", delivery=failure[1]),
         anomaly,
         replayed,
     )

@@ -32,7 +32,7 @@ class Record(Protocol):
     """Records chunks before they are sent, and their outcomes afterwards; see `JournalRun`, which does it."""
 
     def claim(self, base_url: str, panel_guid: str) -> None:
-        """Learn the service and the panel that the record must belong to."""
+        """Record the service and the panel that the record must belong to."""
 
     async def open(self) -> None:
         """Open the record for a run."""

@@ -260,7 +260,7 @@ class Inventory:
         return None
 
     def _note_end(self, end: int) -> None:
-        """Learn from a survey that ends here, and from the beginning of the next one, where others end."""
+        """Derive from a survey that ends here, and from the beginning of the next one, where others end."""
         alike = _ALIKE.match(self._buffer, end - 1)
         if alike is not None:
             self._alike = alike[0]

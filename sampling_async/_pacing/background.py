@@ -124,7 +124,7 @@ class Background(ABC):
         self._came_to_its_end = True
 
     def is_over(self) -> None:
-        """Learn that no more results will come. It may be called several times."""
+        """Record that no more results will come. It may be called several times."""
         self._finished = True
         self._progress.notify()
 
@@ -230,7 +230,7 @@ class _Task:
         if self._task is None:  # pragma: no cover  a signal handler raised before the task was created
             return
         self._scope.cancel()
-        # A shield, because the scopes of the caller would be told of their cancellation again and again.
+        # A shield, because the scopes of the caller would deliver their cancellation again and again.
         with anyio.CancelScope(shield=True):
             await outlast({self._task})
 
@@ -372,7 +372,7 @@ class BackgroundService(Background):
             self._end()
 
     def is_over(self) -> None:
-        """Learn that the work has ended. It may be called several times."""
+        """Record the end of the work. It may be called several times."""
         super().is_over()
         if self._broken_by is not None and not self._is_logged:
             self._is_logged = True

@@ -2,8 +2,8 @@
 
 A cancel scope with a deadline sets and cancels a timer of its own, which costs as much as the scope. Nearly all
 blocks end long before their deadline. So on asyncio one timer serves all blocks: it is set for the earliest
-deadline, and is not touched when that block ends. Blocks around our own code need no cancel scope either: the
-cancellation of asyncio itself does, as in `asyncio.timeout`.
+deadline, and is not touched when that block ends. Blocks around this package's code need no cancel scope
+either: the cancellation of asyncio itself does, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeadlineScopes:
         self._is_new = True  # until the first block
         self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
         self._timer: asyncio.Handle | None = None
-        self._rings_at = inf  # no later than the earliest deadline; uvloop's timers cannot always tell
+        self._rings_at = inf  # no later than the earliest deadline; uvloop's timers do not always say
         self._is_shut = False
         self._none_left: anyio.Event | None = None
 
@@ -91,11 +91,11 @@ class DeadlineScopes:
             self._none_left.set()
 
     def _set_timer(self, until: float) -> None:
-        # Not the loop that runs now: when the timer has fired, no task does, and that cannot be told from trio.
+        # Not the loop that runs now: after the timer has fired, no task runs, which looks the same as on trio.
         assert self._loop is not None
-        ours: weakref.ref[DeadlineScopes] = weakref.ref(self)
+        alive: weakref.ref[DeadlineScopes] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request that ended long before.
-        earlier, self._timer = self._timer, self._loop.call_at(until, _ring, ours, context=Context())
+        earlier, self._timer = self._timer, self._loop.call_at(until, _ring, alive, context=Context())
         self._rings_at = until
         # Last: a signal handler may raise between these lines. A timer too many does no harm.
         if earlier is not None:
@@ -132,9 +132,9 @@ class DeadlineScopes:
 
 
 def _ring(blocks: weakref.ref[DeadlineScopes]) -> None:
-    ours = blocks()
-    if ours is not None:
-        ours.ring()
+    alive = blocks()
+    if alive is not None:
+        alive.ring()
 
 
 class _ScopedBlock:
@@ -215,7 +215,7 @@ class _NativeBlock:
 
 
 Scope: TypeAlias = anyio.CancelScope | _NativeBlock
-"""What a block gives: it can be cancelled, and tells whether it was."""
+"""What a block gives: it can be cancelled, and says whether it was."""
 
 Block: TypeAlias = _ScopedBlock | _NativeBlock
 """A block of `DeadlineScopes`: `with blocks.within(5) as scope`."""

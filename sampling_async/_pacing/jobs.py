@@ -46,7 +46,7 @@ class JobSource(Protocol[Job_co]):
         """Draw the next job if that takes no wait; otherwise return None, and `draw` gets it."""
 
     def handed_over(self) -> None:
-        """Learn that the job drawn last has another owner now."""
+        """Record that the job drawn last has another owner now."""
 
     async def aclose(self) -> None:
         """Close the input."""

@@ -356,14 +356,14 @@ class LatencyLine:
         self._best: dict[int, float] = {}
         self._line: Line | None = None
 
-    def learn(self, quota_ids: int, seconds: float, *, alone: bool) -> None:
-        """Learn the time of one response.
+    def add(self, quota_ids: int, seconds: float, *, alone: bool) -> None:
+        """Add the time of one response.
 
         Args:
             quota_ids: The number of IDs in the request.
             seconds: The time until the response.
             alone: Whether no other attempt of this client was running. Then this client did not cause a longer
-                time, so a longer time is learned too. Otherwise a service that has become slower for good would
+                time, so a longer time counts too. Otherwise a service that has become slower for good would
                 look overloaded from then on.
         """
         recent = self._recent.get(quota_ids, seconds)
@@ -444,13 +444,13 @@ class AdaptiveLimit:
         self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
-        """Learn that an attempt succeeded while a number of attempts were running."""
+        """Record a success while a number of attempts were running."""
         self._grow(1.0 / self._limit, generation, running)
 
     def answered_in(
         self, seconds: float, *, quota_ids: int, patience: float, generation: int, running: int, among: int
     ) -> None:
-        """Learn that a bulk invite succeeded, and its time.
+        """Record the success of a bulk invite, and its time.
 
         Args:
             seconds: The time until the response.
@@ -461,7 +461,7 @@ class AdaptiveLimit:
             among: The number of attempts that ran when it was started, itself included.
         """
         expected = self.latency.line
-        self.latency.learn(quota_ids, seconds, alone=running == among == 1)
+        self.latency.add(quota_ids, seconds, alone=running == among == 1)
         if expected is None or seconds <= patience * _HARMLESS:
             ratio = _AT_EASE
         else:

@@ -105,14 +105,14 @@ class Outage:
         self._is_closed = False
 
     def answered(self, now: float) -> None:
-        """Learn that the service responds. This does not end an outage, but a trial."""
+        """Record a response of the service. It does not end an outage, but a trial."""
         self._failures, self.answered_at = 0, now
         if self._is_trial:
             self._is_trial = False
             self._log_end(now)
 
     def failed(self, cause: str, began_at: float, *, retry_after: float = 0.0, is_certain: bool = True) -> None:
-        """Learn that an attempt failed like attempts fail in an outage.
+        """Record a failure as in an outage.
 
         Args:
             cause: The failure, in words.

@@ -40,7 +40,7 @@ async def join_uncancelled(run: Run[T], on_cancel: Callable[[], object] = lambda
 
     Args:
         run: The run.
-        on_cancel: Called at the first cancellation, for one to tell the function that nobody waits any more.
+        on_cancel: Called at the first cancellation; it may make the function end early.
     """
     cancelled: BaseException | None = None
     with anyio.CancelScope() as scope:
@@ -61,18 +61,18 @@ async def join_uncancelled(run: Run[T], on_cancel: Callable[[], object] = lambda
 
 
 class CancelFlag:
-    """Tells a function in a thread whether its result is still wanted."""
+    """A flag that ends a function in a thread at its next check."""
 
     def __init__(self) -> None:
-        self._is_wanted = True
+        self._is_cancelled = False
 
     def cancel(self) -> None:
         """Have the function end at its next check. It may be called in any thread."""
-        self._is_wanted = False
+        self._is_cancelled = True
 
     def check(self) -> None:
-        """Raise if nobody wants the result any more."""
-        if not self._is_wanted:
+        """Raise if the flag was set."""
+        if self._is_cancelled:
             raise RuntimeError("the task that waited for this was cancelled")
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
@@ -84,8 +84,8 @@ class CancelFlag:
 
 async def run_cancellable(function: Callable[[CancelFlag], T]) -> T:
     """Call a function in a thread. If this is cancelled, the function ends at its next check, and this then."""
-    wanted = CancelFlag()
-    return await join_uncancelled(start(function, wanted), wanted.cancel)
+    flag = CancelFlag()
+    return await join_uncancelled(start(function, flag), flag.cancel)
 
 
 def start(function: Callable[..., T], *args: Any) -> Run[T]:

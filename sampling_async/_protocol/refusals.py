@@ -1,4 +1,4 @@
-"""Refusals: turn a response into an error, and tell whether the request was processed."""
+"""Refusals: turn a response into an error that says whether the request was processed."""
 
 from __future__ import annotations
 

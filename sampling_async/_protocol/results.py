@@ -70,7 +70,7 @@ SUCCESS: Final[Said] = ("invited", int(ResultCode.SUCCESS), "SUCCESS")
 """What it says beside an invite, in the contract's words (section "Bulk invite result item")."""
 
 MOST_SAID: Final = 256
-"""How many different `Said` one response may have: a byte tells them apart."""
+"""How many different `Said` one response may have: a byte stands for each."""
 
 
 # `gc=False`: the garbage collector does not visit it. There is one for each request.

@@ -43,7 +43,7 @@ class Change:
     - `targeting`: a `Survey` whose devices, exclusions or kind (recontact) have changed, or a `Quota` whose
       conditions have.
     - `details`: a `Survey` or a `Quota` of which something else has changed, such as a count of a sub-quota.
-    - `synced`: None. The first inventory has been told whole.
+    - `synced`: None. The first inventory is complete.
 
     Attributes:
         kind: What it is about.
@@ -64,7 +64,7 @@ class Change:
 
 SYNCED: Final = Change(kind="synced")
 
-# The fields of each kind. With one field, a change tells its value; with several, it tells the whole record.
+# The fields of each kind. With one field, a change holds its value; with several, the whole record.
 _OF_SURVEY: Final[tuple[tuple[ChangeKind, tuple[str, ...]], ...]] = (
     ("price", ("price",)),
     ("loi", ("loi",)),
@@ -144,11 +144,11 @@ def _conditions(quota: Quota) -> list[object]:
     ]
 
 
-def told(known: Survey | None, change: Change) -> Survey | None:
+def applied(known: Survey | None, change: Change) -> Survey | None:
     """Return what a reader knows of a survey after one more change, in the order of `differences`."""
     survey: Survey
     if change.kind == "survey_opened":
-        # The quotas of the survey are told one by one after it.
+        # The quotas of the survey follow one by one.
         survey = change.after
         return evolve(survey, quotas=())
     if change.kind == "survey_closed":

@@ -10,7 +10,7 @@ import anyio
 from sampling_async._contract.errors import ForbiddenError, SamplingError
 from sampling_async._pacing.loops import LoopYielder
 from sampling_async._pacing.patience import doubled
-from sampling_async._watch.changes import SYNCED, Change, Key, differences, told
+from sampling_async._watch.changes import SYNCED, Change, Key, applied, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ class PollSchedule:
 
     Attributes:
         failures: The number of polls that failed, in a row.
-        soonest: The shortest pause before a poll that was asked for without a hurry.
+        soonest: The shortest pause before a poll that was requested without a hurry.
     """
 
     def __init__(self, every: float, random: Callable[[], float]) -> None:
@@ -78,10 +78,10 @@ class Listener(Protocol):
     """Somebody who is called in the same turn of the event loop in which something changes."""
 
     def moved(self, keys: Iterable[Key]) -> None:
-        """Learn which surveys look different now."""
+        """Record which surveys look different now."""
 
     def ended(self) -> None:
-        """Learn that nothing will change any longer."""
+        """Record that nothing will change any longer."""
 
 
 class Board:
@@ -104,20 +104,20 @@ class Board:
         self._listeners: dict[Listener, None] = {}
 
     def add(self, listener: Listener) -> None:
-        """Tell a listener of all changes from now on."""
+        """Notify a listener of all changes from now on."""
         self._listeners[listener] = None
 
     def remove(self, listener: Listener) -> None:
-        """Tell a listener no more."""
+        """Notify a listener no longer."""
         self._listeners.pop(listener, None)
 
     def moved(self, keys: Iterable[Key]) -> None:
-        """Tell all listeners which surveys look different now."""
+        """Notify all listeners of the surveys that look different now."""
         for listener in self._listeners:
             listener.moved(keys)
 
     def end(self, failure: Callable[[], RuntimeError] | None) -> None:
-        """Tell all listeners that nothing will change any longer. It may be called several times."""
+        """Notify all listeners that nothing will change any longer. It may be called several times."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
         for listener in self._listeners:
@@ -129,8 +129,8 @@ class QuotaChanges:
 
     The first inventory comes as `survey_opened` and `quota_opened`, followed by one `synced`. After that, each
     change comes when it is known. Changes that were not read are merged: a quota that opened and closed
-    meanwhile is not told, and a price that went from 1 to 2 to 3 is one change from 1 to 3. So a slow reader
-    takes no more memory than the inventory, and always ends at the truth.
+    meanwhile is left out, and a price that went from 1 to 2 to 3 is one change from 1 to 3. So a slow reader
+    takes no more memory than the inventory, and always ends at the current state.
 
     One task reads it. The loop ends when the block of the watch is left.
 
@@ -193,10 +193,10 @@ class QuotaChanges:
         raise RuntimeError("read changes inside their block: async with watch.changes() as changes")
 
     def moved(self, keys: Iterable[Key]) -> None:
-        """Learn which surveys look different now."""
+        """Record which surveys look different now."""
         view = self._board.view or {}
         for key in keys:
-            # A survey that has come and gone without being read is no news.
+            # A survey that has come and gone without being read is no change.
             if key in view or key in self._known or (self._batch and key == self._batch_key):
                 self._due[key] = None
             else:
@@ -237,7 +237,7 @@ class QuotaChanges:
             return
         known = self._known.get(key)
         for change in self._read:
-            known = told(known, change)
+            known = applied(known, change)
         self._knows(key, known)
         self._batch.clear()
         self._due[key] = None

@@ -1,4 +1,4 @@
-"""An inventory as it is shown: what a poll gave, without what was told to be closed since."""
+"""An inventory as it is shown: the surveys of a poll, without what was closed by notifications since."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Wave: TypeAlias = "tuple[int, int | None]"
 
 
 class Closings:
-    """What was told to be closed, each with the number of polls that had begun by then.
+    """What notifications closed, each with the number of polls that had begun by then.
 
-    A poll that began before a closing was told may still show the quota as open. A later one knows better.
+    A poll that began before a closing was noted may still show the quota as open. A later one knows better.
     """
 
     def __init__(self, quotas: dict[int, int] | None = None, surveys: dict[Wave, int] | None = None) -> None:
@@ -30,7 +30,7 @@ class Closings:
         self.surveys = surveys or {}
 
     def close(self, what: int | Wave, begun: int) -> None:
-        """Note that a quota or a survey was told to be closed, when so many polls had begun."""
+        """Note that a quota or a survey was closed when so many polls had begun."""
         if isinstance(what, int):
             self.quotas[what] = max(begun, self.quotas.get(what, 0))
         else:
@@ -97,7 +97,7 @@ class Shown:
             if left is not known and left != known:
                 changed[key] = None
             await turns.step(1 + len(survey.quotas))
-        # No await from here on. What was shown is without what was told to be closed, which this poll does not
+        # No await from here on. What was shown is without what was closed meanwhile, which this poll does not
         # know better for a survey that it cannot read.
         kept = {key: old[key] for key in old if key not in self.surveys and may_list(self.given, *key)}
         for key, survey in kept.items():

@@ -152,7 +152,7 @@ class QuotaWatch(BackgroundService):
 
     @property
     def quotas(self) -> Quotas:
-        """The last good inventory, without what was told to be closed since.
+        """The last good inventory, without what was closed by notifications since.
 
         Raises:
             RuntimeError: There is none yet; `await watch.ready()` waits for it.
@@ -267,12 +267,12 @@ class QuotaWatch(BackgroundService):
         failure the pauses for failures are kept.
 
         Args:
-            at: When the news came; None for now. Nothing is done if a poll began after that.
+            at: When the notification came; None for now. Nothing is done if a poll began after that.
 
         Raises:
             InvalidRequestError: `at` is no datetime with a time zone.
         """
-        if self._told_at(at) == self._polls:
+        if self._polls_at(at) == self._polls:
             self._is_wanted_soon = True
             self._wake()
 
@@ -289,8 +289,8 @@ class QuotaWatch(BackgroundService):
 
         Args:
             quota_id: The quota.
-            at: When this was told, by the clock of this machine; None for now. If the poll that is shown began
-                after that, nothing is done.
+            at: When the notification came, by the clock of this machine; None for now. If the poll that is
+                shown began after that, nothing is done.
 
         Raises:
             InvalidRequestError: `quota_id` is no whole number, or `at` is no datetime with a time zone.
@@ -312,7 +312,7 @@ class QuotaWatch(BackgroundService):
         return self._close(wave, at)
 
     def _close(self, what: int | Wave, at: datetime | None) -> bool:
-        start = self._told_at(at)
+        start = self._polls_at(at)
         if not self._is_loaded:
             # It may be newer than the inventory of the cache, or older.
             self._early.append((what, datetime.fromtimestamp(self._wall(), UTC) if at is None else at))
@@ -331,8 +331,8 @@ class QuotaWatch(BackgroundService):
             self.board.moved(changed)
         return bool(changed)
 
-    def _told_at(self, at: datetime | None) -> int | None:
-        """Return how many polls had begun when something was told; None if a later poll has decided already."""
+    def _polls_at(self, at: datetime | None) -> int | None:
+        """Return how many polls had begun when a notification came; None if a later poll has decided."""
         if at is None:
             return self._polls
         moment = moment_of(at, "at")
@@ -361,7 +361,7 @@ class QuotaWatch(BackgroundService):
             await self._finish_writing()
 
     def is_over(self) -> None:
-        """Learn that the work has ended. It may be called several times."""
+        """Record the end of the work. It may be called several times."""
         super().is_over()
         broken = self._broken_by
         if broken is not None:
@@ -434,7 +434,7 @@ class QuotaWatch(BackgroundService):
             for late in self._late:
                 keys = shown.about(late)
                 shown.hide(keys, self._arranged)
-                # Also what this poll shows as open: readers were told meanwhile that it is closed.
+                # Also what this poll shows as open: readers saw meanwhile that it is closed.
                 changed.update(dict.fromkeys(keys))
             self._closings = self._arranged
         finally:

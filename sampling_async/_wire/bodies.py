@@ -71,7 +71,7 @@ class Request(httpx.Request):
 
     Attributes:
         origin: Any URL of the service.
-        target: Path and query, as they are sent. httpx parses them, into `url`, only if they are asked for.
+        target: Path and query, as they are sent. httpx parses them, into `url`, only if they are read.
         lines: The headers as lines of HTTP/1.1.
     """
 
@@ -156,7 +156,7 @@ class LimitedBody:
             encoding = response.headers.get("Content-Encoding", "").encode()
         self._zipped, self._is_other = _codings(encoding) if encoding else (0, False)
         self._inflater: _Inflater | None = None
-        self._source: AsyncIterator[bytes] | None = None  # until the first part is asked for
+        self._source: AsyncIterator[bytes] | None = None  # until the first part is read
 
     @property
     def is_unchanged(self) -> bool:
@@ -193,7 +193,7 @@ class LimitedBody:
             self._inflater.feed(raw)
 
     def _begun(self) -> AsyncIterator[bytes]:
-        """Return the parts as received. Ours bypass httpx, which would cost as much as the reading."""
+        """Return the parts as received. The engine's bypass httpx, which would cost as much as the reading."""
         if self._response.is_stream_consumed:
             # A mock made this response from memory, and httpx has decompressed it already.
             return Stepwise((self._response.content,))

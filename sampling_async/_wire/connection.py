@@ -141,7 +141,7 @@ class Connection:
 
 
 class Response(httpx.Response):
-    """A response whose headers httpx parses when they are asked for, which is rare."""
+    """A response whose headers httpx parses when they are read, which is rare."""
 
     def __init__(self, status: int, body: BodyStream) -> None:
         # What httpx's own constructor sets, as far as reading a stream needs it.

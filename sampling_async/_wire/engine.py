@@ -1,4 +1,4 @@
-"""Our engine: it carries the requests of httpx.AsyncClient as HTTP/1.1 over our own sockets.
+"""The engine: it carries the requests of httpx.AsyncClient as HTTP/1.1 over its own sockets.
 
 httpx's own engine has three problems here. Cancellations make its pool lose slots. If two responses arrive in
 one packet, the second one goes to the next request. And a request costs more, the more connections there are.
@@ -56,7 +56,7 @@ _OF_THE_SHORTEST: Final = 0.5
 
 
 class IdleTime:
-    """The learned time for which an idle connection can be reused.
+    """The measured time for which an idle connection can be reused.
 
     Args:
         seconds: The longest time. Older connections are closed.
@@ -75,11 +75,11 @@ class IdleTime:
         self._round_trip = inf
 
     def opened_within(self, seconds: float) -> None:
-        """Learn the seconds it took to open a connection, which is at least one round trip."""
+        """Record the seconds it took to open a connection, which is at least one round trip."""
         self._round_trip = min(self._round_trip, seconds)
 
     def was_closed(self, after: float, now: float) -> None:
-        """Learn that the other side closed a connection.
+        """Record that the other side closed a connection.
 
         Args:
             after: The age of the connection at that time: the seconds since it was last used.
@@ -97,7 +97,7 @@ class IdleTime:
         self.limit = max(0.0, min(self.seconds, _OF_THE_SHORTEST * shortest, in_time))
 
     def was_kept(self, since: float) -> None:
-        """Learn that a connection stayed open for the whole time, idle since `since` on the same clock."""
+        """Record that a connection stayed open for the whole time, idle since `since` on the same clock."""
         # If a close was seen during that time, this connection may belong to another server behind the address.
         if since > self._closed_at:
             self._closed_after.clear()
@@ -305,9 +305,9 @@ class Engine:
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""
         seconds = self._idle_time.seconds - self._idle[0].age(time.monotonic())
-        ours: weakref.ref[Engine] = weakref.ref(self)
+        alive: weakref.ref[Engine] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request, and outlive it here.
-        self._timer = loop.call_later(max(0.0, seconds), _clear, ours, loop, context=Context())
+        self._timer = loop.call_later(max(0.0, seconds), _clear, alive, loop, context=Context())
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections whose idle time has passed, and set the timer for the next one."""
@@ -341,7 +341,7 @@ class Engine:
         self._idle_time.was_closed(connection.age(now), now)
 
     def _learn_from(self, connection: Connection, exc: BaseException) -> None:
-        """Learn the server's idle time, if it closed a reused connection before it responded."""
+        """Derive the server's idle time, if it closed a reused connection before it responded."""
         if connection.was_idle and not connection.received and isinstance(exc, _ENDS):
             self._idle_time.was_closed(connection.idled_for, time.monotonic())
 
@@ -356,7 +356,7 @@ class Engine:
             self._idle.pop().close()
 
 
-@lru_cache(maxsize=8)  # asked for each request
+@lru_cache(maxsize=8)  # used by each request
 def _are_patched(transport: object, pool: object | None) -> bool:
     """Return whether one of these methods is not that of its own library."""
     modules = [getattr(method, "__module__", "").split(".")[0] for method in (transport, pool)]
@@ -366,15 +366,15 @@ def _are_patched(transport: object, pool: object | None) -> bool:
 # The event loop holds this function and the next one. With weak references, it does not keep a dropped engine
 # alive.
 def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[Connection]) -> None:
-    ours, news = engine(), connection()
-    if ours is not None and news is not None:
-        ours.look_at(news)
+    alive, readable = engine(), connection()
+    if alive is not None and readable is not None:
+        alive.look_at(readable)
 
 
 def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None:
-    ours = engine()
-    if ours is not None:
-        ours.clear(loop)
+    alive = engine()
+    if alive is not None:
+        alive.clear(loop)
 
 
 def _check_proxy_accepts(answer: ResponseParser, sent: Callable[[bool], None]) -> None:

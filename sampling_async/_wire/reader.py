@@ -25,11 +25,11 @@ class SocketReader:
     """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
 
     Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops
-    only, and only where a response goes on: uvloop tells of a broken connection once, perhaps together with
+    only, and only where a response goes on: uvloop reports a broken connection once, perhaps together with
     bytes before it, and then of nothing.
 
     Attributes:
-        news: Called when bytes, or the end, arrive and no task is reading.
+        notify: Called when bytes, or the end, arrive and no task is reading.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class SocketReader:
         "_rings_at",
         "_timer",
         "_watched",
-        "news",
+        "notify",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -56,8 +56,8 @@ class SocketReader:
         self._future: asyncio.Future[None] | None = None
         self._deadline = inf  # of the wait
         self._timer: asyncio.Handle | None = None
-        self._rings_at = inf  # no later than the deadline; uvloop's timers cannot always tell
-        self.news: Callable[[], object] = bool  # no effect
+        self._rings_at = inf  # no later than the deadline; uvloop's timers do not always say
+        self.notify: Callable[[], object] = bool  # no effect
 
     def readable(self, seconds: float, *, again: bool) -> asyncio.Future[None]:
         """Return a future that is done when there are bytes to read, or the end of the connection.
@@ -101,23 +101,23 @@ class SocketReader:
         else:
             self._set_timer()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
         elif self._idled:
             # Nobody reads these bytes. Stop watching, or the loop spins: it would call this in each round.
             self._stop()
-            self.news()
+            self.notify()
         else:
             # The first call without a reader may be late: the loop looked before the task read the bytes.
             self._idled = True
-            if self._is_foreign:  # it tells of a broken connection once, unless it is asked again
+            if self._is_foreign:  # it reports a broken connection once, unless it is asked again
                 self._stop()
                 self._watch()
 
     def _watch(self) -> None:
         # In a context of its own: that of the task may hold the data of a request, and outlive it here.
-        Context().run(self._loop.add_reader, self._fd, self._tell)
+        Context().run(self._loop.add_reader, self._fd, self._notify)
         self._watched = True
 
     def _stop(self) -> None:

@@ -264,16 +264,16 @@ class Wire:
             if not is_of_the_system(exc) or alert_in(exc):
                 raise
 
-    def on_readable(self, news: Callable[[], object]) -> None:
+    def on_readable(self, notify: Callable[[], object]) -> None:
         """Set a function that is called when bytes, or the end, arrive and no task is reading.
 
         This works on asyncio only, where the event loop goes on watching the socket.
 
         Args:
-            news: The function. The event loop keeps it alive, so it must hold the connection weakly.
+            notify: The function. The event loop keeps it alive, so it must hold the connection weakly.
         """
         if self._waits is not None:
-            self._waits.news = news
+            self._waits.notify = notify
 
     @property
     def session(self) -> ssl.SSLSession | None:
