@@ -34,7 +34,7 @@ from sampling_async._contract.checks import (
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Track
 from sampling_async._contract.records import safe_repr
-from sampling_async._journal.run import Record
+from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.codec import warm_up
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import LoopClock
@@ -646,7 +646,7 @@ class SamplingClient:
         goal: Goal | None = None,
         deadline: float | None = None,
         weight: float = 1.0,
-        journal: str | os.PathLike[str] | Journal | Record | None = None,
+        journal: str | os.PathLike[str] | Journal | Recorder | None = None,
         repeats: Repeats = "once",
     ) -> OutcomeStream:
         """Request invites of many members, each to its own quotas, and yield the outcomes as they finish.
@@ -680,18 +680,19 @@ class SamplingClient:
             JournalError: When entering the block, the journal cannot be used. While iterating or when leaving,
                 it could not be written.
         """
-        run: Record | None = None
-        asked = asked_pairs(repeats, has_journal=journal is not None)
-        if journal is not None:
-            run = journal if isinstance(journal, Record) else _run_of(journal)
-            run.claim(str(self._base_url), self._panel_guid)
-        options, inviter = self._options(chunk_size, goal, deadline, weight), self._inviter(run, asked)
+        recorder = None if journal is None else _recorder_of(journal)
+        replay = recorder if isinstance(recorder, Replay) else None
+        asked = asked_pairs(repeats, has_journal=recorder is not None)
+        if recorder is not None:
+            recorder.claim(str(self._base_url), self._panel_guid)
+        options = self._options(chunk_size, goal, deadline, weight)
+        inviter = self._inviter(recorder, replay, asked)
         source = FanOutSource(
             readable(requests, "requests"),
             size=options.size,
             size_of=options.size_of,
             remaining=None if isinstance(requests, Collection) else self._remaining(options, inviter),
-            journal=run,
+            replay=replay,
             asked=asked,
         )
         return self._stream(inviter, source, options, total_of(requests))
@@ -706,8 +707,13 @@ class SamplingClient:
         # After an outage that was too long, the result is -inf: reading more IDs has no use.
         return lambda: -inf if inviter.has_given_up else options.until - self._gate.clock()
 
-    def _inviter(self, journal: Record | None = None, asked: AskedPairs | None = None) -> Inviter:
-        return Inviter(self._caller, self._panel_guid, journal, asked)
+    def _inviter(
+        self,
+        recorder: Recorder | None = None,
+        replay: Replay | None = None,
+        asked: AskedPairs | None = None,
+    ) -> Inviter:
+        return Inviter(self._caller, self._panel_guid, recorder, replay, asked)
 
     def _stream(
         self, inviter: Inviter, source: ChunkSource, options: BulkOptions, total: int | None
@@ -805,7 +811,9 @@ class SamplingClient:
         )
 
 
-def _run_of(journal: str | os.PathLike[str] | Journal) -> Record:
+def _recorder_of(journal: str | os.PathLike[str] | Journal | Recorder) -> Recorder:
+    if isinstance(journal, Recorder):
+        return journal
     from sampling_async._journal.journal import Journal, run_of  # noqa: PLC0415  as for watches
 
     return run_of(journal if isinstance(journal, Journal) else Journal(journal))

@@ -867,7 +867,7 @@ async def test_checking_many_pairs_gives_the_event_loop_turns(tmp_path, monkeypa
 async def test_a_wait_for_an_unsettled_pair_can_be_cancelled(tmp_path):
     journal = await opened(tmp_path / "journal")
     journal.take_up(Chunk("m0", (1,)))
-    source = FanOutSource([InviteRequest("m0", [1, 2])], size=3, journal=journal)
+    source = FanOutSource([InviteRequest("m0", [1, 2])], size=3, replay=journal)
     with anyio.move_on_after(0.005) as scope:
         await source.draw()
     assert scope.cancelled_caught

@@ -130,7 +130,7 @@ async def test_what_is_wrong_in_the_next_request_is_found_without_a_wait():
 
 
 async def test_with_a_journal_nothing_is_drawn_without_a_look_into_it():
-    source = FanOutSource([InviteRequest("m", [3]), InviteRequest("m", [4])], size=2, journal=Kept(REJECTED))
+    source = FanOutSource([InviteRequest("m", [3]), InviteRequest("m", [4])], size=2, replay=Kept(REJECTED))
     assert (await source.draw()).chunk.quota_ids == (3,)
     source.handed_over()
     assert source.draw_now() is None
@@ -152,7 +152,7 @@ async def test_nothing_is_drawn_after_the_deadline(seconds, is_drawn):
 
 async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_are_in_flight():
     journal = Kept(REJECTED, DOUBTFUL)
-    source = FanOutSource([InviteRequest("m", [1, 2, 3])], size=10, journal=journal)
+    source = FanOutSource([InviteRequest("m", [1, 2, 3])], size=10, replay=journal)
     known, again, fresh = [await source.draw() for _ in range(3)]
     assert list(known.answered.outcomes()) == [REJECTED]
     assert {job.chunk.member_code for job in (known, again, fresh)} == {"m"}
@@ -166,7 +166,7 @@ async def test_ids_of_a_journal_are_answered_or_sent_again_and_only_sent_ones_ar
 
 async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_up_are_unknown():
     journal = Kept(REJECTED, DOUBTFUL, busy=True)
-    source = FanOutSource([InviteRequest("m", range(1, 1501))], size=10, journal=journal)
+    source = FanOutSource([InviteRequest("m", range(1, 1501))], size=10, replay=journal)
     with anyio.move_on_after(0):
         await source.draw()
     found = [(1, "rejected"), (2, "unknown"), *not_sent(*range(3, 1001))]
@@ -174,7 +174,7 @@ async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_u
 
 
 async def test_ids_are_unknown_if_the_journal_cannot_be_read():
-    source = FanOutSource([InviteRequest("m", [1, 2])], size=10, journal=Kept(error=JournalError("gone")))
+    source = FanOutSource([InviteRequest("m", [1, 2])], size=10, replay=Kept(error=JournalError("gone")))
     with pytest.raises(JournalError):
         await source.draw()
     assert told(source) == [(1, "unknown"), (2, "unknown")]

@@ -392,7 +392,7 @@ async def test_a_slow_reader_always_ends_at_the_truth(sequence, data):
 
 
 async def one_or_synced(changes: QuotaChanges) -> Change:
-    """Read one change; if what was due is nothing new, the reader would wait, so it is applied that it is over."""
+    """Read one change. If what was due is nothing new, the reader would wait, so the board is over then."""
     changes._board.is_over = True
     try:
         return await anext(changes)

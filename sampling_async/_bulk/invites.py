@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Track
     from sampling_async._contract.timing import Timeline
-    from sampling_async._journal.run import Record
+    from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
@@ -74,7 +74,8 @@ class Inviter:
     Args:
         caller: Makes the calls.
         panel_guid: The panel.
-        journal: Records what is sent and what came back, if given.
+        recorder: Records what is sent and what came back, if given.
+        replay: Gets the chunks that are no longer in flight, if given.
         asked: Remembers the pairs that were requested, if repetitions are not sent and there is no journal.
     """
 
@@ -82,12 +83,14 @@ class Inviter:
         self,
         caller: Caller,
         panel_guid: str,
-        journal: Record | None = None,
+        recorder: Recorder | None = None,
+        replay: Replay | None = None,
         asked: AskedPairs | None = None,
     ) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
-        self._journal = journal
+        self._recorder = recorder
+        self._replay = replay
         self._asked = asked
         self._is_open = False
         self._stopped_by: SamplingError | None = None
@@ -124,35 +127,35 @@ class Inviter:
     @property
     def has_journal(self) -> bool:
         """Whether there is a journal, which may give outcomes of earlier runs."""
-        return self._journal is not None
+        return self._replay is not None
 
     async def begin(self) -> None:
-        """Open the journal, if there is one, and notify those who watch the client.
+        """Open the record, if there is one, and notify those who watch the client.
 
         Raises:
             InvalidRequestError: The client belongs to another event loop, which may be using it.
             JournalError: The journal cannot be opened.
         """
         self._caller.must_be_of_this_loop()
-        if self._journal is not None:
-            await self._journal.open()
+        if self._recorder is not None:
+            await self._recorder.open()
             self._is_open = True
         if self._caller.hooks is not None:
             self._span = self._caller.hooks.fan_out_began()
             self._is_explained = self._caller.hooks.needs_reports(self._span)
 
     async def end(self, progress: Callable[[], Progress]) -> None:
-        """Close the journal, if `begin` opened it. Otherwise another fan-out may be using it.
+        """Close the record, if `begin` opened it. Otherwise another fan-out may be using it.
 
         Args:
             progress: Returns how far the fan-out came. It is called only if somebody watches the client.
         """
         try:
-            if self._journal is not None and self._is_open:
+            if self._recorder is not None and self._is_open:
                 self._is_open = False
-                await self._journal.close()
+                await self._recorder.close()
         finally:
-            # Last: nothing that is done for those who watch may keep the journal open.
+            # Last: nothing that is done for those who watch may keep the record open.
             if self._caller.hooks is not None:
                 reached = progress()
                 self._caller.hooks.fan_out_ended(self._span, reached.taken, reached.answered)
@@ -191,16 +194,16 @@ class Inviter:
                 await checkpoint()
                 return
             job.timeline = permit.timeline
-            if self._journal is None:
+            if self._recorder is None:
                 await self._ask_in_parts(job, chunk, permit)
             else:
-                await self._ask_on_record(job, permit, self._journal)
+                await self._ask_on_record(job, permit, self._recorder)
             job.answered = job.account()
         finally:
             if self._asked is not None:
                 self._asked.settle(job)
-            elif self._journal is not None:
-                self._journal.settle(job.chunk)
+            elif self._replay is not None:
+                self._replay.settle(job.chunk)
             permit.timeline.enter(DECODE)
             if self._caller.hooks is not None:
                 self._report(job, chunk, permit.timeline, self._caller.hooks)
@@ -251,22 +254,22 @@ class Inviter:
                 fan_out=self._span,
             )
 
-    async def _ask_on_record(self, job: Job, permit: Permit, journal: Record) -> None:
+    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> None:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
-        number = journal.note_sent(job.chunk)
+        number = recorder.note_sent(job.chunk)
         timeline = permit.timeline
         try:
             timeline.enter(JOURNAL)
-            await journal.written()
+            await recorder.written()
             timeline.enter(PERMIT)
             await self._ask_in_parts(job, job.chunk, permit)
         finally:
             # Also after a cancellation: the outcomes known by now are written with the next rows.
-            journal.note_answered(number, job.account().answer.outcomes())
+            recorder.note_answered(number, job.account().answer.outcomes())
             permit.release()  # the disk takes its time, and others can use it
         timeline.enter(JOURNAL)
-        await journal.written()
+        await recorder.written()
 
     async def _ask_in_parts(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from sampling_async._bulk.asked import AskedPairs
-    from sampling_async._journal.run import Record
+    from sampling_async._journal.run import Replay
 
 _COUNTED_AT_ONCE: Final = 4096
 """How many quota IDs are counted before the event loop gets a turn."""
@@ -104,18 +104,18 @@ class Recalling:
     Args:
         member_code: The member.
         counted: Its quota IDs.
-        journal: The journal.
+        replay: The journal.
 
     Attributes:
         part: The part that was looked up last, until plans for it are made.
     """
 
-    def __init__(self, member_code: str, counted: Sequence[Chunk], journal: Record) -> None:
+    def __init__(self, member_code: str, counted: Sequence[Chunk], replay: Replay) -> None:
         self._member_code = member_code
         self._counted = counted
         self._items = self._places()
         self._read = 0
-        self._journal = journal
+        self._replay = replay
         self.part: JournalSplit | None = None
 
     def _places(self) -> Iterator[tuple[int, int]]:
@@ -127,11 +127,11 @@ class Recalling:
         if not places:
             return None
         try:
-            await self._journal.settled(self._member_code, places)
+            await self._replay.settled(self._member_code, places)
         finally:
             # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
-            known = await self._journal.recall(self._member_code, places)
-            again = {id_ for id_, outcome in known.items() if self._journal.asks_again(outcome)}
+            known = await self._replay.recall(self._member_code, places)
+            again = {id_ for id_, outcome in known.items() if self._replay.asks_again(outcome)}
             part = JournalSplit.of(self._member_code, places, known, again)
             self.part, self._read = part, self._read + len(places)
         return part
@@ -297,7 +297,7 @@ class FanOutSource:
         size: The most quota IDs in a chunk.
         size_of: Returns the best chunk size now, for a number of quota IDs of one request. None: always `size`.
         remaining: Returns the seconds left of a deadline, after which nothing more is read. None: no deadline.
-        journal: The journal, if any. Quota IDs with an outcome in it are not sent again.
+        replay: The journal, if any. Quota IDs with an outcome in it are not sent again.
         asked: The pairs requested before, if repetitions are not sent and there is no journal.
     """
 
@@ -308,13 +308,13 @@ class FanOutSource:
         size: int,
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
-        journal: Record | None = None,
+        replay: Replay | None = None,
         asked: AskedPairs | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size
         self._size_of = size_of
-        self._journal = journal
+        self._replay = replay
         self._asked = asked
         self._recalling: Recalling | None = None
         self._plans: deque[PendingChunks] = deque()
@@ -336,7 +336,7 @@ class FanOutSource:
     def draw_now(self) -> Job | None:
         """Draw the next job, from the latest request or from one more, if that takes no wait."""
         job = self._planned()
-        is_free = self._journal is None and self._input.latest is Input.NOTHING
+        is_free = self._replay is None and self._input.latest is Input.NOTHING
         if job is None and is_free and self._input.read_now():
             request = self._checked(self._input.latest)
             takes_long = self._asked is not None and self._asked.needs_index(request.member_code)
@@ -355,8 +355,8 @@ class FanOutSource:
             if self._asked is not None:
                 if job.repetition is None:
                     self._asked.take_up(job, job.chunk.quota_ids)
-            elif self._journal is not None and job.answered is None:
-                self._journal.take_up(job.chunk)
+            elif self._replay is not None and job.answered is None:
+                self._replay.take_up(job.chunk)
             return job
         return None
 
@@ -371,11 +371,11 @@ class FanOutSource:
 
     def _take(self, request: InviteRequest, chunks: Sequence[Chunk]) -> None:
         """Make plans for the latest request, or begin to look it up in the journal."""
-        if self._journal is None:
+        if self._replay is None:
             plans = deque(plan for chunk in chunks for plan in self._plans_of(chunk))
             self._plans, self._input.latest = plans, Input.NOTHING
         else:
-            recalling = Recalling(request.member_code, chunks, self._journal)
+            recalling = Recalling(request.member_code, chunks, self._replay)
             self._recalling, self._input.latest = recalling, Input.NOTHING
 
     async def _recall(self, recalling: Recalling) -> None:
@@ -421,7 +421,7 @@ class FanOutSource:
         request = self._input.latest
         if isinstance(request, InviteRequest):  # pragma: no cover  swept in tests/faults
             whole = Chunk.of(request.member_code, Counter(request.quota_ids))
-            if self._journal is not None:
+            if self._replay is not None:
                 yield Job(whole, not_looked_up(whole))
             else:
                 yield from chain.from_iterable(plan.left() for plan in self._plans_of(whole))

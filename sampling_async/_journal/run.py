@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Record(Protocol):
-    """Records chunks before they are sent, and their outcomes afterwards; see `JournalRun`, which does it."""
+class Recorder(Protocol):
+    """Records chunks before they are sent, and their outcomes before the user gets them."""
 
     def claim(self, base_url: str, panel_guid: str) -> None:
         """Record the service and the panel that the record must belong to."""
@@ -39,6 +39,21 @@ class Record(Protocol):
 
     async def close(self) -> None:
         """Write what was noted, and close the record."""
+
+    def note_sent(self, chunk: Chunk) -> int:
+        """Note that a chunk will be sent, once `written()` has returned. Return its number."""
+        ...
+
+    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
+        """Note the outcomes of a chunk."""
+
+    async def written(self) -> None:
+        """Wait until all that was noted before is on disk."""
+
+
+@runtime_checkable
+class Replay(Protocol):
+    """Knows the outcomes of earlier requests, and the chunks in flight, so that no pair is sent twice."""
 
     async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
         """Wait until no chunk of this run is in flight about these quotas of a member."""
@@ -57,22 +72,12 @@ class Record(Protocol):
     def settle(self, chunk: Chunk) -> None:
         """Note that a chunk is no longer in flight."""
 
-    def note_sent(self, chunk: Chunk) -> int:
-        """Note that a chunk will be sent, once `written()` has returned. Return its number."""
-        ...
-
-    def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
-        """Note the outcomes of a chunk."""
-
-    async def written(self) -> None:
-        """Wait until all that was noted before is on disk."""
-
 
 _AT_ONCE: Final = 10_000  # quota IDs that are checked before the event loop gets a turn
 
 
 class JournalRun:
-    """A journal as used by runs, one run after the other.
+    """A journal as used by runs, one run after the other: a `Recorder` and a `Replay`.
 
     Args:
         path: The file. It is created if it does not exist.

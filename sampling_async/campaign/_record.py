@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.lowlevel
 
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import in_thread
@@ -15,7 +14,7 @@ from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
 from sampling_async.campaign._summing import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from sampling_async import InviteOutcome
     from sampling_async._protocol.requests import Chunk
@@ -28,7 +27,7 @@ _SHIELDED: Final = 30.0
 
 
 class LedgerRecord:
-    """The record of one run, see `Record`. A pair is handed out once at a time, so nothing is looked up.
+    """The `Recorder` of one run. A pair is handed out once at a time, so it needs no `Replay`.
 
     Args:
         ledger: The ledger, open and locked.
@@ -126,28 +125,6 @@ class LedgerRecord:
         """Write what was noted."""
         with anyio.move_on_after(_SHIELDED, shield=True):
             await self.written()
-
-    async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
-        """Return at once: a pair is never handed out while it is in flight."""
-
-    async def recall(
-        self,
-        member_code: str,  # noqa: ARG002
-        quota_ids: Iterable[int],  # noqa: ARG002
-    ) -> Mapping[int, InviteOutcome]:
-        """Return nothing: a pair with an outcome is not handed out."""
-        await anyio.lowlevel.checkpoint()
-        return {}
-
-    def asks_again(self, outcome: InviteOutcome) -> bool:  # noqa: ARG002
-        """Return False: there are no earlier outcomes."""
-        return False
-
-    def take_up(self, chunk: Chunk) -> None:
-        """Do nothing: `hand_out` has noted it."""
-
-    def settle(self, chunk: Chunk) -> None:
-        """Do nothing: `note_answered` does it, and what was not sent stays pending."""
 
     def note_sent(self, chunk: Chunk) -> int:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""

@@ -491,9 +491,9 @@ import asyncio, os, signal, sys, threading
 sys.path[:0] = ["tests"]
 import doubles, httpx
 from sampling_async import InviteRequest
-from sampling_async._journal.rows import Rows
+from sampling_async._journal.rows import JournalRows
 
-append = Rows.append
+append = JournalRows.append
 def slow(self, notes):
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
@@ -503,7 +503,7 @@ def end(*_):
 
 async def main():
     signal.signal(signal.SIGTERM, end)
-    Rows.append = slow
+    JournalRows.append = slow
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
         async with client.fan_out([InviteRequest("m1", [1])], journal=sys.argv[1]) as stream:
             async for _ in stream:
