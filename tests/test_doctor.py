@@ -10,7 +10,7 @@ import pytest
 from sampling_async import PartnerSettings, Setting
 from sampling_async._cli import _doctor
 from sampling_async._cli import _doctor_findings as judge
-from sampling_async._cli._connection import Validity
+from sampling_async._cli._connection import CertificateDates
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._cli._doctor_run import CHECKS, not_made
 
@@ -20,7 +20,7 @@ KEY = "0b9a4d52-7c43-4a39-8f6e-2d1f5f1c9e77"
 
 
 def valid(days, *, since=-30):
-    return Validity(NOW + timedelta(days=since), NOW + timedelta(days=days))
+    return CertificateDates(NOW + timedelta(days=since), NOW + timedelta(days=days))
 
 
 def settings(**values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,29 @@ def test_the_page_about_the_design_lists_the_files_of_each_room():
     listed = {row[1].strip("`"): set(row[3].split(", ")) for row in rows}
     rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
     assert listed == {room: {path.stem for path in files_of(room)} - {"__init__"} for room in rooms}
+
+
+def test_a_class_name_stands_once_in_the_package():
+    places = defaultdict(list)
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name_of(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_nobody_imports_what_another_module_marks_as_private():
+    taken = [
+        f"{name_of(path)}: {node.module}.{alias.name}"
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.name.startswith("_")
+        and not (ROOT.parent / Path(*node.module.split("."), f"{alias.name}.py")).exists()
+        and alias.name != "__version__"
+    ]
+    assert taken == []
 
 
 def test_rooms_have_no_subfolders():

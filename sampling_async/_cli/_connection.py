@@ -44,14 +44,14 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE---
 
 
 @frozen
-class Validity:
+class CertificateDates:
     """From when to when a certificate is valid."""
 
     begins: datetime
     ends: datetime
 
 
-def validity_of(der: bytes) -> Validity:
+def validity_of(der: bytes) -> CertificateDates:
     """Return the dates of a certificate.
 
     Raises:
@@ -67,7 +67,7 @@ def validity_of(der: bytes) -> Validity:
         dates, _ = _content(signed, _SEQUENCE)
         begins, rest = _content(dates, dates[0])
         ends, _ = _content(rest, rest[0])
-        return Validity(_time(dates[0], begins), _time(rest[0], ends))
+        return CertificateDates(_time(dates[0], begins), _time(rest[0], ends))
     except (IndexError, ValueError):
         raise ValueError("these bytes are no certificate in DER") from None
 

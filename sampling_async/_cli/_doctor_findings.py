@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sampling_async import PartnerSettings
-    from sampling_async._cli._connection import Validity
+    from sampling_async._cli._connection import CertificateDates
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
@@ -171,7 +171,7 @@ def no_tls(problem: str) -> Finding:
 
 
 def certificate(
-    check: str, validity: Validity | None, now: datetime, *, whose: str = "the operator"
+    check: str, validity: CertificateDates | None, now: datetime, *, whose: str = "the operator"
 ) -> Finding:
     """Judge the dates of a certificate, if they could be read; `whose` says who must renew it."""
     if validity is None:

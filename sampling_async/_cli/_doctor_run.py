@@ -36,7 +36,7 @@ from sampling_async._wire.tunnels import Tunnel
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Sequence
 
-    from sampling_async._cli._connection import Validity
+    from sampling_async._cli._connection import CertificateDates
 
 T = TypeVar("T")
 
@@ -288,7 +288,7 @@ async def _connected(work: Awaitable[T]) -> T:
         raise translated(exc, "not_sent", sent=False) from None
 
 
-def _dates(der: bytes | None) -> Validity | None:
+def _dates(der: bytes | None) -> CertificateDates | None:
     try:
         return None if der is None else validity_of(der)
     except ValueError:

@@ -14,25 +14,7 @@ from sampling_async.simulator._faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_KINDS: Final = (
-    "body",
-    "contradiction",
-    "cut",
-    "delay",
-    "drip",
-    "empty",
-    "empty_page",
-    "extra",
-    "html",
-    "missing",
-    "null",
-    "plaintext",
-    "refusal",
-    "status",
-    "stuck_cursor",
-    "wrong_invite",
-    "wrong_order",
-)
+_KINDS: Final = tuple(sorted(name for name, made in vars(Fault).items() if isinstance(made, classmethod)))
 """The constructors of `Fault`."""
 
 _STATUSES: Final = range(200, 600)
