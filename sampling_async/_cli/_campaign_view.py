@@ -21,6 +21,7 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
+from sampling_async._contract.records import wire_name
 from sampling_async.campaign import Pairs
 
 if TYPE_CHECKING:
@@ -212,11 +213,6 @@ _WIDEST: Final = max(map(len, _WORDS.values()))
 _PARTS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
 
 
-def named(name: str) -> str:
-    """Return a name as the JSON of the commands writes it: `not_sent` is `NotSent`."""
-    return "".join(part.upper() if part == "id" else part.capitalize() for part in name.split("_"))
-
-
 def account(pairs: Pairs) -> str:
     """Return the account of all pairs as one line."""
     parts = " + ".join(f"{getattr(pairs, name):,} {name.replace('_', ' ')}" for name in _PARTS)
@@ -254,7 +250,7 @@ def _on_stderr() -> Console:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan for JSON."""
     plain = asdict(plan) | {"expected_value": round(plan.expected_value, 2)}
-    return {named(name): value for name, value in plain.items()}
+    return {wire_name(name): value for name, value in plain.items()}
 
 
 def money(value: float, currency_id: int | None) -> str:
@@ -338,7 +334,7 @@ def figures_json(figures: Figures) -> dict[str, Any]:
 
 def pairs_json(pairs: Pairs) -> dict[str, int]:
     """Return the account of all pairs for JSON."""
-    return {named(name): getattr(pairs, name) for name in ("planned", *_PARTS)}
+    return {wire_name(name): getattr(pairs, name) for name in ("planned", *_PARTS)}
 
 
 # --- What became of it
@@ -443,7 +439,7 @@ def show_end(summary: Summary, reason: str) -> None:
 
 def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:
     """Return the limits that hold for JSON."""
-    return {**{named(name): value for name, value in asdict(limits).items()}, "Running": is_running}
+    return {**{wire_name(name): value for name, value in asdict(limits).items()}, "Running": is_running}
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:

@@ -9,6 +9,7 @@ from ast import literal_eval
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.records import wire_name
 from sampling_async.simulator._faults import Fault
 
 if TYPE_CHECKING:
@@ -86,12 +87,12 @@ def _called(
     for key, value in given.items():
         name = names.get(_folded(key))
         if name is None:
-            known = ", ".join([*map(_spelled, parameters), *others]) or "nothing"
+            known = ", ".join([*map(wire_name, parameters), *others]) or "nothing"
             _refuse(f"{path}.{key[:40]}", f"this key is not known here; the known keys are {known}")
         arguments[name] = _argument(name, str(parameters[name].annotation), value, f"{path}.{key}")
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in arguments:
-            _refuse(path, f"expected {_spelled(name)!r}")
+            _refuse(path, f"expected {wire_name(name)!r}")
     try:
         return make(**arguments)
     except ValueError as exc:
@@ -137,11 +138,6 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
 
 def _folded(key: str) -> str:
     return key.replace("_", "").casefold()
-
-
-def _spelled(name: str) -> str:
-    """Return the name of an argument in the service's style: `quota_id` becomes `QuotaID`."""
-    return "".join("ID" if part == "id" else part.capitalize() for part in name.split("_"))
 
 
 def _kind(value: Any) -> str:
