@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_the_page_about_the_design_lists_the_files_of_each_room():
     listed = {row[1].strip("`"): set(row[3].split(", ")) for row in rows}
     rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
     assert listed == {room: {path.stem for path in files_of(room)} - {"__init__"} for room in rooms}
+
+
+def test_the_guide_for_contributors_names_files_that_exist():
+    guide = (ROOT.parent / ".github" / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w./*]+\.(?:py|toml|md|json))`", guide)
+    assert len(named) > 40
+    assert [
+        name
+        for name in named
+        if not any(list((ROOT.parent / top).glob(name)) for top in ("", "sampling_async", "tests"))
+    ] == []
 
 
 def test_a_class_name_stands_once_in_the_package():
