@@ -32,9 +32,8 @@ from sampling_async._protocol.results import Listed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampling_async._bulk.asked import AskedPairs, Repetition
-    from sampling_async._bulk.job import Job
-    from sampling_async._bulk.stream import Progress
+    from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._bulk.job import EarlierOutcomes, Job
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import Hooks
     from sampling_async._contract.exchange import Track
@@ -144,11 +143,12 @@ class Inviter:
             self._span = self._caller.hooks.fan_out_began()
             self._is_explained = self._caller.hooks.needs_reports(self._span)
 
-    async def end(self, progress: Callable[[], Progress]) -> None:
+    async def end(self, reached: Callable[[], tuple[int, int]]) -> None:
         """Close the record, if `begin` opened it. Otherwise another fan-out may be using it.
 
         Args:
-            progress: Returns how far the fan-out came. It is called only if somebody watches the client.
+            reached: Returns how many IDs were taken, and answered. It is called only if somebody watches the
+                client.
         """
         try:
             if self._recorder is not None and self._is_open:
@@ -157,8 +157,7 @@ class Inviter:
         finally:
             # Last: nothing that is done for those who watch may keep the record open.
             if self._caller.hooks is not None:
-                reached = progress()
-                self._caller.hooks.fan_out_ended(self._span, reached.taken, reached.answered)
+                self._caller.hooks.fan_out_ended(self._span, *reached())
 
     def raise_test_failure(self) -> None:
         """Raise what a mock has raised to fail a test, once. Called when each ID has its outcome."""
@@ -208,7 +207,9 @@ class Inviter:
             if self._caller.hooks is not None:
                 self._report(job, chunk, permit.timeline, self._caller.hooks)
 
-    async def _ask_repeated(self, job: Job, repetition: Repetition, new_permit: Callable[[], Permit]) -> None:
+    async def _ask_repeated(
+        self, job: Job, repetition: EarlierOutcomes, new_permit: Callable[[], Permit]
+    ) -> None:
         """Wait for the earlier requests about the same pairs. Send only what they did not send."""
         await checkpoint()
         outcomes = await repetition.settled()

@@ -7,7 +7,7 @@ correct outcomes at any moment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from sampling_async._calls.reports import MOST_ATTEMPTS
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
@@ -18,9 +18,8 @@ from sampling_async._protocol.requests import Chunk
 from sampling_async._protocol.results import Failed, Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from sampling_async._bulk.asked import Repetition
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
@@ -46,6 +45,22 @@ class Answered:
             return outcomes
         outcome_of = {outcome.quota_id: outcome for outcome in outcomes}
         return map(outcome_of.__getitem__, self.chunk.each_place())
+
+
+class EarlierOutcomes(Protocol):
+    """Quota IDs of one member that the fan-out has requested before; see `Repetition`."""
+
+    def part(self, quota_ids: Sequence[int]) -> EarlierOutcomes:
+        """Return the same for some of its quota IDs."""
+        ...
+
+    def outcomes(self) -> tuple[InviteOutcome, ...]:
+        """Return the outcomes of its quota IDs, as known now."""
+        ...
+
+    async def settled(self) -> tuple[InviteOutcome, ...]:
+        """Return the outcomes of its quota IDs, when no request about them is in flight."""
+        ...
 
 
 class Job:
@@ -78,7 +93,7 @@ class Job:
     )
 
     def __init__(
-        self, chunk: Chunk, answered: Answered | None = None, repetition: Repetition | None = None
+        self, chunk: Chunk, answered: Answered | None = None, repetition: EarlierOutcomes | None = None
     ) -> None:
         self.chunk = chunk
         self.answered = answered

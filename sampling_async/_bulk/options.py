@@ -19,7 +19,7 @@ from sampling_async._protocol.results import Listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sampling_async._bulk.asked import Repetition
+    from sampling_async._bulk.job import EarlierOutcomes
     from sampling_async._pacing.gate import Gate
     from sampling_async._protocol.requests import Chunk
     from sampling_async._protocol.results import InviteOutcome
@@ -76,7 +76,7 @@ class PendingChunks:
         whole: Chunk,
         size: int,
         known: Mapping[int, InviteOutcome] | None = None,
-        repetition: Repetition | None = None,
+        repetition: EarlierOutcomes | None = None,
     ) -> None:
         self._whole = whole
         self._size = size

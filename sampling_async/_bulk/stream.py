@@ -107,6 +107,10 @@ class OutcomeStream:
         self._answered = 0
         self._replayed = 0
 
+    def _reached(self) -> tuple[int, int]:
+        progress = self.progress
+        return progress.taken, progress.answered
+
     @property
     def progress(self) -> Progress:
         """The progress so far, computed at each access.
@@ -202,7 +206,7 @@ class OutcomeStream:
             self._ended = self._clock()
             await self._jobs.__aexit__(exc_type, exc, traceback)
         finally:
-            await self._inviter.end(lambda: self.progress)
+            await self._inviter.end(self._reached)
         if exc_type is None:
             self._inviter.raise_test_failure()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from math import inf
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import httpx
 from attrs import define
@@ -18,8 +18,6 @@ from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
-
-    from sampling_async._wire.engine import Engine
 
 
 @define
@@ -162,6 +160,16 @@ class Response(httpx.Response):
         await self.extensions["body"].aclose()
 
 
+class Pool(Protocol):
+    """What a body returns its connection to."""
+
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, if it is ready for one."""
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection."""
+
+
 class BodyStream(httpx.AsyncByteStream):
     """The body of a response as it arrives. It holds the connection until the response is judged.
 
@@ -172,13 +180,13 @@ class BodyStream(httpx.AsyncByteStream):
         most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
     """
 
-    def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, engine: Engine) -> None:
+    def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, pool: Pool) -> None:
         self.headers = answer.headers
         self.encoding = answer.fields.get(b"content-encoding", b"")
         self._connection = connection
         self._answer = answer
         self._seconds = seconds
-        self._engine = engine
+        self._pool = pool
         self._is_released = False
         self.is_over = answer.is_whole
         self.most = inf
@@ -204,7 +212,7 @@ class BodyStream(httpx.AsyncByteStream):
         """Release the connection for other requests: this was the whole response to its own."""
         if not self._is_released:
             self._is_released = True
-            self._engine.release(self._connection)
+            self._pool.release(self._connection)
 
     @property
     def is_followed(self) -> bool:
@@ -217,7 +225,7 @@ class BodyStream(httpx.AsyncByteStream):
         The right one may still come, and would be taken for the response to the next request.
         """
         self._is_released = True
-        self._engine.drop(self._connection)
+        self._pool.drop(self._connection)
 
     async def aclose(self) -> None:
         """Close the connection if the body was not received to its end."""
