@@ -308,6 +308,7 @@ class Campaign:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
                 holds files in their place that are not of this campaign.
             LedgerError: The ledger cannot be read, or has no plan.
+            ImportError: Jinja2 is missing, of the extra `panel`.
         """
         check_partitions(partitions, kind)
         where = Path(folder)

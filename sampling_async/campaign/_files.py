@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._private_files import make_private
-from sampling_async.campaign._report import report
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import Wanted
     from sampling_async.campaign._ledger import Ledger
@@ -124,8 +123,10 @@ def write_files(
         InvalidRequestError: A partition does not exist, a file cannot be written, or the folder holds files
             that are not of this campaign.
         LedgerError: The ledger cannot be read.
+        ImportError: Jinja2 is missing; the text says what to install.
     """
     check_partitions(partitions, kind)
+    report = _report()
     summary = summary_of(ledger, rules)
     invites, pairs = _schemas()
     try:
@@ -153,6 +154,16 @@ def write_files(
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
+
+
+def _report() -> Callable[..., str]:
+    """Return the function that makes the report, which takes Jinja2."""
+    try:
+        from sampling_async.campaign._report import report  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        install = "python -m pip install 'sampling-async[panel]'"
+        raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
+    return report
 
 
 @contextmanager
