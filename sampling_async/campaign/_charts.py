@@ -48,11 +48,9 @@ def _tag(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def bar(whole: float, parts: Mapping[str, float]) -> Markup:
-    """Return a small bar for a table; the numbers are beside it, so that screen readers pass over it.
+    """Return a small bar for a table, with its parts by kind, from the left; `whole` is the full width.
 
-    Args:
-        whole: How much the full width stands for.
-        parts: Amounts by kind, from the left; a kind has its colour.
+    The numbers are beside it, so that screen readers pass over it.
     """
     return _tag("svg", *_segments(whole, parts), aria_hidden="true")
 
@@ -126,12 +124,7 @@ class Scale:
 
 @frozen
 class Span:
-    """The time that a chart shows.
-
-    Attributes:
-        began: Its begin, in seconds since 1970.
-        ended: Its end.
-    """
+    """The time that a chart shows, in seconds since 1970."""
 
     began: float
     ended: float
@@ -151,7 +144,8 @@ class Span:
         """Return round times in it, each with its text, and with its day where that is a new one."""
         span = self.ended - self.began
         longest = math.ceil(span / _FEW / _DAY) * _DAY
-        step = next((step for step in _STEPS if span / step <= _most_ticks(step)), longest)
+        most = {step: _MANY if _MINUTE <= step < _DAY else _FEW for step in _STEPS}
+        step = next((step for step in _STEPS if span / step <= most[step]), longest)
         first = math.ceil(self.began / step)
         last = math.floor(self.ended / step)
         stamps = [float(place * step) for place in range(first, last + 1)] or [self.began]
@@ -161,10 +155,6 @@ class Span:
             (stamp, time, "" if day == before else day)
             for stamp, (time, day), before in zip(stamps, texts, days, strict=False)
         ]
-
-
-def _most_ticks(step: float) -> int:
-    return _MANY if _MINUTE <= step < _DAY else _FEW
 
 
 def _stamp(when: datetime) -> float:
@@ -184,24 +174,16 @@ def _time_texts(stamp: float, step: float) -> tuple[str, str]:
 
 @frozen
 class TimeChart:
-    """Draws values of moments, with the waits as bands behind them.
+    """Draws values of moments, one at least, with the waits as bands behind them.
 
-    Attributes:
-        moments: The moments, one at least.
-        waits: The waits.
+    `unit` is what the axis counts, `label` what the chart shows, for those who do not see it.
     """
 
     moments: Sequence[Moment]
     waits: Sequence[Wait]
 
     def areas(self, layers: Mapping[str, Values], *, unit: str, label: str) -> Markup:
-        """Return values upon each other: from the bottom, each with its kind.
-
-        Args:
-            layers: The values by kind; a kind has its colour.
-            unit: What the axis counts.
-            label: What the chart shows, for those who do not see it.
-        """
+        """Return values upon each other, from the bottom, by kind: a kind has its colour."""
         tops = list(accumulate(layers.values(), _stacked, initial=[0.0] * len(self.moments)))
         scale = Scale(max(tops[-1]))
         paths = (
@@ -211,12 +193,9 @@ class TimeChart:
         return self._drawn(scale, paths, "areas", unit, label)
 
     def curves(self, curves: Mapping[str, Values], *, unit: str, label: str) -> Markup:
-        """Return lines with steps, with a gap where a value is missing; an empty text if all are.
+        """Return lines with steps, by style: a colour, and `dashed`. Where a value is missing there is a gap.
 
-        Args:
-            curves: The values by style: a colour, and `dashed` if the line is.
-            unit: What the axis counts.
-            label: What the chart shows, for those who do not see it.
+        The text is empty if all values are missing.
         """
         if all(value is None for values in curves.values() for value in values):
             return Markup()
