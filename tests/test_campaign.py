@@ -34,7 +34,7 @@ from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import Wanted
 from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report
-from sampling_async.campaign._ledger import Ledger
+from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Fault, Latency, Simulator
@@ -308,7 +308,7 @@ async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, 
     async with sim.client() as client:
         await campaign_of(sim, client, tmp_path).plan()
     path = tmp_path / "run.ledger"
-    ledger = Ledger(path)
+    ledger = CampaignLedger(path)
     ledger.open()
     path.rename(tmp_path / "other")
     with pytest.raises(LedgerError, match="was removed or replaced"):
@@ -510,14 +510,14 @@ async def test_a_run_that_is_cancelled_while_it_begins_says_so(sim, tmp_path, mo
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
         with monkeypatch.context() as patch:
-            counts, reading = Ledger.counts, threading.Event()
+            counts, reading = CampaignLedger.counts, threading.Event()
 
             def slow(ledger):
                 reading.set()
                 time.sleep(0.2)
                 return counts(ledger)
 
-            patch.setattr(Ledger, "counts", slow)
+            patch.setattr(CampaignLedger, "counts", slow)
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(all_of, campaign.run())
@@ -1352,7 +1352,7 @@ async def test_a_run_that_was_killed_was_active_until_its_last_sign(sim, tmp_pat
         async with run:
             await anext(run)
             now += 24.0
-            await run.look_around()
+            await run.poll_limits()
         rows_written(tmp_path / "run.ledger", "UPDATE runs SET ended = NULL")
         assert (await campaign.summary()).active_seconds == 24.0
         now += 1000.0

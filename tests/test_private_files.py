@@ -14,7 +14,7 @@ from sampling_async import InviteRequest, Journal, JournalError
 from sampling_async._private_files import make_private, open_private, require_private, written_whole
 from sampling_async._watch.cache import CacheFile
 from sampling_async.campaign import LedgerError
-from sampling_async.campaign._ledger import Ledger
+from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.notifications import SqliteStore, StoreError
 
 SOMEBODY = 12345
@@ -166,7 +166,7 @@ async def journal_at(path):
 
 
 async def campaign_at(path):
-    ledger = Ledger(path)
+    ledger = CampaignLedger(path)
     ledger.open(make=True)
     ledger.lock()
     ledger.close()

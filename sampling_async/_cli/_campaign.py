@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async.campaign import Limits
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> N
 def _change(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
     from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
 
-    def change(ledger: Ledger) -> tuple[Limits, bool]:
+    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
         limits = ledger.change_limits(**changes) if changes else ledger.limits()
         return limits, ledger.is_running()
 
@@ -197,7 +197,7 @@ def status(folder: Folder, *, as_json: AsJSON = False) -> None:
     """Show what became of a campaign so far, whether it runs, has ended or was killed."""
     from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
 
-    def read(ledger: Ledger) -> Any:
+    def read(ledger: CampaignLedger) -> Any:
         from sampling_async.campaign import LESSONS  # noqa: PLC0415  numpy, pyarrow: an extra
         from sampling_async.campaign._summing import summary_of  # noqa: PLC0415
 
@@ -237,7 +237,7 @@ def report(
     that needs nothing else and holds no member codes.
     """
 
-    def write(ledger: Ledger) -> None:
+    def write(ledger: CampaignLedger) -> None:
         from sampling_async._cli import _campaign_run as campaign_run  # noqa: PLC0415  numpy, pyarrow
         from sampling_async._pacing.threads import Wanted  # noqa: PLC0415
         from sampling_async.campaign import LESSONS  # noqa: PLC0415
@@ -258,7 +258,7 @@ def report(
     show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
 
 
-def _in_ledger(folder: Path, work: Callable[[Ledger], T]) -> T:
+def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
     """Do something with the ledger of a campaign.
 
     Raises:
@@ -271,7 +271,7 @@ def _in_ledger(folder: Path, work: Callable[[Ledger], T]) -> T:
     def worked() -> T:
         ledger = ledger_in(folder)
 
-        def planned(opened: Ledger) -> T:
+        def planned(opened: CampaignLedger) -> T:
             if not opened.plan:
                 raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
             return work(opened)

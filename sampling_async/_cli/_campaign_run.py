@@ -28,7 +28,7 @@ from sampling_async._cli._signals import Ending
 from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 from sampling_async.campaign import Campaign, Limits, Plan
 from sampling_async.campaign._campaign import with_ledger
-from sampling_async.campaign._files import check_partitions, must_be_ours
+from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import _files as files
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
 
 LEDGER: Final = "campaign.ledger"
 """The file of the ledger in the folder of a campaign."""
@@ -67,7 +67,7 @@ def ledger_in(folder: Path) -> Path:
     return path
 
 
-def kept_in(ledger: Ledger) -> Kept:
+def kept_in(ledger: CampaignLedger) -> Kept:
     """Return what a campaign keeps beside its plan."""
     return Kept.from_json(ledger.fact(_KEPT))
 
@@ -148,7 +148,7 @@ class CampaignJob:
         return self.folder / LEDGER
 
     def _begun(self, panel: str | None) -> _Ready:
-        must_be_ours(self.folder, self._ledger)
+        require_own_folder(self.folder, self._ledger)
         changes, given = self.limits.changes(), _absolute(self.given)
         panel = _absolute_panel(panel)
         known = with_ledger(self._ledger, _known) if self._ledger.exists() else None
@@ -164,7 +164,7 @@ class CampaignJob:
         return self._taken_up(kept, {})
 
     def _topped_up(self, panel: str | None) -> _Ready:
-        must_be_ours(self.folder, self._ledger)
+        require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
         known = with_ledger(ledger_in(self.folder), kept_in)
         panel = _absolute_panel(panel) or known.panel
@@ -222,7 +222,7 @@ class CampaignJob:
     def _taken_up(self, kept: Kept, changes: dict[str, Any]) -> _Ready:
         """Keep what later commands need, and return what is in the ledger."""
 
-        def take_up(ledger: Ledger) -> _Ready:
+        def take_up(ledger: CampaignLedger) -> _Ready:
             # Nothing is changed if another run has it.
             ledger.lock()
             ledger.note(**{_KEPT: kept.to_json()})
@@ -272,7 +272,7 @@ def way_on(folder: Path) -> str:
     return f"sampling-async campaign run --out {quoted(folder)}"
 
 
-def _known(ledger: Ledger) -> Kept | None:
+def _known(ledger: CampaignLedger) -> Kept | None:
     return kept_in(ledger) if ledger.plan else None
 
 

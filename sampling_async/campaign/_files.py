@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import Wanted
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Summary
 
@@ -96,7 +96,7 @@ def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
 
 
 def write_files(
-    ledger: Ledger,
+    ledger: CampaignLedger,
     rules: Mapping[int, Rule],
     folder: Path,
     wanted: Wanted,
@@ -109,7 +109,7 @@ def write_files(
 
     Args:
         ledger: The ledger, open.
-        rules: What is learned from result codes.
+        rules: What is done about result codes.
         folder: The folder; it is made if there is none.
         wanted: Checked while files are written, and before any is replaced.
         partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
@@ -131,7 +131,7 @@ def write_files(
     invites, pairs = _schemas()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        must_be_ours(folder, ledger.path)
+        require_own_folder(folder, ledger.path)
         # In the same folder, so that each file can be renamed into its place.
         with _in_use(folder), tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
             new = Path(name)
@@ -140,8 +140,8 @@ def write_files(
                 wanted.each(_table_rows(ledger, _INVITES % by, invites)), invites, new, partitions, kind
             )
             _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
-            told = {"ledger": ledger.path.name, **summary.to_dict()}
-            _write_text(json.dumps(told, indent=1) + "\n", new / "summary.json")
+            figures = {"ledger": ledger.path.name, **summary.to_dict()}
+            _write_text(json.dumps(figures, indent=1) + "\n", new / "summary.json")
             _write_text(report(summary, title=title), new / "report.html")
             wanted.check()
             written = sorted(new.iterdir())
@@ -191,7 +191,7 @@ def _in_use(folder: Path) -> Generator[None]:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Return whether this is an unfinished folder of ours: by its name, its owner, and all that is in it."""
+    """Return whether a call has left this folder unfinished: by its name, its owner, and all that is in it."""
     try:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -201,8 +201,8 @@ def _is_left_over(path: Path) -> bool:
         return False
 
 
-def must_be_ours(folder: Path, ledger: Path) -> None:
-    """Refuse a folder with files in the place of ours, unless they are of an earlier call for the same ledger.
+def require_own_folder(folder: Path, ledger: Path) -> None:
+    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger.
 
     Raises:
         InvalidRequestError: The text says what is in the way.
@@ -234,7 +234,7 @@ def _replace(new: Path, old: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _table_rows(ledger: Ledger, query: str, schema: Any) -> Iterator[Any]:
+def _table_rows(ledger: CampaignLedger, query: str, schema: Any) -> Iterator[Any]:
     for rows in ledger.read_on(query):
         columns = [
             pa.array([_value(value, field.type) for value in column], field.type)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _APPLICATION: Final = 0x53414E43
-"""Marks the file as ours ("SANC"), so that no other database is written to by mistake."""
+"""Marks the file as a ledger ("SANC"), so that no other database is written to by mistake."""
 
 _FORM: Final = 2
 _BUSY_SECONDS: Final = 30.0

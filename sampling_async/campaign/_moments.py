@@ -116,7 +116,7 @@ class _Wait:
     ended: float
 
 
-class Waits:
+class WaitLog:
     """The waits of a run. Those of one kind that follow each other closely are one.
 
     Args:

@@ -1,4 +1,4 @@
-"""What book, record and ledger of a campaign hand to each other: quotas, members, and their pairs."""
+"""What book, record and ledger of a campaign exchange: quotas, members, and their pairs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class PlannedQuota:
 
 
 @define
-class Member:
+class DueMember:
     """A member whose turn it is.
 
     Attributes:
         id: Its number in the ledger.
         code: The member code.
         closed: Why it gets nothing more; None if it may.
-        due: The quotas to ask for now, each with how often that was tried.
+        due: The quotas to request now, each with how often that was tried.
         refused: The result code that the service answered last, for those of `due` that it did answer.
         reserves: The quotas that may take the place of others, the best first.
         turn: Which turn it is; a member gets a second one if something was refused.
-        waiting: The quotas that were asked for and have no outcome yet.
+        waiting: The quotas that were requested and have no outcome yet.
         added: How many pairs were planned for it, reserves included.
-        was_asked: Whether it was asked for before.
+        was_asked: Whether it had a request before.
     """
 
     id: int

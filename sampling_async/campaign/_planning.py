@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.records import Quota, Survey
     from sampling_async._pacing.threads import Wanted
-    from sampling_async.campaign._ledger import Ledger, Planning
+    from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
-    from sampling_async.campaign._panel import PanelSource
+    from sampling_async.campaign._panel import ReopenablePanel
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
@@ -90,7 +90,7 @@ class Planner:
         panel: The panel.
         index: The inventory.
         allocate: The allocation.
-        rules: What is learned from result codes; for a top-up, which says what was final.
+        rules: What is done about result codes; for a top-up, which says what was final.
         cost: What an invite costs.
         columns: The question or column that each named column of the panel stands for.
         workers: How many processes match.
@@ -106,7 +106,7 @@ class Planner:
 
     def plan(
         self,
-        ledger: Ledger,
+        ledger: CampaignLedger,
         wanted: Wanted,
         *,
         now: float,
@@ -146,12 +146,17 @@ class Planner:
                 wanted.check()
 
     def _with_reserves(self) -> Allocate:
-        # Without reserves a refusal leaves a member with less, and the campaign learns in vain.
+        # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
         allocate = self.allocate
         return allocate if allocate.reserves else evolve(allocate, reserves=allocate.per_member)
 
     def _write(
-        self, planning: Planning, matcher: PanelMatcher, batches: Iterable[Any], source: PanelSource, now: float
+        self,
+        planning: Planning,
+        matcher: PanelMatcher,
+        batches: Iterable[Any],
+        source: ReopenablePanel,
+        now: float,
     ) -> None:
         terms = matcher.terms()
         quotas = list(self._quotas(terms.rooms, terms.values))
@@ -208,7 +213,7 @@ class Planner:
                 _cost(self.cost, survey, quota),
             )
 
-    def _warnings(self, source: PanelSource, matcher: PanelMatcher) -> Iterator[str]:
+    def _warnings(self, source: ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         missing = missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
@@ -225,8 +230,8 @@ class Planner:
 
     # --- A top-up
 
-    def _delivered(self, ledger: Ledger) -> dict[str, set[int]]:
-        """Return the surveys that each member must not be asked for again."""
+    def _delivered(self, ledger: CampaignLedger) -> dict[str, set[int]]:
+        """Return the surveys that must not be requested again for each member."""
         surveys: dict[str, set[int]] = {}
         for code, survey_id, state, result_code in ledger.delivered():
             if not (state in {"rejected", "not_sent"} and self._may_have_passed(result_code)):
@@ -242,12 +247,12 @@ class Planner:
             return False
         return rule_for(self.rules, code).lesson in _PASSING
 
-    def _left(self, ledger: Ledger, since: float) -> dict[str, int]:
+    def _left(self, ledger: CampaignLedger, since: float) -> dict[str, int]:
         """Return how many more invites members may get who hold some that are still open."""
         most = self.allocate.per_member
         return {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
 
-    def _topped_up(self, ledger: Ledger, allocate: Allocate, since: float) -> Allocate:
+    def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
         """Return the allocation with the room that invites leave which are still open."""
         terms = PanelMatcher(self.index, allocate).terms()
         rooms, survey_rooms = dict(terms.rooms), dict(terms.survey_rooms)
@@ -259,7 +264,7 @@ class Planner:
         return evolve(allocate, room=rooms, survey_room=survey_rooms)
 
 
-def plan_of(ledger: Ledger) -> Plan | None:
+def plan_of(ledger: CampaignLedger) -> Plan | None:
     """Return the plan in a ledger; None if there is none."""
     if not ledger.plan:
         return None
@@ -299,7 +304,7 @@ def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
 
 
 @contextmanager
-def _naming(source: PanelSource) -> Generator[None]:
+def _naming(source: ReopenablePanel) -> Generator[None]:
     """Put the name of the panel before an error about one of its rows or columns."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""One run of a campaign: ask for what is pending, under the limits that hold, and learn from the outcomes."""
+"""One run of a campaign: request what is pending, under the limits that hold, and heed the outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
-from sampling_async.campaign._moments import Waits
+from sampling_async.campaign._moments import WaitLog
 from sampling_async.campaign._record import LedgerRecord
 from sampling_async.campaign._summing import summary_of
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._lessons import Rule
-    from sampling_async.campaign._pairs import Member
+    from sampling_async.campaign._pairs import DueMember
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500
@@ -48,14 +48,14 @@ class CampaignRun:
 
     Attributes:
         reason: Why it ended although pairs are pending; empty otherwise.
-        waiting_for: Why nothing is asked for now; None if it is.
+        waiting_for: Why nothing is requested now; None if something is.
         limits: The limits that hold now.
     """
 
     def __init__(
         self,
         client: SamplingClient,
-        ledger: Ledger,
+        ledger: CampaignLedger,
         rules: Mapping[int, Rule],
         *,
         is_open: Callable[[int], bool],
@@ -74,7 +74,7 @@ class CampaignRun:
         self._watching = _Watching(self)
         self._number = 0
         self._book = Book((), (), rules)  # until the ledger is read
-        self._waits = Waits(0)
+        self._waits = WaitLog(0)
         self._seen = 0.0
         self._pace = InvitePace()
         self._last_error = ""
@@ -93,7 +93,7 @@ class CampaignRun:
 
     @property
     def members(self) -> int:
-        """Members who were asked for, in all runs."""
+        """Members who had a request, in all runs."""
         self._must_be_entered()
         return self._record.asked
 
@@ -158,7 +158,7 @@ class CampaignRun:
             spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
         )
-        self._waits = Waits(ledger.last_wait())
+        self._waits = WaitLog(ledger.last_wait())
         self._asked_before = ledger.asked()
 
     async def __aexit__(
@@ -200,13 +200,13 @@ class CampaignRun:
         try:
             outcome = await self._stream.__anext__()
         except StopAsyncIteration:
-            # Nobody has stopped it, and still it has not asked for everything.
+            # Nobody has stopped it, and still not everything was requested.
             if self.pairs.pending:
                 self.stop(f"the client gave up: {self._last_error or 'the service cannot be asked'}")
             raise
         if outcome.error is not None:
             self._last_error = str(outcome.error)
-        # The fan-out has given up, as after a 403 or a long outage, and does not even ask for this one. So it
+        # The fan-out has given up, as after a 403 or a long outage, and does not even request this one. So it
         # stays pending, and the campaign stops.
         if self._record.is_waiting(outcome.member_code, outcome.quota_id):
             self.stop(str(outcome.error))
@@ -221,7 +221,7 @@ class CampaignRun:
         self.reason = self.reason or reason
         self._record.changed.notify()
 
-    # --- What is asked for
+    # --- What is requested
 
     async def _requests(self) -> AsyncGenerator[InviteRequest, None]:
         while (turn := await self._next_turn()) is not None:
@@ -253,18 +253,18 @@ class CampaignRun:
             else:
                 await self._wait(None, due - now)
 
-    async def _request(self, member: Member) -> InviteRequest | None:
-        """Return what a member is asked for, as soon as the limits let it; None if nothing is left for it."""
+    async def _request(self, member: DueMember) -> InviteRequest | None:
+        """Return the request for a member, as soon as the limits let it; None if nothing is left for it."""
         most = await self._allowed(member)
         if not most:
             return None
         # Now, and not before the wait: quotas may have closed meanwhile.
         ready = self._book.ready(member, most)
-        self._record.hand_out(member, ready)
+        self._record.note_ready(member, ready)
         return InviteRequest(member.code, ready.quota_ids) if ready.quota_ids else None
 
-    async def _allowed(self, member: Member) -> int:
-        """Wait until the limits let a member be asked for. Return for how many pairs; 0 if never."""
+    async def _allowed(self, member: DueMember) -> int:
+        """Wait until the limits allow a request for a member. Return for how many pairs; 0 if never."""
         while not self._must_stop():
             limits, now = self.limits, self._wall_clock()
             if limits.paused:
@@ -292,7 +292,7 @@ class CampaignRun:
             self.stop(self._record.stop)
         return bool(self.reason)
 
-    def _left(self, member: Member) -> int:
+    def _left(self, member: DueMember) -> int:
         """Return how many more pairs the caps allow."""
         most = len(member.due)
         if self.limits.max_invites is not None:
@@ -313,8 +313,8 @@ class CampaignRun:
 
     # --- Waiting
 
-    async def look_around(self) -> None:
-        """Take up limits that were changed, and note how the client fares."""
+    async def poll_limits(self) -> None:
+        """Apply limits that were changed, and sample the client's state."""
         await in_thread(self._ledger.must_be_in_place)
         limits = await in_thread(self._ledger.limits)
         if limits != self.limits:
@@ -368,9 +368,9 @@ class _Watching(Standing):
     async def _work(self) -> None:
         try:
             while True:
-                await self._run.look_around()
+                await self._run.poll_limits()
                 await anyio.sleep(_POLL)
         except Exception as exc:
-            # It must not go on asking without heeding a pause or a cap.
+            # It must not go on without heeding a pause or a cap.
             self._run.stop(f"its ledger cannot be looked at: {type(exc).__name__}")
             raise

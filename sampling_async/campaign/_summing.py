@@ -25,7 +25,7 @@ from sampling_async.campaign._summary import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sampling_async.campaign._ledger import Ledger
+    from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._pairs import PlannedQuota
 
@@ -33,14 +33,14 @@ _MOST_MOMENTS: Final = 240
 _NO_CODE: Final = "no usable response, or not sent"
 
 
-def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
+def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
     """Return the summary of a campaign.
 
     What was in flight when a process ended is `unknown`, also before the next run notes that.
 
     Args:
         ledger: The ledger, open. A run of another process may be writing it.
-        rules: What is learned from result codes.
+        rules: What is done about result codes.
 
     Raises:
         LedgerError: It cannot be read, or has no plan.
@@ -105,7 +105,7 @@ def summary_of(ledger: Ledger, rules: Mapping[int, Rule]) -> Summary:
 
 
 def _counted(
-    ledger: Ledger, quotas: Iterable[PlannedQuota], *, is_running: bool
+    ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool
 ) -> tuple[dict[int, Counter[str]], defaultdict[str, float], float]:
     """Return the pairs by quota and state, their value by state, and the cost of what a dead run has left."""
     by_quota: dict[int, Counter[str]] = {}
@@ -122,7 +122,7 @@ def _counted(
     return by_quota, values, lost
 
 
-def _waiting_again(ledger: Ledger, *, is_running: bool) -> int:
+def _waiting_again(ledger: CampaignLedger, *, is_running: bool) -> int:
     """Return how many pending pairs were answered before, without those that a dead run had in flight."""
     query = "SELECT count(*) FROM pairs WHERE state = 'pending' AND code IS NOT NULL"
     if is_running:
@@ -167,7 +167,7 @@ def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _codes(ledger: Ledger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
+def _codes(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
     names = dict(ledger.read("SELECT code, result FROM codes"))
     counts = ledger.read(
         f"SELECT code, count(*) FROM pairs WHERE {ASKED} GROUP BY code ORDER BY 2 DESC, 1"  # noqa: S608
@@ -175,7 +175,7 @@ def _codes(ledger: Ledger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
     found: list[CodeCount] = []
     for code, count in counts:
         if code is None:
-            advice = "Compare with the service's own records before such a pair is asked for again."
+            advice = "Compare with the service's own records before such a pair is requested again."
             found.append(CodeCount(result_code=None, result=_NO_CODE, pairs=count, lesson="", advice=advice))
             continue
         name = names.get(code) or ResultCode.name_of(code) or f"code {code}"
