@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -81,7 +81,7 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
-    page = _PAGES.get_template("report.html").render(
+    page = _PAGES.get_template("report.html", globals=_NAMES).render(
         title=clean(title, _LONGEST_TITLE) or "Campaign",
         summary=summary,
         pairs=pairs,
@@ -160,6 +160,10 @@ def clean(text: str, longest: int = _LONGEST_TEXT) -> str:
     return shown if whole else shown[: longest - 1].rstrip() + "…"
 
 
+def _name(text: str) -> str:
+    return clean(text, _LONGEST_NAME) or "(no name)"
+
+
 def _visible(character: str) -> str:
     match unicodedata.category(character):
         case "Cc" | "Zl" | "Zp":
@@ -207,24 +211,17 @@ def _with_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-_PAGES: Final = Environment(
-    loader=PackageLoader("sampling_async.campaign"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_PAGES.filters |= {
-    "amount": lambda value: f"{value:,.2f}",
+_FILTERS: Final[dict[str, Any]] = {
+    "amount": "{:,.2f}".format,
     "clean": clean,
     "clock": clock,
     "duration": duration,
-    "name": lambda text: clean(text, _LONGEST_NAME) or "(no name)",
-    "number": lambda number: f"{number:,}",
+    "name": _name,
+    "number": "{:,}".format,
     "utc": charts.in_utc,
     "with_noun": _with_noun,
 }
-_PAGES.globals |= {
+_NAMES: Final[dict[str, Any]] = {
     "bar": charts.bar,
     "by_minute": _BY_MINUTE,
     "first_quotas": FIRST_QUOTAS,
@@ -237,3 +234,11 @@ _PAGES.globals |= {
     "version": __version__,
     "waits": _WAITS,
 }
+_PAGES: Final = Environment(
+    loader=PackageLoader("sampling_async.campaign"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_PAGES.filters.update(_FILTERS)
