@@ -68,7 +68,7 @@ _CLOSED: Final = "Nothing to do. Read quotas more often, or follow notifications
 _MEMBER: Final = "Check whether the member is registered and active at the service."
 _CAP: Final = "Give such members fewer invites: fill the column invites_left."
 _PANEL: Final = (
-    "Check the PanelGUID and the key, then ask the operator. The campaign goes on when it is run again."
+    "Check the PanelGUID and the key, then ask the operator. The campaign continues when it is run again."
 )
 
 LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(

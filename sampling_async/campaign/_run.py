@@ -36,7 +36,7 @@ _POLL: Final = 0.5
 """Seconds between two looks at the limits and at the client."""
 
 _SIGN: Final = 1.0
-"""Seconds between two signs in the ledger that the run goes on."""
+"""Seconds between two signs in the ledger that the run is alive."""
 
 
 class CampaignRun:
@@ -357,7 +357,7 @@ class CampaignRun:
 
 
 class _Watching(Standing):
-    """Looks at the limits in the ledger, and at the client, while a run goes on."""
+    """Looks at the limits in the ledger, and at the client, while a run is active."""
 
     _called = "campaign"
 
