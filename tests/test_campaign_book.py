@@ -442,9 +442,9 @@ def test_moments_are_handed_out_once_and_again_when_they_change():
 
 def test_waits_that_follow_each_other_are_one():
     waits = WaitLog(4)
-    first = waits.longer("rate", 0.0, 1.0)
+    first = waits.extend("rate", 0.0, 1.0)
     assert first.number == 5
-    assert waits.longer("rate", 2.0, 3.0) is first
+    assert waits.extend("rate", 2.0, 3.0) is first
     assert (first.began, first.ended) == (0.0, 3.0)
-    assert waits.longer("outage", 2.0, 3.0).number == 6
-    assert waits.longer("rate", 60.0, 61.0).number == 7
+    assert waits.extend("outage", 2.0, 3.0).number == 6
+    assert waits.extend("rate", 60.0, 61.0).number == 7

@@ -7,13 +7,24 @@ import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta, timezone
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
+from attrs import fields
 
 from sampling_async._version import __version__
-from sampling_async.campaign import CampaignState, CodeCount, Moment, Pairs, QuotaFill, Summary, Wait, WaitKind
+from sampling_async.campaign import (
+    CampaignState,
+    CodeCount,
+    Lesson,
+    Moment,
+    Pairs,
+    QuotaFill,
+    Summary,
+    Wait,
+    WaitKind,
+)
 from sampling_async.campaign._charts import Scale, Span, bar, compact
 from sampling_async.campaign._report import (
     FIRST_QUOTAS,
@@ -298,6 +309,25 @@ def test_times_are_in_utc():
     )
     assert "Started 2026-03-06 09:00:00 UTC" in page.text
     assert "Ended 2026-03-06 09:30:00 UTC" in page.text
+
+
+def test_every_outcome_lesson_and_wait_has_its_text_and_colour():
+    """A new one belongs into the tables of `_report.py`, its colour into `report.css`."""
+    outcomes = [each.name for each in fields(Pairs) if each.name != "planned"]
+    numbers = {name: 1_001 + place for place, name in enumerate(outcomes)}
+    codes = [CodeCount(result_code=1, result="", pairs=1, lesson=lesson, advice="") for lesson in Lesson]
+    waits = [wait(kind) for kind in get_args(WaitKind)]
+    text = report(
+        summary(pairs=Pairs(planned=sum(numbers.values()), **numbers), codes=tuple(codes), waits=tuple(waits))
+    )
+    for name, number in numbers.items():
+        assert f"{number:,} {name.replace('_', ' ')}" in text
+    for name in [*outcomes, *get_args(WaitKind)]:
+        assert f".f-{name} {{" in text
+    for kind in get_args(WaitKind):
+        assert f'<pattern id="wait-{kind}"' in text
+        assert text.count(f'fill="url(#wait-{kind})"') == 1 + 3
+    assert not re.findall(rf'<td class="w">(?:{"|".join(Lesson)})</td>', text)
 
 
 def test_hostile_texts_stay_texts():

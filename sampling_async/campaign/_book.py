@@ -153,7 +153,7 @@ class Book:
     def cost_of(self, member: DueMember) -> float:
         """Return what the dearest of a member's pairs costs, or of the reserves that may take their place."""
         quota_ids = list(member.due)
-        if any(self._against(quota_id) is not None for quota_id in quota_ids):
+        if any(self._closed_because(quota_id) is not None for quota_id in quota_ids):
             quota_ids += [quota_id for quota_id in member.reserves if quota_id in self._places]
         return max((self._places[quota_id].quota.cost for quota_id in quota_ids), default=0.0)
 
@@ -170,7 +170,7 @@ class Book:
         skipped: list[PairEnd] = []
         added: list[NewPair] = []
         for quota_id in list(member.due):
-            reason = member.closed or self._against(quota_id)
+            reason = member.closed or self._closed_because(quota_id)
             if reason is None:
                 asked.append(quota_id)
                 continue
@@ -190,7 +190,7 @@ class Book:
         self.asked += len(now)
         return Ready(now, tuple(skipped), tuple(added))
 
-    def _against(self, quota_id: int) -> str | None:
+    def _closed_because(self, quota_id: int) -> str | None:
         place = self._places[quota_id]
         if place.closed is not None:
             return place.closed
@@ -200,7 +200,7 @@ class Book:
         """Plan the best reserve that is open and has room."""
         for at, quota_id in enumerate(member.reserves):
             place = self._places.get(quota_id)
-            if place is not None and place.left > 0 and self._against(quota_id) is None:
+            if place is not None and place.left > 0 and self._closed_because(quota_id) is None:
                 del member.reserves[: at + 1]
                 place.left -= 1
                 self.counts["pending"] += 1

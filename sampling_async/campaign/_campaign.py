@@ -175,7 +175,7 @@ class Campaign:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
         inventory = self._inventory
         if inventory is None:
-            inventory = await self._asking().get_quotas()
+            inventory = await self._require_client().get_quotas()
         if isinstance(inventory, QuotaIndex | LiveIndex):
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
@@ -193,7 +193,7 @@ class Campaign:
             workers=self._workers,
         )
 
-    def _asking(self) -> SamplingClient:
+    def _require_client(self) -> SamplingClient:
         if self._client is None:
             raise InvalidRequestError("this campaign has no client, so it cannot ask the service")
         return self._client
@@ -214,12 +214,12 @@ class Campaign:
 
     def _planned(self, planner: Planner, open_seconds: float | None, wanted: Wanted) -> Plan:
         ledger = CampaignLedger(self.ledger)
-        is_ours = False
+        is_locked = False
         try:
             ledger.open(make=True)
             # A run must not find its plan changed under it, and nobody else plans meanwhile.
             ledger.lock()
-            is_ours = True
+            is_locked = True
             # What a killed run had in flight may be invites: it must not end as skipped, and be asked again.
             ledger.end_lost()
             # Another process may have planned since we looked, and may even have requested some pairs.
@@ -229,7 +229,7 @@ class Campaign:
             found = plan_of(ledger)
         finally:
             # A file without a plan is of no use.
-            ledger.close(removed=is_ours and not ledger.plan)
+            ledger.close(removed=is_locked and not ledger.plan)
         assert found is not None
         return found
 
@@ -244,7 +244,7 @@ class Campaign:
         """
         is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
         return CampaignRun(
-            self._asking(),
+            self._require_client(),
             CampaignLedger(self.ledger),
             self._rules,
             is_open=is_open,

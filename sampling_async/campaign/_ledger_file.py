@@ -121,7 +121,7 @@ class LedgerFile:
                 database.close()
                 raise
             self._database, self._file = database, self.path.stat()
-            self._must_be_wanted()
+            self._abandon_if_closed()
 
     def _check(self, database: sqlite3.Connection) -> None:
         tables = "SELECT count(*) FROM sqlite_master"
@@ -168,7 +168,7 @@ class LedgerFile:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         with suppress(OSError):
             self._lock_file = self._lock.path.stat()
-        self._must_be_wanted()
+        self._abandon_if_closed()
         if self._database is not None:
             self.must_be_in_place()  # until now others could remove it
 
@@ -189,7 +189,7 @@ class LedgerFile:
                     continue
             raise LedgerError("was removed or replaced, or its lock file was", path=self.path)
 
-    def _must_be_wanted(self) -> None:
+    def _abandon_if_closed(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""
         if self._is_gone:
             self.close()

@@ -127,7 +127,7 @@ class WaitLog:
         self._last = last
         self._latest: dict[str, _Wait] = {}
 
-    def longer(self, kind: str, began: float, ended: float) -> _Wait:
+    def extend(self, kind: str, began: float, ended: float) -> _Wait:
         """Add a wait, or make the latest one of its kind longer; return it."""
         wait = self._latest.get(kind)
         if wait is None or began - wait.ended > _BRIEF:

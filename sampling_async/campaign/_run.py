@@ -43,8 +43,8 @@ class CampaignRun:
     """The outcomes of a run as they come: an async context manager and, inside it, an async iterator.
 
     It ends when no pair is pending, when a cap is reached, or when the service cannot be asked any more;
-    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, and the next
-    run goes on.
+    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, for the
+    next run.
 
     Attributes:
         reason: Why it ended although pairs are pending; empty otherwise.
@@ -348,7 +348,7 @@ class CampaignRun:
 
     def note_wait(self, kind: WaitKind, began: float) -> None:
         """Note a wait until now."""
-        wait = self._waits.longer(kind, began, self._wall_clock())
+        wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
 
