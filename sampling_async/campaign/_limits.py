@@ -72,9 +72,9 @@ class Limits:
         invites_per_minute: The most invites a minute.
         max_invites: The most invites in all. Pairs whose outcome is unknown count, since an invite may exist.
         max_spend: The most that the invites may cost, see `Campaign(cost=...)`.
-        hours: The times of the day between which it asks, such as "22:00-06:00".
+        hours: The times of the day between which it sends requests, such as "22:00-06:00".
         zone: The time zone of `hours`. Default: UTC.
-        paused: Whether it pauses. What was asked is still answered.
+        paused: Whether it pauses. What is in flight is still answered.
         reason: Why it pauses, for the report.
     """
 

@@ -213,7 +213,7 @@ class CampaignRun:
         return outcome
 
     def stop(self, reason: str) -> None:
-        """Ask for nothing more. What was asked is still answered, and the rest stays pending.
+        """Request nothing more. What is in flight is still answered, and the rest stays pending.
 
         Args:
             reason: Why, for the ledger and the report. An earlier reason stays.
