@@ -43,11 +43,12 @@ WORKERS = str(min(2 * (os.cpu_count() or 1), 16))
 TESTS_ENV = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONWARNINGS": "error"}
 
 
-# Of each dependency, what uses most of it. None of them starts programs or waits.
+# Of each dependency, what uses most of it. None of them waits or starts programs, but Chromium where it is.
 FAST = [
     f"tests/test_{name}.py"
     for name in (
         "bulk_reply",
+        "campaign_report",
         "cli",
         "client",
         "codec",

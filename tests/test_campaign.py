@@ -33,7 +33,7 @@ from sampling_async import (
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import CancelFlag
-from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files
+from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -269,7 +269,7 @@ async def test_a_plan_that_is_cancelled_is_not_made_and_holds_no_ledger(sim, tmp
 
 async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
-    report = _files.report
+    report = _report.report
 
     def slow(*args, **kwargs):
         began.set()
@@ -282,7 +282,7 @@ async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypat
         await all_of(campaign.run())
         await campaign.write(tmp_path / "out", kind="jsonl")
         before = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
-        monkeypatch.setattr(_files, "report", slow)
+        monkeypatch.setattr(_report, "report", slow)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(campaign.write, tmp_path / "out")
@@ -291,6 +291,17 @@ async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypat
                 threading.Timer(0.02, go_on.set).start()
         assert scope.cancelled_caught
         assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == before
+
+
+async def test_no_file_is_written_where_jinja2_is_missing(sim, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, _report.__name__)
+    async with sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        with pytest.raises(ImportError, match=r"needs jinja2: python -m pip install 'sampling-async\[panel\]'"):
+            await campaign.write(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, tmp_path):

@@ -19,7 +19,7 @@ from sampling_async import (
 )
 from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
 from sampling_async.campaign._book import Book
-from sampling_async.campaign._ledger_file import MemberTurn, PlannedQuota
+from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
 from sampling_async.campaign._lessons import rule_for, rules_of
 from sampling_async.campaign._limits import InvitePace
 from sampling_async.campaign._summing import SLOT, Moments, WaitLog, class_of, percentile, seconds_of
@@ -36,8 +36,8 @@ def book_of(*quotas, pending: int = 0, **more) -> Book:
     return Book(quotas, counts, LESSONS, **more)
 
 
-def member_of(*due: int, reserves=(), turn: int = 1, number: int = 1) -> MemberTurn:
-    return MemberTurn(number, f"m{number}", None, list(reserves), turn, dict.fromkeys(due, 0), added=len(due))
+def member_of(*due: int, reserves=(), turn: int = 1, number: int = 1) -> DueMember:
+    return DueMember(number, f"m{number}", None, list(reserves), turn, dict.fromkeys(due, 0), added=len(due))
 
 
 def outcome(quota_id: int, status: str = "invited", code: int | None = 1, error=None, amount=None):
@@ -98,7 +98,7 @@ def test_a_closed_member_is_asked_for_nothing_and_gets_no_reserve():
 
 def after(book, member, *outcomes):
     asked(book, member)
-    return book.learn(member, outcomes, 1000.0)
+    return book.record(member, outcomes, 1000.0)
 
 
 @pytest.mark.parametrize("code", [9, 28, 10, 8, 27, 45])
@@ -147,7 +147,7 @@ def test_a_refused_pair_makes_room_for_somebody_else():
     book = book_of(quota(1, room=1), pending=1)
     after(book, member_of(1), outcome(1, "rejected", 16))
     # The room that the first member has left goes to another one as its reserve.
-    other = book.learn(member := member_of(2, reserves=[1], number=2), (), 0.0)
+    other = book.record(member := member_of(2, reserves=[1], number=2), (), 0.0)
     assert not other.ends
     assert book._next_best(member, 2).quota == 1
     assert book._next_best(member_of(reserves=[1], number=3), 2) is None
@@ -254,7 +254,7 @@ def test_an_invite_costs_what_was_told_or_what_the_member_gets_if_that_is_more()
     member = member_of(1, 2)
     asked(book, member)
     assert book.most_spent == 1.0
-    book.learn(member, (outcome(1), outcome(2, amount=0.8)), 0.0)
+    book.record(member, (outcome(1), outcome(2, amount=0.8)), 0.0)
     assert book.spent == book.most_spent == pytest.approx(1.3)
     assert book.expected == 2.0
 
@@ -281,7 +281,7 @@ def test_every_pair_is_somewhere_whatever_is_answered(data):
             code = data.draw(st.sampled_from(CODES))
             status = data.draw(st.sampled_from(("rejected", "not_sent", "unknown"))) if code != 1 else "invited"
             outcomes.append(outcome(quota_id, status, None if status == "unknown" else code))
-        learned = book.learn(member, outcomes, 0.0)
+        learned = book.record(member, outcomes, 0.0)
         for end in (*ready.skipped, *learned.ends):
             if end.state != "pending":
                 ended[end.member, end.quota] += 1
@@ -442,9 +442,9 @@ def test_moments_are_handed_out_once_and_again_when_they_change():
 
 def test_waits_that_follow_each_other_are_one():
     waits = WaitLog(4)
-    first = waits.longer("rate", 0.0, 1.0)
+    first = waits.extend("rate", 0.0, 1.0)
     assert first.number == 5
-    assert waits.longer("rate", 2.0, 3.0) is first
+    assert waits.extend("rate", 2.0, 3.0) is first
     assert (first.began, first.ended) == (0.0, 3.0)
-    assert waits.longer("outage", 2.0, 3.0).number == 6
-    assert waits.longer("rate", 60.0, 61.0).number == 7
+    assert waits.extend("outage", 2.0, 3.0).number == 6
+    assert waits.extend("rate", 60.0, 61.0).number == 7

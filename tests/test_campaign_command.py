@@ -445,8 +445,9 @@ def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
     assert invited("out") == service.ledger.by_pair()
 
 
-def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
+@pytest.mark.parametrize("missing", ["jinja2", "sampling_async.campaign"])
+def test_a_missing_extra_is_named(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
     assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
 
 

@@ -7,25 +7,32 @@ import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta, timezone
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
+from attrs import fields
 
 from sampling_async._version import __version__
-from sampling_async.campaign import _charts as charts
-from sampling_async.campaign._markup import clean, compact, duration, name, percent, tag
-from sampling_async.campaign._report import FIRST_QUOTAS, MOST_QUOTAS, MOST_WAITS, report
-from sampling_async.campaign._report_style import STYLE
-from sampling_async.campaign._summary import (
+from sampling_async.campaign import (
     CampaignState,
     CodeCount,
+    Lesson,
     Moment,
     Pairs,
     QuotaFill,
     Summary,
     Wait,
     WaitKind,
+)
+from sampling_async.campaign._charts import Scale, Span, bar, compact
+from sampling_async.campaign._report import (
+    FIRST_QUOTAS,
+    MOST_QUOTAS,
+    MOST_WAITS,
+    duration,
+    percent,
+    report,
 )
 
 if TYPE_CHECKING:
@@ -304,6 +311,25 @@ def test_times_are_in_utc():
     assert "Ended 2026-03-06 09:30:00 UTC" in page.text
 
 
+def test_every_outcome_lesson_and_wait_has_its_text_and_colour():
+    """A new one belongs into the tables of `_report.py`, its colour into `report.css`."""
+    outcomes = [each.name for each in fields(Pairs) if each.name != "planned"]
+    numbers = {name: 1_001 + place for place, name in enumerate(outcomes)}
+    codes = [CodeCount(result_code=1, result="", pairs=1, lesson=lesson, advice="") for lesson in Lesson]
+    waits = [wait(kind) for kind in get_args(WaitKind)]
+    text = report(
+        summary(pairs=Pairs(planned=sum(numbers.values()), **numbers), codes=tuple(codes), waits=tuple(waits))
+    )
+    for name, number in numbers.items():
+        assert f"{number:,} {name.replace('_', ' ')}" in text
+    for name in [*outcomes, *get_args(WaitKind)]:
+        assert f".f-{name} {{" in text
+    for kind in get_args(WaitKind):
+        assert f'<pattern id="wait-{kind}"' in text
+        assert text.count(f'fill="url(#wait-{kind})"') == 1 + 3
+    assert not re.findall(rf'<td class="w">(?:{"|".join(Lesson)})</td>', text)
+
+
 def test_hostile_texts_stay_texts():
     text = report(
         summary(
@@ -325,19 +351,26 @@ def test_hostile_texts_stay_texts():
     assert "x" * 60 not in text
 
 
-def test_names_are_short_and_on_one_line():
-    assert name("a" * 60) == f"<bdi>{'a' * 60}</bdi>"
-    assert name("a" * 61) == f"<bdi>{'a' * 59}…</bdi>"
-    assert name("\u202e \x00\n") == "<bdi>(no name)</bdi>"
-    assert clean("a\n\tb\u2028c", 60) == "a b c"
-    assert clean("\u200b" * 5_000 + "tail", 60) == "…"
-    assert clean("a\u200cb", 60) == "a\u200cb"
-    assert tag("p", "<", title='"') == '<p title="&quot;">&lt;</p>'
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a" * 60, "a" * 60),
+        ("a" * 61, "a" * 59 + "…"),
+        ("\u202e \x00\n", "(no name)"),
+        ("a\n\tb\u2028c", "a b c"),
+        ("\u200b" * 5_000 + "tail", "…"),
+        ("a\u200cb", "a\u200cb"),
+        ("<b>", "&lt;b&gt;"),
+    ],
+)
+def test_names_are_short_and_on_one_line(name: str, shown: str):
+    assert f"<bdi>{shown}</bdi>" in report(summary(quotas=(quota(survey_name=name),)))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_colours_differ_enough_from_the_ground(scheme: str):
-    light, _, rest = STYLE.partition("@media screen and (prefers-color-scheme: dark)")
+    style = report(empty()).partition("</style>")[0]
+    light, _, rest = style.partition("@media screen and (prefers-color-scheme: dark)")
     found = re.findall(r"--(\w+): (#\w{6})", light)
     if scheme == "dark":
         found += re.findall(r"--(\w+): (#\w{6})", rest.partition("@media")[0])
@@ -400,10 +433,10 @@ def test_the_fill_of_quotas_is_counted_in_tenths():
 
 
 def test_a_fill_bar_never_leaves_its_box():
-    bar = charts.bar([charts.Part("invited", 90), charts.Part("unknown", 30)], 100)
-    widths = [rect.get("width") for rect in ET.fromstring(bar)]
+    drawn = bar(100, {"invited": 90, "unknown": 30})
+    widths = [rect.get("width") for rect in ET.fromstring(drawn)]
     assert widths == ["90%", "10%"]
-    assert len(list(ET.fromstring(charts.bar([charts.Part("invited", 3)], 0)))) == 0
+    assert len(list(ET.fromstring(bar(0, {"invited": 3})))) == 0
 
 
 # --- Over time
@@ -471,7 +504,7 @@ def test_many_waits_are_summed_up():
 @pytest.mark.parametrize("seconds", [0.01, 1, 59, 60, 3_600, 86_400, 30 * 86_400, 4_000 * 86_400])
 def test_ticks_are_few_and_within_the_chart(seconds: float):
     begin = BEGAN.timestamp() + 7
-    ticks = charts.Span(begin, begin + seconds).ticks()
+    ticks = Span(begin, begin + seconds).ticks()
     assert 1 <= len(ticks) <= 7
     assert ticks[0][2]
     assert all(begin <= stamp <= begin + seconds for stamp, _, _ in ticks)
@@ -482,7 +515,7 @@ def test_ticks_are_few_and_within_the_chart(seconds: float):
     "highest", [0, 1e-9, 0.3, 1, 3, 7, 99, 100, 101, 12_345, 1e18, float("nan"), float("inf")]
 )
 def test_an_axis_reaches_its_highest_value(highest: float):
-    scale = charts.Scale(highest)
+    scale = Scale(highest)
     assert scale.ticks[0] == 0
     assert 3 <= len(scale.ticks) <= 5
     assert not 0 < highest < 1e300 or highest <= scale.ticks[-1] * (1 + 1e-9) <= 2.6 * highest

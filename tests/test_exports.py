@@ -67,7 +67,7 @@ def test_every_export_of_the_tools_is_documented(package):
 
 
 def test_importing_the_package_loads_no_slow_library():
-    heavy = {"asyncio", "html", "starlette", "uvicorn", "typer", "rich", "trio"}
+    heavy = {"asyncio", "html", "jinja2", "starlette", "uvicorn", "typer", "rich", "trio"}
     code = (
         "import sys, httpx, cattrs, anyio; before = set(sys.modules); import sampling_async; "
         f"print(sorted({heavy} & (set(sys.modules) - before)))"

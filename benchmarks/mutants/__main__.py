@@ -7,7 +7,8 @@ mutmut makes the mutants, and runs for each the tests that call its function, th
 fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
 cache, does not run in most of these tests, or in none. What survives, crashes or takes too long therefore runs
 again, in a fresh process and with all tests of its room (`rooms.toml`), and is printed if it survives that too.
-What is listed in `equal.toml`, with the reason why nobody could see it, does not run again.
+Kinds of changes that nobody could see do not run again (`_is_equal`), and count as equal. A line that ends with
+`# pragma: no mutate: ` and a reason is not changed at all.
 
 The table on the page is updated for the rooms that were run.
 """
@@ -26,6 +27,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,7 +58,11 @@ OPTIONS: Final = (
 )
 """A single test takes less than ten seconds, even on a busy machine. One that hangs ends the process."""
 
-_CAST: Final = r"(?<=\bcast\()[^,]+(?=, )"
+_CAST: Final = re.compile(r"(?<=\bcast\()[^,]+(?=, )")
+_STRICT: Final = re.compile(r",? *(?:strict=\w+)?(?=\))")
+_FALSE: Final = re.compile(r"(?<![\w.])(?:None|False|0(?:\.0)?|b?\"\"|\(\)|\[\])(?![\w.\"])")
+_CASELESS: Final = re.compile(r"\.(?:execute|encode|decode|get)\(|\b(?:SELECT|INSERT|PRAGMA)\b")
+_WINDOWS: Final = re.compile(r"win32|O_BINARY|msvcrt")
 
 SETTINGS: Final = """
 [tool.mutmut]
@@ -123,8 +129,11 @@ def main() -> None:
         for room in given.rooms or rooms:
             place = _copy((given.work or Path(temporary)) / room)
             verdict = _room(place, room, rooms[room], given)
-            for mutant in verdict.survivors:
-                print(f"\n{mutant.where} ({mutant.name})\n-{mutant.old}\n+{mutant.new}")
+            for where, survivors in groupby(verdict.survivors, key=lambda mutant: mutant.where):
+                several = list(survivors)
+                print(f"\n{where}: {len(several)} survived")
+                for mutant in several:
+                    print(f"  {mutant.name}\n  -{mutant.old}\n  +{mutant.new}")
             print(verdict.row, flush=True)
             if not given.file:
                 _note(verdict)
@@ -161,12 +170,7 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.N
     _mutmut(place, "run", "--max-children", str(given.at_once), *tried)
     codes = _codes(place)
     doubtful = [_shown(place, name) for name in tried if codes[name] in DOUBTFUL]
-    equal = {(each["where"], each["old"], each["new"]) for each in _equal()}
-    unequal = [
-        mutant
-        for mutant in doubtful
-        if (mutant.where, mutant.old, mutant.new) not in equal and not _is_always_equal(mutant)
-    ]
+    unequal = [mutant for mutant in doubtful if not _is_equal(mutant)]
     if unequal and _fails_afresh(place / "mutants", "none", [*options, *paths]):
         raise RuntimeError(f"the tests of {room} fail without a mutant too: each mutant would count as killed")
     with ThreadPoolExecutor(given.at_once) as threads:
@@ -232,24 +236,21 @@ def _shown(place: Path, name: str) -> Mutant:
     return Mutant(name, changed["-"], changed["+"])
 
 
-def _is_always_equal(mutant: Mutant) -> bool:
-    """Return whether a change cannot be seen anywhere.
+def _is_equal(mutant: Mutant) -> bool:
+    """Return whether nobody could see a change, by its kind.
 
-    It changes only the case of SQL, whose values are bound; or `strict=False`, which is what `zip` does anyway;
-    or the type that `cast` is given, which does nothing at run time.
+    - Another type for `cast`, which does nothing at run time.
+    - Another `strict` for `zip`: both have the same length, or the types or a test would say so.
+    - A false value for another, such as None for False. The type checkers keep them apart.
+    - SQL, or the name of an encoding or a header, in other letters: these have no case.
+    - A line for Windows, where these tests do not run.
     """
-    if re.sub(_CAST, "", mutant.old) == re.sub(_CAST, "", mutant.new):
+    old, new = mutant.old, mutant.new
+    if any(kind.sub("None", old) == kind.sub("None", new) for kind in (_CAST, _STRICT, _FALSE)):
         return True
-    if ".execute(" in mutant.old and mutant.old.casefold() == mutant.new.casefold():
+    if _WINDOWS.search(old):
         return True
-    return mutant.new in {mutant.old.replace("strict=False", other) for other in ("strict=None", "")}
-
-
-def _equal() -> list[dict[str, str]]:
-    listed: list[dict[str, str]] = tomllib.loads((HERE / "equal.toml").read_text(encoding="utf-8")).get(
-        "mutant", []
-    )
-    return listed
+    return old.casefold() == new.casefold() and _CASELESS.search(old) is not None
 
 
 def _commit() -> str:

@@ -288,6 +288,7 @@ def _need_the_extra() -> None:
         typer.Exit: It is missing.
     """
     try:
-        import_module("sampling_async.campaign")
+        for name in ("jinja2", "sampling_async.campaign"):  # Jinja2 writes the report, after all else
+            import_module(name)
     except ModuleNotFoundError as exc:
         fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)

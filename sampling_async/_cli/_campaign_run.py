@@ -28,7 +28,7 @@ from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 from sampling_async.campaign import Campaign, Limits, Plan
 from sampling_async.campaign._campaign import with_ledger
-from sampling_async.campaign._files import check_partitions, must_be_ours
+from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import _files as files
@@ -148,7 +148,7 @@ class CampaignJob:
         return self.folder / LEDGER
 
     def _begun(self, panel: str | None) -> _Ready:
-        must_be_ours(self.folder, self._ledger)
+        require_own_folder(self.folder, self._ledger)
         changes, given = self.limits.changes(), _absolute(self.given)
         panel = _absolute_panel(panel)
         known = with_ledger(self._ledger, _known) if self._ledger.exists() else None
@@ -164,7 +164,7 @@ class CampaignJob:
         return self._taken_up(kept, {})
 
     def _topped_up(self, panel: str | None) -> _Ready:
-        must_be_ours(self.folder, self._ledger)
+        require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
         known = with_ledger(ledger_in(self.folder), kept_in)
         panel = _absolute_panel(panel) or known.panel

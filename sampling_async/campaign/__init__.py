@@ -1,4 +1,4 @@
-"""Campaigns: a whole panel is matched, asked for invites, and accounted for.
+"""Campaigns: invites for a whole panel are requested, and every pair is accounted for.
 
     from sampling_async.campaign import Campaign
 

@@ -1,4 +1,4 @@
-"""What a campaign asks for next, by all that it has learned: plain decisions, without file and event loop."""
+"""What a campaign requests next, after all outcomes so far: plain decisions, without file and event loop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
-    from sampling_async.campaign._ledger_file import MemberTurn, PlannedQuota
+    from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
 MOST_TRIES: Final = 3
-"""How often the same pair is asked for, if each time the reason passes by itself."""
+"""How often the same pair is requested, if each time the reason passes by itself."""
 
 CLOSED: Final = "closed in the inventory"
 _OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError)
@@ -43,11 +43,11 @@ class _Place:
 
 @frozen
 class Ready:
-    """What a member is asked for now, and what was changed for that.
+    """What is requested for a member now, and what was changed for that.
 
     Attributes:
-        quota_ids: What to ask for; it may be nothing.
-        skipped: What ends without being asked for again: `skipped`, or `rejected` as it was answered before.
+        quota_ids: What to request; it may be nothing.
+        skipped: What ends without another request: `skipped`, or `rejected` as it was answered before.
         added: What takes its place.
     """
 
@@ -85,10 +85,10 @@ class Book:
     Args:
         quotas: The quotas.
         counts: The number of pairs by quota and state, so far, and their value.
-        rules: What is learned from result codes.
+        rules: What is done about result codes.
         is_open: Returns whether the newest inventory shows a quota as open.
-        max_turns: How often a member is asked for at most, because something was refused.
-        retry_seconds: How long a pair waits that is asked for again.
+        max_turns: How many turns a member gets at most, because something was refused.
+        retry_seconds: How long a pair waits that is requested again.
         spent: What the invites so far cost.
         earlier: The pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
             are without them already.
@@ -97,7 +97,7 @@ class Book:
         counts: The number of pairs by state.
         spent: What the invites cost at most.
         expected: What the invites are expected to bring.
-        asked: Pairs that were handed out and have no outcome yet.
+        asked: Pairs that were requested and have no outcome yet.
     """
 
     def __init__(
@@ -142,35 +142,35 @@ class Book:
 
     @property
     def committed(self) -> int:
-        """Invites that were made, may have been made, or may be made by what was asked for."""
+        """Invites that were made, may have been made, or may be made by what was requested."""
         return self.counts["invited"] + self.counts["unknown"] + self.asked
 
     @property
     def most_spent(self) -> float:
-        """What the invites may cost, together with what was asked for."""
+        """What the invites may cost, together with what was requested."""
         return self.spent + self.asked_cost
 
-    def cost_of(self, member: MemberTurn) -> float:
+    def cost_of(self, member: DueMember) -> float:
         """Return what the dearest of a member's pairs costs, or of the reserves that may take their place."""
         quota_ids = list(member.due)
-        if any(self._against(quota_id) is not None for quota_id in quota_ids):
+        if any(self._closed_because(quota_id) is not None for quota_id in quota_ids):
             quota_ids += [quota_id for quota_id in member.reserves if quota_id in self._places]
         return max((self._places[quota_id].quota.cost for quota_id in quota_ids), default=0.0)
 
     # --- Before a request
 
-    def ready(self, member: MemberTurn, most: int) -> Ready:
-        """Decide what a member is asked for now. Its quotas that are closed give way to its reserves.
+    def ready(self, member: DueMember, most: int) -> Ready:
+        """Decide what is requested for a member now. Its quotas that are closed give way to its reserves.
 
         Args:
-            member: The member; what is asked for goes from `due` to `waiting`.
-            most: The most pairs that may be asked for. The others stay due.
+            member: The member; what is requested goes from `due` to `waiting`.
+            most: The most pairs that may be requested. The others stay due.
         """
         asked: list[int] = []
         skipped: list[PairEnd] = []
         added: list[NewPair] = []
         for quota_id in list(member.due):
-            reason = member.closed or self._against(quota_id)
+            reason = member.closed or self._closed_because(quota_id)
             if reason is None:
                 asked.append(quota_id)
                 continue
@@ -190,17 +190,17 @@ class Book:
         self.asked += len(now)
         return Ready(now, tuple(skipped), tuple(added))
 
-    def _against(self, quota_id: int) -> str | None:
+    def _closed_because(self, quota_id: int) -> str | None:
         place = self._places[quota_id]
         if place.closed is not None:
             return place.closed
         return None if self._is_open(quota_id) else CLOSED
 
-    def _next_best(self, member: MemberTurn, turn: int) -> NewPair | None:
+    def _next_best(self, member: DueMember, turn: int) -> NewPair | None:
         """Plan the best reserve that is open and has room."""
         for at, quota_id in enumerate(member.reserves):
             place = self._places.get(quota_id)
-            if place is not None and place.left > 0 and self._against(quota_id) is None:
+            if place is not None and place.left > 0 and self._closed_because(quota_id) is None:
                 del member.reserves[: at + 1]
                 place.left -= 1
                 self.counts["pending"] += 1
@@ -215,8 +215,8 @@ class Book:
         if state not in _COMMITTED:
             self._places[quota_id].left += 1
 
-    def put_back(self, member: MemberTurn, quota_ids: Iterable[int]) -> None:
-        """Take back what a member was asked for, because it was not sent. It stays pending."""
+    def put_back(self, member: DueMember, quota_ids: Iterable[int]) -> None:
+        """Take back what was requested for a member, because it was not sent. It stays pending."""
         for quota_id in quota_ids:
             if quota_id in member.waiting:
                 member.waiting.discard(quota_id)
@@ -225,15 +225,15 @@ class Book:
 
     # --- After a request
 
-    def learn(self, member: MemberTurn, outcomes: Iterable[InviteOutcome], now: float) -> Effects:
-        """Decide what outcomes of a member change.
+    def record(self, member: DueMember, outcomes: Iterable[InviteOutcome], now: float) -> Effects:
+        """Record outcomes of a member, and decide what they change.
 
         Args:
             member: The member.
-            outcomes: Outcomes of what it was asked for.
+            outcomes: Outcomes of what was requested.
             now: Seconds since 1970.
         """
-        learned = Effects()
+        feedback = Effects()
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
                 continue
@@ -244,25 +244,25 @@ class Book:
             self.asked -= 1
             self.asked_cost -= self._places[outcome.quota_id].quota.cost
             if outcome.result_code is not None and outcome.result:
-                learned.codes[outcome.result_code] = outcome.result
+                feedback.codes[outcome.result_code] = outcome.result
             if outcome.status == "invited":
-                self._invited(member, outcome, learned, now)
+                self._invited(member, outcome, feedback, now)
             elif outcome.status == "unknown":
                 # It may be an invite.
                 self.spent += self._places[outcome.quota_id].quota.cost
-                self._close(member, outcome, learned)
+                self._close(member, outcome, feedback)
             else:
-                self._refused(member, outcome, learned, now)
-        return learned
+                self._refused(member, outcome, feedback, now)
+        return feedback
 
-    def _invited(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects, now: float) -> None:
+    def _invited(self, member: DueMember, outcome: InviteOutcome, feedback: Effects, now: float) -> None:
         invite, place = outcome.invite, self._places[outcome.quota_id]
         assert invite is not None
         place.refused = (0, 0)
         self.spent += max(place.quota.cost, invite.member_amount or 0.0)
         self.expected += place.quota.value
-        self._close(member, outcome, learned)
-        learned.invites.append(
+        self._close(member, outcome, feedback)
+        feedback.invites.append(
             MadeInvite(
                 member.id,
                 outcome.quota_id,
@@ -277,14 +277,14 @@ class Book:
             )
         )
 
-    def _close(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects) -> None:
+    def _close(self, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:
         """End a pair for good."""
         self._end(outcome.quota_id, outcome.status)
         tries = member.tries.get(outcome.quota_id, 0) + 1
         state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)
-        learned.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
+        feedback.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
 
-    def _refused(self, member: MemberTurn, outcome: InviteOutcome, learned: Effects, now: float) -> None:
+    def _refused(self, member: DueMember, outcome: InviteOutcome, feedback: Effects, now: float) -> None:
         rule = rule_for(self._rules, outcome.result_code)
         # Without a code nothing was refused: it could not be sent, which passes by itself.
         passes = outcome.result_code is None or rule.lesson is Lesson.LATER
@@ -292,42 +292,42 @@ class Book:
         if passes and tries < MOST_TRIES:
             state, code, due = "pending", outcome.result_code, now + self._retry_seconds
             turn = member.turn + 1
-            learned.ends.append(
+            feedback.ends.append(
                 PairEnd(state, code, _reason_of(outcome), turn, tries, due, member.id, outcome.quota_id)
             )
             return
-        self._close(member, outcome, learned)
+        self._close(member, outcome, feedback)
         if outcome.result_code is None:
-            # The next run asks for it again. So it keeps its room, and nothing takes its place.
+            # The next run requests it again. So it keeps its room, and nothing takes its place.
             self._places[outcome.quota_id].left -= 1
             return
-        self._apply(rule, member, outcome, learned)
+        self._apply(rule, member, outcome, feedback)
         if member.closed is None and member.turn < self._max_turns:
             pair = self._next_best(member, member.turn + 1)
             if pair is not None:
-                learned.added.append(pair)
+                feedback.added.append(pair)
 
-    def _apply(self, rule: Rule, member: MemberTurn, outcome: InviteOutcome, learned: Effects) -> None:
-        """Learn from a refusal what it says about other pairs."""
+    def _apply(self, rule: Rule, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:
+        """Apply to other pairs what a refusal says about them."""
         code = outcome.result_code or 0
         name = outcome.result or ResultCode.name_of(code) or f"result code {code}"
         if rule.lesson is Lesson.MEMBER:
-            member.closed = learned.closed_member = name
+            member.closed = feedback.closed_member = name
         elif rule.lesson is Lesson.STOP:
-            learned.stop = f"the service answered {name} ({code}): no pair can succeed"
+            feedback.stop = f"the service answered {name} ({code}): no pair can succeed"
         elif rule.lesson in {Lesson.QUOTA, Lesson.SURVEY}:
             place = self._places[outcome.quota_id]
             last, count = place.refused
             place.refused = (code, count + 1 if code == last else 1)
             if place.refused[1] >= rule.in_a_row:
-                self._take_out(place.quota, name, rule.lesson, learned)
+                self._take_out(place.quota, name, rule.lesson, feedback)
 
-    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, learned: Effects) -> None:
+    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, feedback: Effects) -> None:
         same = [quota.id] if lesson is Lesson.QUOTA else self._of_survey[quota.survey]
         for quota_id in same:
             if self._places[quota_id].closed is None:
                 self._places[quota_id].closed = reason
-                learned.closed_quotas.append((reason, quota_id))
+                feedback.closed_quotas.append((reason, quota_id))
 
 
 def _reason_of(outcome: InviteOutcome) -> str | None:

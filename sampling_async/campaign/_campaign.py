@@ -47,10 +47,10 @@ class Campaign:
             async for outcome in run: ...
         await campaign.write("night")
 
-    `plan` checks and matches the panel and writes what is to be asked for to the ledger; nothing is sent. `run`
-    asks. It learns from refusals: a full quota is taken out of what is queued, and its members get their next
-    best. The ledger is written before anything is sent, so that a run that was killed goes on where it was, in
-    this process or another one, without the panel. What was in flight then is `unknown`, and is not asked
+    `plan` checks and matches the panel and writes the pairs to request to the ledger; nothing is sent. `run`
+    requests them. It heeds refusals: a full quota is taken out of what is queued, and its members get their
+    next best. The ledger is written before anything is sent, so that a run that was killed is resumed, in this
+    process or another one, without the panel. What was in flight then is `unknown`, and is not requested
     again. At all times, `planned = invited + rejected + not_sent + unknown + skipped + pending`.
 
     A ledger belongs to one service and panel. It holds member codes and links, and only its owner can read it.
@@ -64,7 +64,7 @@ class Campaign:
             columns. None if the plan is in the ledger already.
         inventory: What `get_quotas` returned, or surveys; None: the plan asks the client. Recontact lists are
             read then. Or an index, with the lists that it has. Or a `LiveIndex`, whose block is open: what it
-            shows as closed is not asked for, from that moment on.
+            shows as closed is not requested, from that moment on.
         ledger: The file of the ledger.
         allocate: How members are given quotas. Without `reserves` it gets as many as `per_member`.
         lessons: What is done about result codes: a `Rule` or `Lesson` by code. Other codes are as in `LESSONS`.
@@ -75,8 +75,8 @@ class Campaign:
         kinds: How questions are matched, if `inventory` is no index.
         policy: The rules of matching, if `inventory` is no index.
         workers: How many processes match the panel.
-        max_turns: How often a member is asked for at most, because something was refused and replaced.
-        retry_seconds: How long a pair waits that is asked for again, after a technical error.
+        max_turns: How many turns a member gets at most, because something was refused and replaced.
+        retry_seconds: How long a pair waits that is requested again, after a technical error.
         wall_clock: Returns seconds since 1970.
         clock: Returns seconds, for latencies and the invites a minute.
 
@@ -175,7 +175,7 @@ class Campaign:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
         inventory = self._inventory
         if inventory is None:
-            inventory = await self._asking().get_quotas()
+            inventory = await self._require_client().get_quotas()
         if isinstance(inventory, QuotaIndex | LiveIndex):
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
@@ -193,13 +193,13 @@ class Campaign:
             workers=self._workers,
         )
 
-    def _asking(self) -> SamplingClient:
+    def _require_client(self) -> SamplingClient:
         if self._client is None:
             raise InvalidRequestError("this campaign has no client, so it cannot ask the service")
         return self._client
 
     async def _read_recontacts(self, client: SamplingClient, index: QuotaIndex) -> None:
-        """Read the members of recontact quotas, so that nobody else is asked for these."""
+        """Read the members of recontact quotas, so that these are requested for nobody else."""
         for target in list(index.quota_ids.targets()):
             if target.survey.is_survey_recontact:
                 quota_id = target.quota.quota_id
@@ -214,22 +214,22 @@ class Campaign:
 
     def _planned(self, planner: Planner, open_seconds: float | None, wanted: CancelFlag) -> Plan:
         ledger = CampaignLedger(self.ledger)
-        is_ours = False
+        is_locked = False
         try:
             ledger.open(make=True)
             # A run must not find its plan changed under it, and nobody else plans meanwhile.
             ledger.lock()
-            is_ours = True
+            is_locked = True
             # What a killed run had in flight may be invites: it must not end as skipped, and be asked again.
             ledger.end_lost()
-            # Another process may have planned since we looked, and may even have asked for some pairs.
+            # Another process may have planned since we looked, and may even have requested some pairs.
             if not ledger.plan or open_seconds is not None:
                 limits = self._limits if open_seconds is None else None
                 planner.plan(ledger, wanted, now=self._wall_clock(), open_seconds=open_seconds, limits=limits)
             found = plan_of(ledger)
         finally:
             # A file without a plan is of no use.
-            ledger.close(removed=is_ours and not ledger.plan)
+            ledger.close(removed=is_locked and not ledger.plan)
         assert found is not None
         return found
 
@@ -244,7 +244,7 @@ class Campaign:
         """
         is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
         return CampaignRun(
-            self._asking(),
+            self._require_client(),
             CampaignLedger(self.ledger),
             self._rules,
             is_open=is_open,
@@ -266,11 +266,11 @@ class Campaign:
         return await self._reading(lambda ledger: ledger.change_limits(**changes))
 
     async def pause(self, reason: str = "") -> None:
-        """Let a run ask for nothing more until `resume`. What was asked is still answered."""
+        """Let a run request nothing more until `resume`. What is in flight is still answered."""
         await self.limit(paused=True, reason=reason)
 
     async def resume(self) -> None:
-        """Let a run that pauses go on."""
+        """Let a paused run continue."""
         await self.limit(paused=False, reason="")
 
     # --- What became of it
@@ -308,6 +308,7 @@ class Campaign:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
                 holds files in their place that are not of this campaign.
             LedgerError: The ledger cannot be read, or has no plan.
+            ImportError: Jinja2 is missing, of the extra `panel`.
         """
         check_partitions(partitions, kind)
         where = Path(folder)

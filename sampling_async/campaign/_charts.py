@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Final, TypeAlias
 
 from attrs import frozen
+from markupsafe import Markup, escape
 
-from sampling_async.campaign._markup import Html, clean, compact, count, in_utc, join, share_of, tag
 from sampling_async.campaign._summary import Moment, Wait
 
 Values: TypeAlias = Sequence[float | None]
@@ -29,71 +29,49 @@ _STEPS: Final = (
     *(days * _DAY for days in (1, 2, 5, 10, 20, 50, 100)),
 )
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_HATCHES: Final = {"outage": 45, "paused": 0, "hours": 90, "rate": -45}
+_UNITS: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-@frozen
-class Part:
-    """A part of a bar: what it is, by which it is coloured, and how much."""
-
-    kind: str
-    amount: float
-
-
-@frozen
-class Curve:
-    """A line of a chart: the colour, its values, and whether it is dashed."""
-
-    colour: str
-    values: Values
-    dashed: bool = False
+def _tag(name: str, *content: str, **attributes: object) -> Markup:
+    """Return an element; `class_` is `class`, `aria_label` is `aria-label`; None leaves one out."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    inner = "".join(map(escape, content))
+    closed = f">{inner}</{name}>" if inner else "/>"
+    return Markup(f"<{name}{given}{closed}")  # noqa: S704  the names are ours, and the rest was escaped
 
 
 # --- Bars
 
 
-def bar(parts: Iterable[Part], whole: float) -> Html:
-    """Return a small bar for a table; the numbers are beside it, so that screen readers pass over it."""
-    return tag("svg", *_segments(parts, whole), aria_hidden="true")
+def bar(whole: float, parts: Mapping[str, float]) -> Markup:
+    """Return a small bar for a table, with its parts by kind, from the left; `whole` is the full width.
+
+    The numbers are beside it, so that screen readers pass over it.
+    """
+    return _tag("svg", *_segments(whole, parts), aria_hidden="true")
 
 
-def stacked_bar(parts: Sequence[Part], label: str) -> Html:
+def stacked_bar(parts: Mapping[str, float], label: str) -> Markup:
     """Return a bar that is the whole of its parts."""
-    whole = sum(part.amount for part in parts)
-    content = (tag("title", label), *_segments(parts, whole))
-    return tag("svg", *content, class_="account", role="img", aria_label=label)
+    segments = _segments(sum(parts.values()), parts)
+    return _tag("svg", _tag("title", label), *segments, class_="account", role="img", aria_label=label)
 
 
-def swatch(kind: str) -> Html:
-    """Return the square that stands for a colour in a legend."""
-    return tag("svg", tag("rect", width=14, height=14, class_=f"f-{kind}"), class_="swatch", aria_hidden="true")
-
-
-def wait_swatch(kind: str) -> Html:
-    """Return the square that stands for a kind of wait."""
-    return tag(
-        "svg", tag("rect", width=14, height=14, fill=_hatched(kind)), class_="swatch", aria_hidden="true"
-    )
-
-
-def line_swatch(curve: Curve) -> Html:
-    """Return the piece of line that stands for a curve."""
-    line = tag("path", d="M0 7H24", class_=_curve_class(curve))
-    return tag("svg", line, class_="swatch line", viewBox="0 0 24 14", aria_hidden="true")
-
-
-def _segments(parts: Iterable[Part], whole: float) -> Iterable[Html]:
+def _segments(whole: float, parts: Mapping[str, float]) -> Iterator[Markup]:
     # The style sheet has their height: a page has thousands of them.
     begin = 0.0
-    for part in parts:
-        width = min(share_of(part.amount, whole), 1 - begin)
+    for kind, amount in parts.items():
+        width = min(_share_of(amount, whole), 1 - begin)
         if width > 0:
-            x = _across(begin) if begin else None
-            yield tag("rect", x=x, width=_across(width), class_=f"f-{part.kind}")
+            yield _tag("rect", x=_across(begin) if begin else None, width=_across(width), class_=f"f-{kind}")
         begin += width
 
 
-def histogram(bins: Sequence[int], edges: Sequence[str], *, label: str, unit: str, below: str) -> Html:
+def histogram(bins: Sequence[int], edges: Sequence[str], *, label: str, unit: str, below: str) -> Markup:
     """Return a bar for each bin, with its number above.
 
     Args:
@@ -105,31 +83,25 @@ def histogram(bins: Sequence[int], edges: Sequence[str], *, label: str, unit: st
     """
     width = 1 / len(bins)
     scale = Scale(max(bins))
-    bars = (_column(place * width, width, scale, number) for place, number in enumerate(bins))
+    bars = (
+        piece for place, number in enumerate(bins) for piece in _column(place * width, width, scale, number)
+    )
     ticks = (_below(edge, place * width) for place, edge in enumerate(edges))
     names = (_below(below, 0.5 - width / 2, line=2), _below("over", 1 - width / 2, line=2))
-    return _chart(label, join(*_grid(scale, unit), *bars, *ticks, *names))
+    return _chart(label, *_grid(scale, unit), *bars, *ticks, *names)
 
 
-def _below(text: str, share: float, line: int = 1) -> Html:
-    return tag("text", text, x=_across(share), y=_TOP + _HEIGHT + 2 + 15 * line, class_="middle")
+def _below(text: str, share: float, line: int = 1) -> Markup:
+    return _tag("text", text, x=_across(share), y=_TOP + _HEIGHT + 2 + 15 * line, class_="middle")
 
 
-def _column(begin: float, width: float, scale: Scale, number: int) -> Html:
+def _column(begin: float, width: float, scale: Scale, number: int) -> Iterator[Markup]:
     height = round(_HEIGHT * scale.share(number), 1)
     top = _TOP + _HEIGHT - height
-    middle = _across(begin + width / 2)
-    return join(
-        tag(
-            "rect",
-            x=_across(begin + width * 0.1),
-            width=_across(width * 0.8),
-            y=top,
-            height=height,
-            class_="f-line",
-        ),
-        tag("text", compact(number), x=middle, y=top - 4, class_="middle strong") if number else "",
-    )
+    x, wide = _across(begin + width * 0.1), _across(width * 0.8)
+    yield _tag("rect", x=x, width=wide, y=top, height=height, class_="f-line")
+    if number:
+        yield _tag("text", compact(number), x=_across(begin + width / 2), y=top - 4, class_="middle strong")
 
 
 # --- Scales
@@ -147,17 +119,12 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Return where a value is, from 0 to 1."""
-        return share_of(value, self.ticks[-1])
+        return _share_of(value, self.ticks[-1])
 
 
 @frozen
 class Span:
-    """The time that a chart shows.
-
-    Attributes:
-        began: Its begin, in seconds since 1970.
-        ended: Its end.
-    """
+    """The time that a chart shows, in seconds since 1970."""
 
     began: float
     ended: float
@@ -171,13 +138,14 @@ class Span:
 
     def share(self, stamp: float) -> float:
         """Return where a time is, from 0 to 1."""
-        return share_of(stamp - self.began, self.ended - self.began)
+        return _share_of(stamp - self.began, self.ended - self.began)
 
     def ticks(self) -> list[tuple[float, str, str]]:
         """Return round times in it, each with its text, and with its day where that is a new one."""
         span = self.ended - self.began
         longest = math.ceil(span / _FEW / _DAY) * _DAY
-        step = next((step for step in _STEPS if span / step <= _most_ticks(step)), longest)
+        most = {step: _MANY if _MINUTE <= step < _DAY else _FEW for step in _STEPS}
+        step = next((step for step in _STEPS if span / step <= most[step]), longest)
         first = math.ceil(self.began / step)
         last = math.floor(self.ended / step)
         stamps = [float(place * step) for place in range(first, last + 1)] or [self.began]
@@ -187,10 +155,6 @@ class Span:
             (stamp, time, "" if day == before else day)
             for stamp, (time, day), before in zip(stamps, texts, days, strict=False)
         ]
-
-
-def _most_ticks(step: float) -> int:
-    return _MANY if _MINUTE <= step < _DAY else _FEW
 
 
 def _stamp(when: datetime) -> float:
@@ -208,41 +172,39 @@ def _time_texts(stamp: float, step: float) -> tuple[str, str]:
 # --- Charts over time
 
 
-@frozen(kw_only=True)
+@frozen
 class TimeChart:
-    """A chart of moments, with the waits as bands behind them.
+    """Draws values of moments, one at least, with the waits as bands behind them.
 
-    Attributes:
-        moments: The moments.
-        waits: The waits.
-        unit: What the axis counts.
-        label: What the chart shows, for those who do not see it.
+    `unit` is what the axis counts, `label` what the chart shows, for those who do not see it.
     """
 
     moments: Sequence[Moment]
     waits: Sequence[Wait]
-    unit: str
-    label: str
 
-    def areas(self, layers: Sequence[tuple[str, Values]]) -> Html:
-        """Return values upon each other: from the bottom, each with its kind."""
-        tops: list[list[float]] = [[0.0] * len(self.moments)]
-        for _, values in layers:
-            tops.append([low + _drawable(value) for low, value in zip(tops[-1], values, strict=True)])
-        scale = Scale(max(tops[-1], default=0))
+    def areas(self, layers: Mapping[str, Values], *, unit: str, label: str) -> Markup:
+        """Return values upon each other, from the bottom, by kind: a kind has its colour."""
+        tops = list(accumulate(layers.values(), _stacked, initial=[0.0] * len(self.moments)))
+        scale = Scale(max(tops[-1]))
         paths = (
-            tag("path", d=self._blocks(scale, low, high), class_=f"f-{kind}")
-            for (kind, _), low, high in zip(layers, tops, tops[1:], strict=False)
+            _tag("path", d=self._blocks(scale, low, high), class_=f"f-{kind}")
+            for kind, low, high in zip(layers, tops, tops[1:], strict=False)
         )
-        return self._drawn(scale, paths, "areas")
+        return self._drawn(scale, paths, "areas", unit, label)
 
-    def curves(self, curves: Sequence[Curve]) -> Html:
-        """Return lines with steps; where a value is missing there is a gap."""
-        scale = Scale(max((_drawable(value) for curve in curves for value in curve.values), default=0))
+    def curves(self, curves: Mapping[str, Values], *, unit: str, label: str) -> Markup:
+        """Return lines with steps, by style: a colour, and `dashed`. Where a value is missing there is a gap.
+
+        The text is empty if all values are missing.
+        """
+        if all(value is None for values in curves.values() for value in values):
+            return Markup()
+        scale = Scale(max(map(highest, curves.values())))
         paths = (
-            tag("path", d=self._steps(scale, curve.values), class_=_curve_class(curve)) for curve in curves
+            _tag("path", d=self._steps(scale, values), class_=f"curve s-{style}")
+            for style, values in curves.items()
         )
-        return self._drawn(scale, paths, "curves")
+        return self._drawn(scale, paths, "curves", unit, label)
 
     def _blocks(self, scale: Scale, low: Sequence[float], high: Sequence[float]) -> str:
         return "".join(
@@ -272,9 +234,9 @@ class TimeChart:
             for begin, end in zip(begins, ends, strict=True)
         ]
 
-    def _drawn(self, scale: Scale, paths: Iterable[Html], kind: str) -> Html:
+    def _drawn(self, scale: Scale, paths: Iterable[Markup], kind: str, unit: str, label: str) -> Markup:
         span = Span.of(self.moments)
-        drawing = tag(
+        drawing = _tag(
             "svg",
             *paths,
             class_=kind,
@@ -284,46 +246,20 @@ class TimeChart:
             width="100%",
             height=_HEIGHT,
         )
-        content = (*_grid(scale, self.unit), *_bands(span, self.waits), drawing, *_time_axis(span))
-        return _chart(self.label, join(*content))
+        return _chart(label, *_grid(scale, unit), *_bands(span, self.waits), drawing, *_time_axis(span))
 
 
-def hatches() -> Html:
-    """Return the patterns of the bands; a page has them once."""
-    patterns = (_hatch(kind, angle) for kind, angle in _HATCHES.items())
-    return tag("svg", tag("defs", *patterns), width=0, height=0, style="position: absolute", aria_hidden="true")
+def _stacked(low: Sequence[float], values: Values) -> list[float]:
+    return [below + _drawable(value) for below, value in zip(low, values, strict=True)]
 
 
-def _hatch(kind: str, angle: int) -> Html:
-    return tag(
-        "pattern",
-        tag("rect", width=6, height=6, class_=f"f-{kind}", fill_opacity=0.16),
-        tag("rect", width=1.5, height=6, class_=f"f-{kind}", fill_opacity=0.6),
-        id=f"wait-{kind}",
-        width=6,
-        height=6,
-        patternUnits="userSpaceOnUse",
-        patternTransform=f"rotate({angle})",
-    )
-
-
-def _hatched(kind: str) -> str:
-    return f"url(#wait-{kind})"
-
-
-def _bands(span: Span, waits: Sequence[Wait]) -> Iterable[Html]:
+def _bands(span: Span, waits: Sequence[Wait]) -> Iterator[Markup]:
     by_kind = sorted(waits, key=lambda wait: (wait.kind, _stamp(wait.began)))
     for kind, group in groupby(by_kind, key=lambda wait: wait.kind):
         times = [(span.share(_stamp(wait.began)), span.share(_stamp(wait.ended))) for wait in group]
         for begin, end in _merged(times):
-            yield tag(
-                "rect",
-                x=_across(begin),
-                y=_TOP,
-                width=_across(max(end - begin, 0.004)),  # a short one is seen too
-                height=_HEIGHT,
-                fill=_hatched(kind),
-            )
+            width = _across(max(end - begin, 0.004))  # a short one is seen too
+            yield _tag("rect", x=_across(begin), y=_TOP, width=width, height=_HEIGHT, fill=f"url(#wait-{kind})")
 
 
 def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -337,35 +273,59 @@ def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _chart(label: str, content: Html) -> Html:
+def _chart(label: str, *content: Markup) -> Markup:
     height = _TOP + _HEIGHT + _BOTTOM
-    shown = join(tag("title", label), content)
-    return tag(
-        "div", tag("svg", shown, class_="chart", height=height, role="img", aria_label=label), class_="plot"
+    drawn = _tag(
+        "svg", _tag("title", label), *content, class_="chart", height=height, role="img", aria_label=label
     )
+    return _tag("div", drawn, class_="plot")
 
 
-def _grid(scale: Scale, unit: str) -> Iterable[Html]:
-    yield tag("text", clean(unit, 40), x=-40, y=11)
+def _grid(scale: Scale, unit: str) -> Iterator[Markup]:
+    yield _tag("text", unit, x=-40, y=11)
     for value in scale.ticks:
         y = round(_TOP + _HEIGHT * (1 - scale.share(value)), 1)
-        yield tag("line", x1=0, x2="100%", y1=y, y2=y, class_=None if value else "axis")
-        yield tag("text", compact(value), x=-6, y=y + 4, class_="end")
+        yield _tag("line", x1=0, x2="100%", y1=y, y2=y, class_=None if value else "axis")
+        yield _tag("text", compact(value), x=-6, y=y + 4, class_="end")
 
 
-def _time_axis(span: Span) -> Iterable[Html]:
+def _time_axis(span: Span) -> Iterator[Markup]:
     bottom = _TOP + _HEIGHT
     for stamp, time, day in span.ticks():
         share = span.share(stamp)
         x = _across(share)
-        yield tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="axis")
-        yield tag("text", time, x=x, y=bottom + 17, class_="middle")
+        yield _tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="axis")
+        yield _tag("text", time, x=x, y=bottom + 17, class_="middle")
         if day:
             yield _below(day, share, line=2)
 
 
-def _curve_class(curve: Curve) -> str:
-    return f"curve s-{curve.colour}" + (" dashed" if curve.dashed else "")
+# --- Numbers
+
+
+def highest(values: Values) -> float:
+    """Return the highest value that can be drawn; 0 if there is none."""
+    return max(map(_drawable, values), default=0.0)
+
+
+def compact(value: float) -> str:
+    """Return a number that fits beside an axis: `250`, `1.5k`, `20M`."""
+    value = float(f"{value:.3g}")
+    if value >= 1000 * _UNITS[0][0]:
+        return f"{value:g}"
+    size, unit = next((entry for entry in _UNITS if value >= entry[0]), (1, ""))
+    return f"{value / size:g}{unit}"
+
+
+def in_utc(when: datetime) -> datetime:
+    """Return a time in UTC; one without a zone is in UTC already."""
+    return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _share_of(part: float, whole: float) -> float:
+    """Return a share that can be drawn: from 0 to 1, and 0 of nothing."""
+    share = part / whole if whole > 0 else 0.0
+    return min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
 
 
 def _drawable(value: float | None) -> float:
@@ -378,14 +338,3 @@ def _up(scale: Scale, value: float) -> str:
 
 def _across(share: float) -> str:
     return f"{100 * share:.4g}%"
-
-
-def most(values: Values) -> str:
-    """Return the highest of values in words."""
-    highest = max((_drawable(value) for value in values), default=0.0)
-    return count(round(highest)) if highest >= 100 else compact(highest)  # noqa: PLR2004  three digits
-
-
-def has_values(*curves: Curve) -> bool:
-    """Tell whether there is anything to draw."""
-    return any(value is not None for curve in curves for value in curve.values)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._private_files import make_private
-from sampling_async.campaign._report import report
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger
@@ -110,7 +109,7 @@ def write_files(
 
     Args:
         ledger: The ledger, open.
-        rules: What is learned from result codes.
+        rules: What is done about result codes.
         folder: The folder; it is made if there is none.
         wanted: Checked while files are written, and before any is replaced.
         partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
@@ -124,13 +123,15 @@ def write_files(
         InvalidRequestError: A partition does not exist, a file cannot be written, or the folder holds files
             that are not of this campaign.
         LedgerError: The ledger cannot be read.
+        ImportError: Jinja2 is missing; the text says what to install.
     """
     check_partitions(partitions, kind)
+    report = _report()
     summary = summary_of(ledger, rules)
     invites, pairs = _schemas()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        must_be_ours(folder, ledger.path)
+        require_own_folder(folder, ledger.path)
         # In the same folder, so that each file can be renamed into its place.
         with _in_use(folder), tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
             new = Path(name)
@@ -139,8 +140,8 @@ def write_files(
                 wanted.each(_table_rows(ledger, _INVITES % by, invites)), invites, new, partitions, kind
             )
             _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
-            told = {"ledger": ledger.path.name, **summary.to_dict()}
-            _write_text(json.dumps(told, indent=1) + "\n", new / "summary.json")
+            figures = {"ledger": ledger.path.name, **summary.to_dict()}
+            _write_text(json.dumps(figures, indent=1) + "\n", new / "summary.json")
             _write_text(report(summary, title=title), new / "report.html")
             wanted.check()
             written = sorted(new.iterdir())
@@ -153,6 +154,16 @@ def write_files(
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
+
+
+def _report() -> Callable[..., str]:
+    """Return the function that makes the report, which takes Jinja2."""
+    try:
+        from sampling_async.campaign._report import report  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        install = "python -m pip install 'sampling-async[panel]'"
+        raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
+    return report
 
 
 @contextmanager
@@ -180,7 +191,7 @@ def _in_use(folder: Path) -> Generator[None]:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Return whether this is an unfinished folder of ours: by its name, its owner, and all that is in it."""
+    """Return whether a call has left this folder unfinished: by its name, its owner, and all that is in it."""
     try:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -190,8 +201,8 @@ def _is_left_over(path: Path) -> bool:
         return False
 
 
-def must_be_ours(folder: Path, ledger: Path) -> None:
-    """Refuse a folder with files in the place of ours, unless they are of an earlier call for the same ledger.
+def require_own_folder(folder: Path, ledger: Path) -> None:
+    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger.
 
     Raises:
         InvalidRequestError: The text says what is in the way.

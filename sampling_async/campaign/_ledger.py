@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import member_code_of
-from sampling_async.campaign._ledger_file import LedgerError, LedgerFile, MemberTurn, PlannedQuota
+from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ INVITED: Final = "state IN ('invited', 'unknown')"
 """Whether there is an invite, or may be one."""
 
 ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
-"""Whether a pair was asked for: one that waits for another try was too."""
+"""Whether a pair was requested: one that waits for another try was too."""
 
 KILLED: Final = "the process ended before the response came"
 LAST_SIGN: Final = """
@@ -80,7 +80,7 @@ class CampaignLedger(LedgerFile):
             LedgerError: It does not exist, cannot be opened, or is something else.
         """
         super().open(make=make)
-        self._learn_plan()
+        self._read_plan()
 
     def lock(self) -> None:
         """Take the ledger for a run, which writes outcomes; there is one at a time.
@@ -90,9 +90,9 @@ class CampaignLedger(LedgerFile):
         """
         super().lock()
         if self.is_open:
-            self._learn_plan()  # until now others could make another one
+            self._read_plan()  # until now others could make another one
 
-    def _learn_plan(self) -> None:
+    def _read_plan(self) -> None:
         self.plan = int(self.fact("plan") or 0)
 
     # --- Facts and limits
@@ -172,7 +172,7 @@ class CampaignLedger(LedgerFile):
         return dict(self._rows(query, (self.plan,)))
 
     def delivered(self) -> Iterator[tuple[str, int, str, int | None]]:
-        """Yield member code, survey, state and code of all pairs that were asked for."""
+        """Yield member code, survey, state and code of all pairs that were requested."""
         yield from self._rows(
             "SELECT m.code, q.survey, p.state, p.code FROM pairs AS p JOIN members AS m ON m.id = p.member"
             " JOIN quotas AS q ON q.id = p.quota WHERE p.state NOT IN ('pending', 'skipped')"
@@ -213,7 +213,7 @@ class CampaignLedger(LedgerFile):
         """
         with self._writing() as database:
             self._end_lost(database)
-            # What could not be sent is asked for again at once: this may be another day. A refusal stays one.
+            # What could not be sent is requested again at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
                 " WHERE plan = ? AND code IS NULL AND (state = 'not_sent' OR state = 'pending' AND tries)",
@@ -276,12 +276,12 @@ class CampaignLedger(LedgerFile):
         return int(self._rows(f"SELECT count(*) FROM pairs WHERE {INVITED}")[0][0])  # noqa: S608
 
     def asked(self) -> int:
-        """Return how many members were asked for."""
+        """Return how many members had a request."""
         query = f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"  # noqa: S608  a constant
         return int(self._rows(query)[0][0])
 
     def pending(self, now: float) -> tuple[int, float] | None:
-        """Return the turn to go on with, and when its first pair is due; None if no pair is pending."""
+        """Return the next turn, and when its first pair is due; None if no pair is pending."""
         rows = self._rows(
             "SELECT turn, min(due) FROM pairs WHERE state = 'pending' GROUP BY turn"
             " ORDER BY max(min(due), ?), turn LIMIT 1",
@@ -294,14 +294,14 @@ class CampaignLedger(LedgerFile):
         with self._writing() as database:
             database.execute("UPDATE pairs SET due = ? WHERE state = 'pending' AND due > ?", (latest, latest))
 
-    def window(self, turn: int, after: int, now: float, count: int) -> list[MemberTurn]:
+    def window(self, turn: int, after: int, now: float, count: int) -> list[DueMember]:
         """Return the next members whose turn it is, with all their pairs that are due."""
-        members: dict[int, MemberTurn] = {}
+        members: dict[int, DueMember] = {}
         values = {"turn": turn, "after": after, "now": now, "count": count}
         for id_, code, closed, reserves, quota, plan, tries, answer, is_due in self._rows(_WINDOW, values):
             member = members.get(id_)
             if member is None:
-                member = members[id_] = MemberTurn(id_, code, closed, json.loads(reserves), turn)
+                member = members[id_] = DueMember(id_, code, closed, json.loads(reserves), turn)
             if plan != self.plan:
                 continue
             member.added += 1
@@ -364,7 +364,7 @@ class Planning:
     def __init__(self, database: sqlite3.Connection, plan: int) -> None:
         self._database = database
         self._plan = plan
-        # What is left of an earlier plan would be asked for beside the new one.
+        # What is left of an earlier plan would be requested beside the new one.
         database.execute(
             "UPDATE pairs SET state = CASE WHEN code IS NULL THEN 'skipped' ELSE 'rejected' END, reason = ?"
             " WHERE state = 'pending'",

@@ -38,20 +38,20 @@ class PlannedQuota:
 
 
 @define
-class MemberTurn:
+class DueMember:
     """A member whose turn it is.
 
     Attributes:
         id: Its number in the ledger.
         code: The member code.
         closed: Why it gets nothing more; None if it may.
-        due: The quotas to ask for now, each with how often that was tried.
+        due: The quotas to request now, each with how often that was tried.
         refused: The result code that the service answered last, for those of `due` that it did answer.
         reserves: The quotas that may take the place of others, the best first.
         turn: Which turn it is; a member gets a second one if something was refused.
-        waiting: The quotas that were asked for and have no outcome yet.
+        waiting: The quotas that were requested and have no outcome yet.
         added: How many pairs were planned for it, reserves included.
-        was_asked: Whether it was asked for before.
+        was_asked: Whether it had a request before.
     """
 
     id: int
@@ -125,7 +125,7 @@ class Notes:
 
 
 _APPLICATION: Final = 0x53414E43
-"""Marks the file as ours ("SANC"), so that no other database is written to by mistake."""
+"""Marks the file as a ledger ("SANC"), so that no other database is written to by mistake."""
 
 _FORM: Final = 2
 _BUSY_SECONDS: Final = 30.0
@@ -227,7 +227,7 @@ class LedgerFile:
                 database.close()
                 raise
             self._database, self._file = database, self.path.stat()
-            self._must_be_wanted()
+            self._abandon_if_closed()
 
     def _check(self, database: sqlite3.Connection) -> None:
         tables = "SELECT count(*) FROM sqlite_master"
@@ -274,7 +274,7 @@ class LedgerFile:
             raise LedgerError(f"cannot be locked: {exc.strerror}", path=self.path) from None
         with suppress(OSError):
             self._lock_file = self._lock.path.stat()
-        self._must_be_wanted()
+        self._abandon_if_closed()
         if self._database is not None:
             self.must_be_in_place()  # until now others could remove it
 
@@ -295,7 +295,7 @@ class LedgerFile:
                     continue
             raise LedgerError("was removed or replaced, or its lock file was", path=self.path)
 
-    def _must_be_wanted(self) -> None:
+    def _abandon_if_closed(self) -> None:
         """Give up what was opened in a thread that a cancelled task has left behind."""
         if self._is_gone:
             self.close()

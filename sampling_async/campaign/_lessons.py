@@ -1,4 +1,4 @@
-"""What a campaign learns from a result code: the table, and what a person can do."""
+"""What a campaign does about a result code: the table, and what a person can do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Lesson(StrEnum):
         SURVEY: The survey takes nobody now. All its quotas are taken out.
         MEMBER: The member gets nothing more in this campaign.
         MEMBER_SURVEY: The member gets nothing more of this survey.
-        LATER: The same pair is asked for again later, up to three times.
+        LATER: The same pair is requested again later, up to three times.
         STOP: No pair can succeed, for example because the panel is not known. The campaign stops.
     """
 
@@ -47,13 +47,13 @@ def _a_lesson(_: object, __: Attribute[Any], value: object) -> None:
 
 @frozen
 class Rule:
-    """What is learned from a result code.
+    """What is done about a result code.
 
     Attributes:
         lesson: What it says about others.
         advice: What a person can do about it, for the report.
-        in_a_row: Learn only when so many pairs of the quota were refused with this code, one after the other.
-            A full sub-quota concerns some members of a quota; several in a row mean most of them.
+        in_a_row: Apply the lesson only when so many pairs of the quota were refused with this code, one after
+            the other. A full sub-quota concerns some members of a quota; several in a row mean most of them.
     """
 
     lesson: Lesson = field(validator=_a_lesson)
@@ -64,11 +64,11 @@ class Rule:
 _UNKNOWN: Final = Rule(Lesson.PAIR, "A code that this version does not know: ask the operator what it means.")
 _PROFILE: Final = "Compare the member's profile here with the one that the service holds."
 _ENABLE: Final = "Ask the operator whether the panel should get this."
-_CLOSED: Final = "Nothing to do. Read quotas more often, or follow notifications, to learn of it sooner."
+_CLOSED: Final = "Nothing to do. Read quotas more often, or follow notifications, to see it sooner."
 _MEMBER: Final = "Check whether the member is registered and active at the service."
 _CAP: Final = "Give such members fewer invites: fill the column invites_left."
 _PANEL: Final = (
-    "Check the PanelGUID and the key, then ask the operator. The campaign goes on when it is run again."
+    "Check the PanelGUID and the key, then ask the operator. The campaign continues when it is run again."
 )
 
 LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
@@ -129,7 +129,7 @@ LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
         ResultCode.PREVIOUSLY_TERMINATED_SCREENER: Rule(
             Lesson.MEMBER_SURVEY, "The member was screened out before: fill the column exclude_surveys."
         ),
-        # One member may differ from what the panel says. Many in a row mean that the quota asks for something
+        # One member may differ from what the panel says. Many in a row mean that the quota requires something
         # else than is matched here, and all others would be refused too.
         ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: Rule(Lesson.QUOTA, _PROFILE, in_a_row=20),
         ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: Rule(Lesson.PAIR, _PROFILE),
@@ -141,7 +141,7 @@ LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
         ),
     }
 )
-"""What a campaign learns from each result code. `Campaign(lessons=...)` replaces some or all of it."""
+"""What a campaign does about each result code. `Campaign(lessons=...)` replaces some or all of it."""
 
 
 def rules_of(lessons: Mapping[int, Rule | Lesson] | None) -> Mapping[int, Rule]:

@@ -68,13 +68,13 @@ class Limits:
     """What a campaign keeps to. They are kept in its ledger, and a running campaign heeds changes in a second.
 
     Attributes:
-        concurrency: The most members who are asked for at once. Default: the client's `max_concurrency`.
+        concurrency: The most members in flight at once. Default: the client's `max_concurrency`.
         invites_per_minute: The most invites a minute.
         max_invites: The most invites in all. Pairs whose outcome is unknown count, since an invite may exist.
         max_spend: The most that the invites may cost, see `Campaign(cost=...)`.
-        hours: The times of the day between which it asks, such as "22:00-06:00".
+        hours: The times of the day between which it sends requests, such as "22:00-06:00".
         zone: The time zone of `hours`. Default: UTC.
-        paused: Whether it pauses. What was asked is still answered.
+        paused: Whether it pauses. What is in flight is still answered.
         reason: Why it pauses, for the report.
     """
 
@@ -158,16 +158,16 @@ class InvitePace:
         self._made = 0
 
     def has_token(self, now: float, made: int, per_minute: float) -> bool:
-        """Return whether somebody may be asked for.
+        """Return whether the next request may be sent.
 
         Args:
             now: Seconds.
-            made: Invites that were made or may be made by what was asked for.
+            made: Invites that were made or may be made by what was requested.
             per_minute: The most invites a minute.
         """
         per_second = per_minute / _MINUTE
         if self._at is not None:
-            # A member is asked for several pairs at once, so that there may be less than no token.
+            # Several pairs of a member are requested at once, so that there may be less than no token.
             self._tokens += (now - self._at) * per_second - (made - self._made)
         self._tokens = min(self._tokens, max(1.0, per_second))
         self._at, self._made = now, made

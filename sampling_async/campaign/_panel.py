@@ -24,7 +24,7 @@ opens an Arrow stream anew each time it is called."""
 
 
 @frozen
-class PanelSource:
+class ReopenablePanel:
     """A panel that can be opened several times.
 
     Attributes:
@@ -40,7 +40,7 @@ class PanelSource:
 
 def source_of(
     panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
-) -> PanelSource:
+) -> ReopenablePanel:
     """Return a panel, after a look at its columns.
 
     Args:
@@ -57,7 +57,7 @@ def source_of(
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, text, names, renamed, matcher.text_columns)
         name = "the query" if files.is_query(text) else text
-        source = PanelSource(opened().columns, lambda: opened().batches, name)
+        source = ReopenablePanel(opened().columns, lambda: opened().batches, name)
     else:
         given = panel if callable(panel) else lambda: panel
         if not callable(panel):
@@ -67,17 +67,17 @@ def source_of(
             columns = tuple(next(first).schema.names)
         except StopIteration:
             columns = ()
-        source = PanelSource(columns, lambda: _batches(given(), renamed), "the panel")
+        source = ReopenablePanel(columns, lambda: _batches(given(), renamed), "the panel")
     _check(source, matcher)
     return source
 
 
-def missing_questions(source: PanelSource, matcher: PanelMatcher) -> tuple[int, ...]:
+def missing_questions(source: ReopenablePanel, matcher: PanelMatcher) -> tuple[int, ...]:
     """Return the questions of the inventory that the panel has no column for."""
     return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
 
 
-def _check(source: PanelSource, matcher: PanelMatcher) -> None:
+def _check(source: ReopenablePanel, matcher: PanelMatcher) -> None:
     if not source.columns:
         raise InvalidRequestError(f"{source.name} has no members")
     has, questions = f"it has {files.named(source.columns)}", matcher.questions

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
-    from sampling_async.campaign._panel import PanelSource
+    from sampling_async.campaign._panel import ReopenablePanel
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
@@ -90,7 +90,7 @@ class Planner:
         panel: The panel.
         index: The inventory.
         allocate: The allocation.
-        rules: What is learned from result codes; for a top-up, which says what was final.
+        rules: What is done about result codes; for a top-up, which says what was final.
         cost: What an invite costs.
         columns: The question or column that each named column of the panel stands for.
         workers: How many processes match.
@@ -146,12 +146,17 @@ class Planner:
                 wanted.check()
 
     def _with_reserves(self) -> Allocate:
-        # Without reserves a refusal leaves a member with less, and the campaign learns in vain.
+        # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
         allocate = self.allocate
         return allocate if allocate.reserves else evolve(allocate, reserves=allocate.per_member)
 
     def _write(
-        self, planning: Planning, matcher: PanelMatcher, batches: Iterable[Any], source: PanelSource, now: float
+        self,
+        planning: Planning,
+        matcher: PanelMatcher,
+        batches: Iterable[Any],
+        source: ReopenablePanel,
+        now: float,
     ) -> None:
         terms = matcher.terms()
         quotas = list(self._quotas(terms.rooms, terms.values))
@@ -208,7 +213,7 @@ class Planner:
                 _cost(self.cost, survey, quota),
             )
 
-    def _warnings(self, source: PanelSource, matcher: PanelMatcher) -> Iterator[str]:
+    def _warnings(self, source: ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         missing = missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
@@ -226,7 +231,7 @@ class Planner:
     # --- A top-up
 
     def _delivered(self, ledger: CampaignLedger) -> dict[str, set[int]]:
-        """Return the surveys that each member must not be asked for again."""
+        """Return the surveys that must not be requested again for each member."""
         surveys: dict[str, set[int]] = {}
         for code, survey_id, state, result_code in ledger.delivered():
             if not (state in {"rejected", "not_sent"} and self._may_have_passed(result_code)):
@@ -299,7 +304,7 @@ def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
 
 
 @contextmanager
-def _naming(source: PanelSource) -> Generator[None]:
+def _naming(source: ReopenablePanel) -> Generator[None]:
     """Put the name of the panel before an error about one of its rows or columns."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a fan-out tells a campaign's ledger: each request before it is sent, each outcome before it is shown."""
+"""Record a fan-out in a campaign's ledger: requests before they are sent, outcomes before they are shown."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
     from sampling_async.campaign._ledger import CampaignLedger
-    from sampling_async.campaign._ledger_file import MemberTurn
+    from sampling_async.campaign._ledger_file import DueMember
 
 _SHIELDED: Final = 30.0
 """Seconds that the last notes may take to be written after a cancellation."""
 
 
 class LedgerRecord:
-    """The `Recorder` of one run. A pair is handed out once at a time, so it needs no `Replay`.
+    """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`.
 
     Args:
         ledger: The ledger, open and locked.
         run: The number of the run.
-        book: What is known, and learns from outcomes.
-        asked: How many members were asked for in the runs before.
+        book: What is known; it records outcomes.
+        asked: How many members had a request in the runs before.
         wall_clock: Returns seconds since 1970.
         clock: Returns seconds, for latencies.
 
@@ -41,7 +41,7 @@ class LedgerRecord:
         changed: Notifies of each outcome.
         moments: What happened when.
         stop: Why the campaign cannot go on; None if it can.
-        asked: How many members were asked for, in all runs.
+        asked: How many members had a request, in all runs.
         is_ending: Whether what is not sent now goes back to what is pending.
     """
 
@@ -61,7 +61,7 @@ class LedgerRecord:
         self.is_ending = False
         self._ledger, self._book = ledger, book
         self._wall_clock, self._clock = wall_clock, clock
-        self._members: dict[str, MemberTurn] = {}
+        self._members: dict[str, DueMember] = {}
         self._sent_at: dict[int, float] = {}
         self._notes = Notes()
         self._unwritten: list[tuple[Notes, int]] = []
@@ -83,12 +83,12 @@ class LedgerRecord:
         return self._requests
 
     def is_waiting(self, member_code: str, quota_id: int) -> bool:
-        """Return whether a pair was handed out and has no outcome yet."""
+        """Return whether a pair was requested and has no outcome yet."""
         member = self._members.get(member_code)
         return member is not None and quota_id in member.waiting
 
-    def hand_out(self, member: MemberTurn, ready: Ready) -> None:
-        """Note what a member is asked for now, and what was changed for that."""
+    def note_ready(self, member: DueMember, ready: Ready) -> None:
+        """Note what is requested for a member now, and what was changed for that."""
         self._notes.pairs += ready.added
         self._notes.ends += ready.skipped
         self._noted += bool(ready.added or ready.skipped)
@@ -98,14 +98,14 @@ class LedgerRecord:
             member.was_asked = True
 
     def note_wait(self, number: int, kind: str, began: float, ended: float) -> None:
-        """Note a time in which nothing was asked for; the same number again makes it longer."""
+        """Note a time in which nothing was requested; the same number again makes it longer."""
         self._notes.waits[number] = (kind, began, ended)
         self._noted += 1
 
     # --- What the fan-out calls
 
     def claim(self, base_url: str, panel_guid: str) -> None:
-        """Learn the service and the panel that the ledger must belong to."""
+        """Set the service and the panel that the ledger must belong to."""
         self._owner = (base_url, panel_guid.lower())
 
     async def open(self) -> None:
@@ -136,34 +136,34 @@ class LedgerRecord:
         return self._requests
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
-        """Note the outcomes of a chunk, and what is learned from them."""
+        """Note the outcomes of a chunk, and what they change."""
         found = list(outcomes)
         latency = self._clock() - self._sent_at.pop(number)
         self._notes.answered.append((number,))
         self._noted += 1
         if found:
-            self._learn(self._members[found[0].member_code], found, latency)
+            self._record(self._members[found[0].member_code], found, latency)
         self.changed.notify()
 
-    def _learn(self, member: MemberTurn, outcomes: list[InviteOutcome], latency: float) -> None:
+    def _record(self, member: DueMember, outcomes: list[InviteOutcome], latency: float) -> None:
         now, notes = self._wall_clock(), self._notes
         if self.is_ending:
-            # Cut off before it was sent: it stays pending, as if it had not been handed out.
+            # Cut off before it was sent: it stays pending, as if it had not been requested.
             back = [each.quota_id for each in outcomes if each.status == "not_sent"]
             self._book.put_back(member, back)
             outcomes = [each for each in outcomes if each.status != "not_sent"]
-        learned = self._book.learn(member, outcomes, now)
-        notes.ends += learned.ends
-        notes.invites += learned.invites
-        notes.pairs += learned.added
-        notes.closed_quotas += learned.closed_quotas
-        notes.codes |= learned.codes
-        if learned.closed_member is not None:
-            notes.closed_members.append((learned.closed_member, member.id))
-        self.stop = self.stop or learned.stop
+        feedback = self._book.record(member, outcomes, now)
+        notes.ends += feedback.ends
+        notes.invites += feedback.invites
+        notes.pairs += feedback.added
+        notes.closed_quotas += feedback.closed_quotas
+        notes.codes |= feedback.codes
+        if feedback.closed_member is not None:
+            notes.closed_members.append((feedback.closed_member, member.id))
+        self.stop = self.stop or feedback.stop
         if not member.waiting:
             del self._members[member.code]
-        self._count(now, learned.ends, latency)
+        self._count(now, feedback.ends, latency)
 
     def _count(self, now: float, ends: list[PairEnd], latency: float) -> None:
         states = [end.state for end in ends]

@@ -1,4 +1,4 @@
-"""One run of a campaign: ask for what is pending, under the limits that hold, and learn from the outcomes."""
+"""One run of a campaign: request what is pending, under the limits that hold, and heed the outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async.campaign._ledger import CampaignLedger
-    from sampling_async.campaign._ledger_file import MemberTurn
+    from sampling_async.campaign._ledger_file import DueMember
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
@@ -35,19 +35,19 @@ _POLL: Final = 0.5
 """Seconds between two looks at the limits and at the client."""
 
 _SIGN: Final = 1.0
-"""Seconds between two signs in the ledger that the run goes on."""
+"""Seconds between two signs in the ledger that the run is alive."""
 
 
 class CampaignRun:
     """The outcomes of a run as they come: an async context manager and, inside it, an async iterator.
 
     It ends when no pair is pending, when a cap is reached, or when the service cannot be asked any more;
-    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, and the next
-    run goes on.
+    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, for the
+    next run.
 
     Attributes:
         reason: Why it ended although pairs are pending; empty otherwise.
-        waiting_for: Why nothing is asked for now; None if it is.
+        waiting_for: Why nothing is requested now; None if something is.
         limits: The limits that hold now.
     """
 
@@ -92,7 +92,7 @@ class CampaignRun:
 
     @property
     def members(self) -> int:
-        """Members who were asked for, in all runs."""
+        """Members who had a request, in all runs."""
         self._must_be_entered()
         return self._record.asked
 
@@ -199,20 +199,20 @@ class CampaignRun:
         try:
             outcome = await self._stream.__anext__()
         except StopAsyncIteration:
-            # Nobody has stopped it, and still it has not asked for everything.
+            # Nobody has stopped it, and still not everything was requested.
             if self.pairs.pending:
                 self.stop(f"the client gave up: {self._last_error or 'the service cannot be asked'}")
             raise
         if outcome.error is not None:
             self._last_error = str(outcome.error)
-        # The fan-out has given up, as after a 403 or a long outage, and does not even ask for this one. So it
+        # The fan-out has given up, as after a 403 or a long outage, and does not even request this one. So it
         # stays pending, and the campaign stops.
         if self._record.is_waiting(outcome.member_code, outcome.quota_id):
             self.stop(str(outcome.error))
         return outcome
 
     def stop(self, reason: str) -> None:
-        """Ask for nothing more. What was asked is still answered, and the rest stays pending.
+        """Request nothing more. What is in flight is still answered, and the rest stays pending.
 
         Args:
             reason: Why, for the ledger and the report. An earlier reason stays.
@@ -220,7 +220,7 @@ class CampaignRun:
         self.reason = self.reason or reason
         self._record.changed.notify()
 
-    # --- What is asked for
+    # --- What is requested
 
     async def _requests(self) -> AsyncGenerator[InviteRequest, None]:
         while (turn := await self._next_turn()) is not None:
@@ -252,18 +252,18 @@ class CampaignRun:
             else:
                 await self._wait(None, due - now)
 
-    async def _request(self, member: MemberTurn) -> InviteRequest | None:
-        """Return what a member is asked for, as soon as the limits let it; None if nothing is left for it."""
+    async def _request(self, member: DueMember) -> InviteRequest | None:
+        """Return the request for a member, as soon as the limits let it; None if nothing is left for it."""
         most = await self._allowed(member)
         if not most:
             return None
         # Now, and not before the wait: quotas may have closed meanwhile.
         ready = self._book.ready(member, most)
-        self._record.hand_out(member, ready)
+        self._record.note_ready(member, ready)
         return InviteRequest(member.code, ready.quota_ids) if ready.quota_ids else None
 
-    async def _allowed(self, member: MemberTurn) -> int:
-        """Wait until the limits let a member be asked for. Return for how many pairs; 0 if never."""
+    async def _allowed(self, member: DueMember) -> int:
+        """Wait until the limits allow a request for a member. Return for how many pairs; 0 if never."""
         while not self._must_stop():
             limits, now = self.limits, self._wall_clock()
             if limits.paused:
@@ -291,7 +291,7 @@ class CampaignRun:
             self.stop(self._record.stop)
         return bool(self.reason)
 
-    def _left(self, member: MemberTurn) -> int:
+    def _left(self, member: DueMember) -> int:
         """Return how many more pairs the caps allow."""
         most = len(member.due)
         if self.limits.max_invites is not None:
@@ -313,7 +313,7 @@ class CampaignRun:
     # --- Waiting
 
     async def poll_limits(self) -> None:
-        """Take up limits that were changed, and note how the client fares."""
+        """Apply limits that were changed, and sample the client's state."""
         await in_thread(self._ledger.must_be_in_place)
         limits = await in_thread(self._ledger.limits)
         if limits != self.limits:
@@ -347,7 +347,7 @@ class CampaignRun:
 
     def note_wait(self, kind: WaitKind, began: float) -> None:
         """Note a wait until now."""
-        wait = self._waits.longer(kind, began, self._wall_clock())
+        wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
 
@@ -356,7 +356,7 @@ class CampaignRun:
 
 
 class _Watching(BackgroundService):
-    """Looks at the limits in the ledger, and at the client, while a run goes on."""
+    """Looks at the limits in the ledger, and at the client, while a run is active."""
 
     _called = "campaign"
 
@@ -370,6 +370,6 @@ class _Watching(BackgroundService):
                 await self._run.poll_limits()
                 await anyio.sleep(_POLL)
         except Exception as exc:
-            # It must not go on asking without heeding a pause or a cap.
+            # It must not go on without heeding a pause or a cap.
             self._run.stop(f"its ledger cannot be looked at: {type(exc).__name__}")
             raise

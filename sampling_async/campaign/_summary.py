@@ -15,7 +15,7 @@ CampaignState: TypeAlias = Literal["planned", "running", "paused", "stopped", "f
 """Where a campaign stands. `stopped`: no run is active, and pairs are pending. `finished`: none is pending."""
 
 WaitKind: TypeAlias = Literal["outage", "paused", "hours", "rate"]
-"""Why a campaign asked for nothing: an outage of the service, a pause, its hours, or its invites a minute."""
+"""Why a campaign requested nothing: an outage of the service, a pause, its hours, or its invites a minute."""
 
 
 @frozen(kw_only=True)
@@ -30,8 +30,8 @@ class Pairs:
         rejected: The service answered with another code.
         not_sent: It could not be sent, several times.
         unknown: It was sent, and no usable response came: an invite may exist.
-        skipped: It was not asked for, because of what was learned from others; see `Summary.skipped`.
-        pending: It has not been asked for yet, or waits for its response.
+        skipped: It was not requested, because of earlier refusals; see `Summary.skipped`.
+        pending: It has not been requested yet, or waits for its response.
     """
 
     planned: int = 0
@@ -123,7 +123,7 @@ class Moment:
 
 @frozen(kw_only=True)
 class Wait:
-    """A time in which the campaign asked for nothing, although it had something to ask for."""
+    """A time in which the campaign requested nothing, although pairs were pending."""
 
     kind: WaitKind
     began: datetime
@@ -136,7 +136,7 @@ class Wait:
 
 
 def _asked_by_now(summary: Summary) -> int:
-    """Return how many pairs were asked for, if none of those that are pending was."""
+    """Return how many pairs were requested, if none of those that are pending was."""
     return summary.pairs.planned - summary.pairs.pending - summary.pairs.skipped
 
 
@@ -156,8 +156,8 @@ class Summary:
         matched: Members with at least one pair.
         invited_members: Members with at least one invite.
         pairs: The pairs, by what became of them.
-        asked: Pairs that the service was asked for and has answered, or may have: all but those skipped or
-            pending, and of the pending ones those that wait for another try.
+        asked: Pairs that were requested: all but those skipped or pending, and of the pending ones those that
+            wait for another try.
         requests: Requests sent.
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
@@ -169,7 +169,7 @@ class Summary:
         skipped: How many pairs were skipped for which reason.
         quotas: The quotas that were planned, those with most room first.
         timeline: The campaign in at most 240 intervals.
-        waits: The times in which it asked for nothing.
+        waits: The times in which it requested nothing.
         limits: The limits that held last, in words.
     """
 
@@ -205,7 +205,7 @@ class Summary:
 
     @property
     def success_rate(self) -> float:
-        """The share of the pairs that were asked for and ended in an invite, from 0 to 1."""
+        """The share of the requested pairs that ended in an invite, from 0 to 1."""
         return self.pairs.invited / self.asked if self.asked else 0.0
 
     def to_dict(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class WaitLog:
         self._last = last
         self._latest: dict[str, _Wait] = {}
 
-    def longer(self, kind: str, began: float, ended: float) -> _Wait:
+    def extend(self, kind: str, began: float, ended: float) -> _Wait:
         """Add a wait, or make the latest one of its kind longer; return it."""
         wait = self._latest.get(kind)
         if wait is None or began - wait.ended > _BRIEF:
@@ -167,7 +167,7 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
 
     Args:
         ledger: The ledger, open. A run of another process may be writing it.
-        rules: What is learned from result codes.
+        rules: What is done about result codes.
 
     Raises:
         LedgerError: It cannot be read, or has no plan.
@@ -302,7 +302,7 @@ def _codes(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> tuple[CodeCount
     found: list[CodeCount] = []
     for code, count in counts:
         if code is None:
-            advice = "Compare with the service's own records before such a pair is asked for again."
+            advice = "Compare with the service's own records before such a pair is requested again."
             found.append(CodeCount(result_code=None, result=_NO_CODE, pairs=count, lesson="", advice=advice))
             continue
         name = names.get(code) or ResultCode.name_of(code) or f"code {code}"
