@@ -489,3 +489,27 @@ def test_a_retry_after_is_what_a_header_can_hold(text):
 def test_a_retry_after_may_be_any_other_text():
     for text in ("soon", "Wed, 25 Nov 2026 12:00:00 GMT", "\xfc", ""):
         assert Fault.status(429, retry_after=text).retry_after == text
+
+
+ARGUMENTS = {"body": (b"x",), "delay": (1,), "refusal": (39,), "status": (503,)}
+CONSTRUCTORS = [name for name, made in vars(Fault).items() if isinstance(made, classmethod)]
+
+
+async def seen(*faults: Fault) -> tuple[object, ...]:
+    """Return what comes for a bulk invite and for two pages of a list, and how long it takes."""
+    sim = simulator(*faults, sleep=(naps := Naps()))
+    try:
+        response = await ask(sim)
+        code = next(iter(sim.members))
+        pages = [await page(sim, maxResults=1), await page(sim, maxResults=1, lastMemberCodeReceived=code)]
+    except (httpx.TransportError, ValueError) as exc:
+        return (type(exc),)
+    return response.status_code, response.headers["content-type"], response.content, pages, naps.taken
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+async def test_each_fault_has_an_effect(name):
+    """A new one gets it in `simulator/_answers.py` (the response) or `simulator/_app.py` (the connection)."""
+    fault = getattr(Fault, name)(*ARGUMENTS.get(name, ()))
+    assert await seen() == await seen()
+    assert await seen(fault) != await seen()
