@@ -103,7 +103,7 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
                 note, came = fact.notification, fact.received_at.timestamp()
                 if isinstance(note, SurveyClosed):
                     told.update(dict.fromkeys(of_survey[note.survey_id], came))
-                elif fact.standing is Validity.STANDS and not note.is_live:
+                elif fact.validity is Validity.STANDS and not note.is_live:
                     told[note.quota_id] = came
             await until(lambda: followed.after == last)  # noqa: B023
             await settle()

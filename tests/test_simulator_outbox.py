@@ -86,7 +86,7 @@ async def test_a_quota_that_closes_or_opens_is_told_and_a_survey_without_quotas(
 
 
 def is_true(fact) -> bool:
-    return fact.standing is Validity.STANDS
+    return fact.validity is Validity.STANDS
 
 
 async def test_a_quota_that_fills_is_closed(tmp_path):
@@ -135,7 +135,7 @@ async def test_however_badly_they_are_delivered_the_facts_are_the_same(tmp_path,
     completions = [fact for fact in facts if fact.kind == "completion"]
     assert sum(fact.corrects is not None for fact in completions) > 0
     assert max(fact.notification.revenue for fact in completions) < 100
-    overruled = [fact for fact in facts if fact.standing is Validity.OVERRULED]
+    overruled = [fact for fact in facts if fact.validity is Validity.OVERRULED]
     assert overruled
     assert all(fact.kind == "terminate" for fact in overruled)
     members = {fact.notification.member_code for fact in completions}

@@ -207,7 +207,7 @@ def show_facts(
     as_json: AsJSON = False,
 ) -> None:
     """Show what was received: each fact once, however often it came."""
-    facts = (fact for fact in _facts(store, kind) if everything or fact.standing is not Validity.STALE)
+    facts = (fact for fact in _facts(store, kind) if everything or fact.validity is not Validity.STALE)
     ended_by_failure(lambda: _show(facts, as_json=as_json))
 
 
@@ -377,7 +377,7 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
             _kind_name(fact),
             *([f"{fact.received_at:%m-%d %H:%M:%S}"] if is_wide else []),
             str(fact.receipts),
-            fact.state if fact.standing is Validity.STANDS else fact.standing,
+            fact.state if fact.validity is Validity.STANDS else fact.validity,
             show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
         )
     screen.print(table if count else Text("No facts.", "dim"))
@@ -422,7 +422,7 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
         "ReceivedAt": fact.received_at.isoformat(),
         "Verified": fact.verified,
         "Corrects": fact.corrects,
-        "Validity": fact.standing,
+        "Standing": fact.validity,
         "State": fact.state,
         "Attempts": fact.attempts,
         "Error": fact.error,

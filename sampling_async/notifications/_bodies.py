@@ -1,4 +1,4 @@
-"""Bodies of notifications as fields: JSON, XML, forms and multipart. The body is believed, not its type.
+"""Bodies of notifications as fields: JSON, XML, forms and multipart. The body decides, not its content type.
 
 Every function raises only `NotUnderstoodError` or `RefusedBodyError`, whatever the bytes are.
 """
@@ -66,7 +66,7 @@ def read_xml(text: str) -> Any:
         if exc.code != _MISMATCH:
             raise NotUnderstoodError("not valid XML") from None
     try:
-        # Names are read without case, but shown as they came.
+        # Case of names is ignored, but the names are shown as received.
         names = (match[0][1:] for match in _TAGS.finditer(text) if not match[0].startswith(("<!", "<?", "</")))
         return _parsed(_TAGS.sub(_lowered, text), names)
     except expat.ExpatError:
@@ -86,7 +86,7 @@ def _parsed(text: str, names: Iterator[str] | None = None) -> Any:
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text
     parser.StartDoctypeDeclHandler = reader.refuse
-    parser.Parse(text, True)  # a text, for which expat overlooks what encoding it declares
+    parser.Parse(text, True)  # given a text, expat ignores the encoding that it declares
     return reader.root
 
 
@@ -164,7 +164,7 @@ _BOUNDARY: Final = re.compile(rb"\s*(--[ -~]{1,200}?)[ \t]*\r?\n")
 
 
 def is_compressed(body: bytes, headers: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a body may become much larger than it came."""
+    """Return whether a body may become much larger when it is decompressed."""
     return body.startswith(b"\x1f\x8b") or bool(_header(headers, "content-encoding"))
 
 
@@ -189,7 +189,7 @@ def read_fields(body: bytes, query: str = "", headers: Sequence[tuple[str, str]]
     if match := _BOUNDARY.match(body):
         value: Any = _multipart(body, match[1])
     else:
-        # Some write the character set into the wrong header.
+        # Some senders put the character set into the wrong header.
         text = decoded(body, content_type, coding) or decoded(_bytes_of(query))
         value = _document(text) if _is_document(text) else _form(text, content_type)
     items = _opened(value)
@@ -263,7 +263,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MOST_FIELDS:
         raise NotUnderstoodError(f"an object has more than {MOST_FIELDS} fields")
     fields = dict(pairs)
-    # `{"Revenue": 100, "Revenue": 900}`: which one is meant is a guess, and guesses are not for money.
+    # `{"Revenue": 100, "Revenue": 900}`: which one is meant is unknown, and money is not guessed.
     if len(fields) < len(pairs) and any(fields[name] != value for name, value in pairs):
         raise NotUnderstoodError("an object has a field twice")
     return fields
@@ -304,7 +304,7 @@ def _unquoted(text: str, content_type: str) -> str:
 
 
 def _multipart(body: bytes, delimiter: bytes) -> dict[str, str]:
-    """Return the fields of multipart/form-data. The first line says what stands between the parts."""
+    """Return the fields of multipart/form-data. The first line is the delimiter of the parts."""
     pairs: list[tuple[str, str]] = []
     pieces = re.split(rb"(?:\r?\n|\A\s*)" + re.escape(delimiter), body, maxsplit=MOST_FIELDS + 2)
     for piece in pieces[1:]:
