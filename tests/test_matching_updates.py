@@ -169,7 +169,7 @@ def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):
         compiled.append(len(surveys))
         return part(surveys, *others)
 
-    monkeypatch.setattr(_index, "Part", counted)
+    monkeypatch.setattr(_index, "CompiledPart", counted)
     listed = {at: survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1000)}
     index = QuotaIndex(listed.values())
     for step in range(400):

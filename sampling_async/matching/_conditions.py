@@ -57,7 +57,7 @@ class MatchPolicy:
 
     Attributes:
         subquota_rule: How many sub-quotas of a layer a member must fit. `exactly_one` is the contract;
-            `at_least_one` is what partners are told in practice. Both give the same result if the sub-quotas do
+            `at_least_one` is what operators advise in practice. Both give the same result if the sub-quotas do
             not overlap.
         missing: What a question without an answer means. "routable": possible if the service asks the question,
             else no. "possible": always possible, for estimates. "no": always no, to invite only members whose

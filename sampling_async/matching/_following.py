@@ -27,7 +27,7 @@ class Following(BackgroundService):
     """The notifications of an inbox take effect while this block is open; see `LiveIndex.follow`.
 
     Attributes:
-        after: The ID of the last fact that was looked at.
+        after: The ID of the last fact that was read.
     """
 
     _called = "following"

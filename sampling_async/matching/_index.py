@@ -217,7 +217,7 @@ class QuotaIndex:
         return was_open
 
     def snapshot(self) -> QuotaIndex:
-        """Return a copy that stays as it is now, whatever is closed in this index later. It takes no time."""
+        """Return a copy that later closings in this index do not change. It takes no time."""
         index = copy(self)
         index._open = self._open.copy()  # noqa: SLF001  its own class
         return index

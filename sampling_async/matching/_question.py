@@ -150,7 +150,7 @@ class QuestionSets:
         }
         times = Counter(chain.from_iterable(self._places))
         self._asking = of_places(times)
-        # Whoever has several demands needs all of them.
+        # A quota with several demands needs all of them.
         twice = {place for place, count in times.items() if count > 1}
         self._twice = of_places(twice)
         self._shared = {
@@ -172,7 +172,7 @@ class QuestionSets:
         return chain.from_iterable(map(self._having.__getitem__, conditions))
 
     def _having_any(self, demands: set[int] | frozenset[int]) -> int:
-        """Return the set of those who have any of these demands."""
+        """Return the set of those that have any of these demands."""
         found = of_places(chain.from_iterable(map(self._places.__getitem__, demands)))
         return found | all_of(map(self._sets.__getitem__, self._sets.keys() & demands))
 
@@ -230,7 +230,7 @@ class QuestionSets:
             may = without(may, self._having_any(touched & doubt.possible))
         may |= met if len(possible) == len(certain) else self._having_any(possible)
         out, uncertain = without(self._asking, may), without(self._asking, met)
-        # Whoever has two demands is in `met` if either is met, but needs both. So rule it out again by those
+        # A quota with two demands is in `met` if either is met, but needs both. So rule it out again by those
         # that are not met.
         if may & self._twice:
             uncertain |= self._having_any(self._shared - certain)

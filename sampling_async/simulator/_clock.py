@@ -31,7 +31,7 @@ class VirtualClock:
 
     Sleeping tasks wake in the order of their due times, and each of them sees the clock at its own due time. A
     clock belongs to one event loop. So it works for simulators in process only: a served simulator runs in a
-    thread with an event loop of its own.
+    thread with another event loop.
 
     Args:
         start: The time at which the clock begins, in seconds.

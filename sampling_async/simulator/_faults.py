@@ -184,7 +184,7 @@ class Fault:
 
     @classmethod
     def refusal(cls, result_code: int) -> Fault:
-        """Refuse with a result code; the service then does not do what was asked.
+        """Refuse with a result code; the service then does not act on the request.
 
         In a bulk invite every item gets the code, or with `on(quota_id=...)` only the item of that quota ID;
         the other items are handled as usual. Other endpoints respond 400 with the code.
@@ -253,7 +253,7 @@ class Fault:
 
     @classmethod
     def extra(cls, items: int = 1) -> Fault:
-        """Add items to a bulk invite's response that were not asked for, with invites that were never made."""
+        """Add items to a bulk invite's response that were not requested, with invites that were never made."""
         return cls("extra", "after", items=items)
 
     @classmethod
@@ -332,7 +332,7 @@ class FaultPlan:
         """Add faults. Their counts of requests start now."""
         added: list[_Planned] = []
         for fault in faults:
-            # Each fault has a random sequence of its own: adding one does not change the draws of the others.
+            # Each fault has its own random sequence: adding one does not change the draws of the others.
             self._added += 1
             random = Random(f"{self._seed}/fault/{self._added}")  # noqa: S311  no secret
             added.append(_Planned(fault, random))

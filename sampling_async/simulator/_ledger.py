@@ -142,12 +142,12 @@ class Outcome(Protocol):
 
     @property
     def member_code(self) -> str:
-        """The member asked for."""
+        """The member of the request."""
         ...
 
     @property
     def quota_id(self) -> int:
-        """The quota ID asked for."""
+        """The requested quota ID."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """The service itself: the five endpoints, without HTTP, time and faults.
 
-A quota ID asked for a member gets the first result code that applies:
+A quota ID that is requested for a member gets the first result code that applies:
 
     12 NO_MEMBER_FOUND          the panel has no such member
     10 NO_QUOTA_ID              there is no such quota

@@ -381,8 +381,8 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
     def excluding(key: Sequence[int]) -> set[int]:
         survey_id, wave_id, status_id = key
         # Wave 0 of an exclusion stands for all waves of the survey.
-        ways = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
-        return {place for way in ways for place in source.excluding.get(way, ())}
+        participations = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
+        return {place for each in participations for place in source.excluding.get(each, ())}
 
     return _looked_up(keys[is_known], member[is_known], excluding)
 

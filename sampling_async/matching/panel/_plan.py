@@ -307,7 +307,7 @@ class _Planning:
         layers = [
             self._read([(all_sub_quotas[place], full) for place, full in shape]) for shape in source.layers
         ]
-        self._ways = self._chosen_ways(layers)
+        self._ways = self._fillings(layers)
         self._made: dict[tuple[int, int], Row] = {}
         self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
@@ -325,15 +325,15 @@ class _Planning:
         classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
         return _OneQuestion(FittingClasses(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
 
-    def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
-        """Return the cheapest way to make the sets of each question's classes; see `InputRow.how`."""
+    def _fillings(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
+        """Return the cheapest `InputRow.how` for the sets of each question's classes."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
         for each in with_gc_deferred(layers):
             for asked in each.all_asked():
                 wanted[asked.question_id].update(asked.classes)
-        return {question_id: self._way(question_id, sets) for question_id, sets in wanted.items()}
+        return {question_id: self._filling(question_id, sets) for question_id, sets in wanted.items()}
 
-    def _way(self, question_id: int, sets: set[int]) -> str:
+    def _filling(self, question_id: int, sets: set[int]) -> str:
         if question_id in self._columns.multiple:
             return "has"
         everything = self._source.classes[question_id].everything

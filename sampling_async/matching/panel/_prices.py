@@ -123,7 +123,7 @@ _HALVINGS: Final = 40
 
 @frozen(eq=False)
 class Prices:
-    """What `PanelMatcher.learn` has found out about a panel.
+    """The result of `PanelMatcher.learn`: prices of the quotas, derived from a panel.
 
     Attributes:
         by_quota: The price of an invite, by quota ID: what a place in the quota and in its survey is worth.
@@ -147,8 +147,8 @@ _LAST: Final = np.iinfo(np.uint64).max
 
 
 @frozen
-class Learning:
-    """An output: a sample of the members, each with all quotas that fit, from which prices are learned.
+class PriceSample:
+    """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
 
     The members with the lowest hashes of their codes are drawn. So the sample does not depend on how the panel
     is divided.
@@ -205,7 +205,7 @@ class Learning:
             return table
         if (table.column("quotas").to_numpy() != _digest_of(source)).any():
             raise InvalidRequestError(
-                "these parts were made for other quotas than this matcher has; learn from parts of one "
+                "these parts were made for other quotas than this matcher has; all parts must be of one "
                 "PanelMatcher, made when no quota had closed that it does not know of"
             )
         priorities = table.column("priority").to_numpy()
@@ -216,7 +216,7 @@ class Learning:
 
 
 class _SampleDraw:
-    def __init__(self, output: Learning, source: CompactInventory) -> None:
+    def __init__(self, output: PriceSample, source: CompactInventory) -> None:
         self._output, self._source = output, source
         self._count = 0
         self._limit = _LAST
@@ -298,7 +298,7 @@ def prices_of(source: CompactInventory, sample: Any, possible: float, depth: flo
 
     Args:
         source: The inventory, with its market.
-        sample: The merged output of `Learning`.
+        sample: The merged output of `PriceSample`.
         possible: What a possible match is worth beside a certain one.
         depth: How many candidates of a member there should be on average, at most.
     """

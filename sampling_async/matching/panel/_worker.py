@@ -1,4 +1,4 @@
-"""One of the processes that match a panel: how it is led from here, and what it does there.
+"""One of the processes that match a panel: how this process controls it, and what runs in it.
 
 A piece is sent as a file mapped into memory, in a memory file system if there is one: to send it through a pipe
 would cost a good part of the time gained. A worker has one piece to work on and one waiting. It keeps its
@@ -100,7 +100,7 @@ class Worker:
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         with _interrupts_put_off():
             self._process.start()
-        # Close our copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
+        # Close this copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
         theirs.close()
         self._folder: TemporaryDirectory[str] | None = None
         self._size = 0  # of the pieces that the folder was made for
@@ -123,11 +123,11 @@ class Worker:
             workers: How many workers take part.
         """
         self.is_free = False
-        # Programs that clean up temporary files may have removed ours, if a day has passed since the last run.
+        # If a day has passed since the last run, a cleanup of temporary files may have removed the folder.
         if self._folder is None or size > self._size or self._is_incomplete(self._folder):
             self._remove_folder()
             place = _place(_PIECES * workers * size)
-            # Each worker has a folder of its own, because it may be kept longer than the others.
+            # Each worker has a separate folder, because it may be kept longer than the others.
             folder = TemporaryDirectory(prefix="sampling-async-", dir=place, ignore_cleanup_errors=True)
             self._folder, self._size = folder, size
             self._files.extend(_File(Path(folder.name, str(at))) for at in range(_PIECES))
@@ -143,7 +143,7 @@ class Worker:
         return Path(self._folder.name, _WORK)
 
     def begin(self, work: Work, written: Path | None) -> None:
-        """Tell the worker what it matches with, and the file from which to read it, if it does not have it."""
+        """Send the worker the matcher, or the file to read it from, unless the worker has it."""
         self._send(written)
         self.work = work
         # One that has the work takes pieces at once, while this process matches its first one.
@@ -320,7 +320,7 @@ def _take_part(connection: Connection, held: list[Matches]) -> None:
     written = connection.recv()
     if written is not None:
         held.clear()  # before the next one is read: with its rows it is large
-        held.append(pickle.loads(written.read_bytes()))  # noqa: S301  from our own parent
+        held.append(pickle.loads(written.read_bytes()))  # noqa: S301  from the parent process
     for batch in held[0](pieces()):
         made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")

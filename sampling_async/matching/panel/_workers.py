@@ -1,6 +1,6 @@
 """Matching of a panel by several processes of one machine, which take it piece by piece.
 
-This process matches too: it begins while the others start, and hands out pieces between its own. The workers
+This process matches too: it begins while the others start, and distributes pieces between its own. The workers
 end with the run, unless `Workers` keeps them for the next run.
 """
 
@@ -39,7 +39,7 @@ class Workers:
                 best = matcher.run(panel, workers=workers).read_all()
 
     They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
-    inventory. (An `Allocate` makes two of its own for each run.) Each keeps two files besides, as large as a
+    inventory. (An `Allocate` makes two more for each run.) Each process also keeps two files, as large as a
     piece, in memory if there is room. A panel that is a stream is read ahead by a few pieces for each process.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
@@ -106,7 +106,7 @@ class Workers:
             for worker in crew:
                 worker.begin(work, new[0].work_file if worker in new else None)
             try:
-                lead = _Lead(crew, halved_at_the_end(pieces, self.count))
+                lead = _Distribution(crew, halved_at_the_end(pieces, self.count))
                 yield from lead.matched(match, self._has_room)
             finally:
                 if new:
@@ -189,7 +189,7 @@ def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
             yield first + half, batch.slice(half)
 
 
-class _Lead:
+class _Distribution:
     """Divides pieces among a crew and this process."""
 
     def __init__(self, crew: Sequence[Worker], pieces: Iterator[Piece]) -> None:
