@@ -135,7 +135,7 @@ class Work(Protocol):
         ...
 
     def pairs(self, item: Any) -> Iterator[Pair]:
-        """Yield the pairs that an item of the source asks for."""
+        """Yield the pairs that an item of the source requests."""
         ...
 
 
@@ -224,7 +224,7 @@ class ManyMembers:
 
 
 class BulkRun:
-    """Asks for invites and shows every outcome.
+    """Requests invites and shows every outcome.
 
     Args:
         work: The requests.

@@ -94,7 +94,7 @@ class DoctorRun:
         self._report = report
 
     async def run(self) -> list[Finding]:
-        """Make all checks. After a failure, what needs the same way is skipped."""
+        """Make all checks. After a failure, the checks that depend on it are skipped."""
         findings: list[Finding] = []
         async for finding in self._checks():
             findings.append(finding)

@@ -152,13 +152,13 @@ def serve(
     """
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
-    kept = SqliteStore(store)
-    inbox = ended_by_failure(lambda: guard.inbox(kept))
-    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, kept, host, port, public_url, as_json=as_json)))
+    opened = SqliteStore(store)
+    inbox = ended_by_failure(lambda: guard.inbox(opened))
+    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json)))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
-    with suppress(KeyboardInterrupt):  # the way to end it
+    with suppress(KeyboardInterrupt):  # the usual end
         asyncio.run(work)
 
 
@@ -183,7 +183,7 @@ async def _serve(
             timeout_graceful_shutdown=5,
         )
         async with inbox:
-            # The socket listens by now, so whoever reads the URLs can post to them.
+            # The socket listens already, so the URLs work as soon as they are shown.
             _show_urls(urls, as_json=as_json)
             await uvicorn.Server(config).serve(sockets=[listener])
 
@@ -213,7 +213,7 @@ def show_facts(
 
 @app.command(cls=Command)
 def dead(*, store: StoreFile, as_json: AsJSON = False) -> None:
-    """Show the facts whose handler has given up; `replay` hands them over again."""
+    """Show the dead facts: their handler has given up. `replay` makes them pending again."""
     ended_by_failure(lambda: _show(_facts(store, None, State.DEAD), as_json=as_json))
 
 
@@ -238,13 +238,13 @@ def replay(
     fact_ids: Annotated[
         list[int] | None,
         typer.Argument(
-            metavar="FACT_ID", help="Facts to hand over again, handled ones too.", min=1, show_default=False
+            metavar="FACT_ID", help="Facts to handle again, handled ones too.", min=1, show_default=False
         ),
     ] = None,
     *,
     store: StoreFile,
 ) -> None:
-    """Hand facts to their handlers again: those named, or all dead ones."""
+    """Make facts pending again: those named, or all dead ones."""
 
     def again() -> int:
         return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
@@ -378,7 +378,7 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
             *([f"{fact.received_at:%m-%d %H:%M:%S}"] if is_wide else []),
             str(fact.receipts),
             fact.state if fact.validity is Validity.STANDS else fact.validity,
-            show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
+            show.plain(", ".join(f"{name}={value}" for name, value in _shown_fields(fact).items())),
         )
     screen.print(table if count else Text("No facts.", "dim"))
     if count > _MOST_ROWS:
@@ -386,15 +386,15 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
         screen.print(Text(text, style="dim"))
 
 
-def _told(fact: Fact[Any]) -> dict[str, Any]:
-    """Return the fields of a fact, without its signature; first what they mean, if they do not say it."""
-    told, means = fact.notification, {}
-    if isinstance(told, UnknownNotification):
-        means["reason"] = told.reason
-    if isinstance(told, Completion):
-        means["worth"] = f"{told.revenue:.2f}"  # the field Revenue counts hundredths
-    if isinstance(told, Reconciliation) and told.amount is not None:
-        means["worth"] = f"-{told.amount:.2f}"
+def _shown_fields(fact: Fact[Any]) -> dict[str, Any]:
+    """Return the fields of a fact without its signature, after what they do not say: reason, worth, anomaly."""
+    notification, means = fact.notification, {}
+    if isinstance(notification, UnknownNotification):
+        means["reason"] = notification.reason
+    if isinstance(notification, Completion):
+        means["worth"] = f"{notification.revenue:.2f}"  # the field Revenue counts hundredths
+    if isinstance(notification, Reconciliation) and notification.amount is not None:
+        means["worth"] = f"-{notification.amount:.2f}"
     if fact.anomaly:
         means["anomaly"] = fact.anomaly
     return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}

@@ -79,7 +79,7 @@ class Notify:
         return urls
 
     def notifying(self) -> Any:
-        """Return what the simulator tells and how; None if nothing is sent."""
+        """Return what notifications the simulator sends, and how badly; None if none are sent."""
         from sampling_async.simulator import Notifying  # noqa: PLC0415  an extra, and slow to load
 
         if self.notify is None:

@@ -76,7 +76,7 @@ def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
 def set_key(name: Name) -> None:
     """Store a profile's key in the keyring of the system, in place of an earlier one.
 
-    You are asked for the key, and it is not shown. Without a terminal, it is
+    You type the key, and it is not shown. Without a terminal, it is
     read from stdin.
     """
 

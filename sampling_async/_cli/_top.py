@@ -153,12 +153,12 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
         screen.print(view(first, None, 0.0, screen.width))
         return
     before, at = first, time.monotonic()
-    shown, way_out = view(first, None, 0.0, screen.width), Text("Ctrl-C ends it", "dim")
-    with Live(Group(shown, way_out), console=screen, auto_refresh=False) as live:
+    shown, hint = view(first, None, 0.0, screen.width), Text("Ctrl-C ends it", "dim")
+    with Live(Group(shown, hint), console=screen, auto_refresh=False) as live:
         for state in looks:
             now = time.monotonic()
             shown = view(state, before, now - at, screen.width)
-            live.update(Group(shown, way_out), refresh=True)
+            live.update(Group(shown, hint), refresh=True)
             before, at = state, now
         live.update(shown, refresh=True)
 
