@@ -99,7 +99,6 @@ class _Ready:
     most: int | None
 
     def in_words(self) -> str:
-        """Return in words what a run requests."""
         pairs = f"{self.plan.pairs:,} pairs"
         if self.most is None or self.most >= self.plan.pairs:
             return pairs
@@ -303,7 +302,6 @@ def _checked(saved: SavedOptions) -> SavedOptions:
 
 
 def _absolute(settings: Settings) -> Settings:
-    """Return settings with absolute paths."""
     bands, store = settings.bands, settings.notifications
     return evolve(
         settings,

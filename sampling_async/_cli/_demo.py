@@ -285,7 +285,7 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
 class _Receiver(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to the demo: they end all of it."""
+        """Do not handle signals: they end the whole demo."""
         yield
 
 
@@ -349,7 +349,7 @@ async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGener
 
 
 def _serve(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:
-    """Serve until the outcomes of the client arrive on the pipe, and reply what is known."""
+    """Serve until the client's outcomes arrive on the pipe; reply with a `ServiceReport`."""
     # A terminal sends Ctrl-C to both processes. The parent handles it, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -110,7 +110,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
 
 
 def _pairs(**texts: str) -> Table:
-    """Return names with a text each, in lines as wide as the terminal."""
+    """Return a grid of names and texts, as wide as the terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", min_width=9)
     for name, text in texts.items():

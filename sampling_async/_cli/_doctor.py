@@ -116,7 +116,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
 def _check_options(
     service: ServiceOptions, profile: Profile | None, key: str, expected: Mapping[str, str] | None
 ) -> CheckOptions | Finding:
-    """Return what is checked, or a finding about a setting with which there would be no client."""
+    """Return what is checked, or a finding about a setting that the client would refuse."""
     Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
     allow_http = service.may_be_http(profile)

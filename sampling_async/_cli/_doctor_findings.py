@@ -244,7 +244,7 @@ def service(response: ProbeResponse) -> Finding:
 
 
 def _remedy_of_another(response: ProbeResponse) -> str:
-    """Return what to do if another answered in place of the service; "" if it may be the service itself."""
+    """Return the remedy if the response is not the service's; "" if it may be."""
     if 300 <= response.status < _BAD_REQUEST:  # noqa: PLR2004  redirects
         # Scheme and host only: what comes after may hold a member code or a Guid.
         host = re.match(r"https?://[A-Za-z0-9.:\[\]-]{1,80}(?=/|$)", response.headers.get("location", ""))

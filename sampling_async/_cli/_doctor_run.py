@@ -104,7 +104,7 @@ class DoctorRun:
         return [*findings, *skipped]
 
     async def _checks(self) -> AsyncGenerator[Finding]:
-        """Yield findings, up to a failure of what all others need."""
+        """Yield findings until a check fails that all others depend on."""
         options = self._options
         host = options.base_url.host
         is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"

@@ -114,7 +114,6 @@ def _record_all(ledger: OutcomeLedger, file: Path) -> None:
 
 
 async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
-    """Record the invites of a file, and return how many are new."""
     if _is_journal(file):
         batch, count = [], 0
         async for outcome in Journal(file).outcomes():

@@ -120,7 +120,7 @@ def _emit(profiles: Iterable[Profile]) -> None:
 
 
 def _row(profile: Profile) -> dict[str, Any]:
-    """Return a profile for people and for JSON. The Guid is no secret: it stands in the file."""
+    """Return a profile for people and for JSON. The Guid is not secret: the file has it too."""
     return {
         "Profile": profile.name,
         "File": str(profile.path),

@@ -258,12 +258,12 @@ def plain_postal(code: str) -> str:
 
 _QUOTES: Final = "=\"'`\u0301\u2018\u2019\u201a\u201b\u201c\u201d\u201e"
 _HYPHENS: Final = "\u02d7\u2043\u2212\u2500\u2796\u30fc"
-"""What looks like a hyphen and is none by its category: minus signs, a bullet, a line, a long sound of kana."""
+"""Hyphens by their look, not by their category: minus signs, a bullet, a line, a long sound of kana."""
 
 
 @lru_cache(maxsize=4096)
 def _plain_character(character: str) -> str:
-    """Return a character of a postal code as it counts: nothing for blanks, hyphens and what is not seen."""
+    """Return the normal form of a character; empty for blanks, hyphens and invisible characters."""
     category = unicodedata.category(character)
     if category in {"Pd", "Cf", "Cc"} or category[0] == "Z" or character in _HYPHENS:
         return ""

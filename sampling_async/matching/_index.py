@@ -254,7 +254,6 @@ class QuotaIndex:
         }
 
     def _lists(self, quota_id: int) -> bool:
-        """Return whether a quota is in the inventory, open or closed."""
         return any(
             bits >> part.bit_of[quota_id] & 1
             for part, bits in zip(self._parts, self._listed, strict=True)

@@ -211,7 +211,7 @@ class NotificationsApp:
 
 
 def _kind_and_secret(path: str) -> tuple[str, str]:
-    """Return the last two parts of a path: what stands before is where the application is mounted."""
+    """Return the last two parts of a path; the parts before are the mount point."""
     before, _, last = path.rstrip("/").rpartition("/")
     return (before.rpartition("/")[2], last) if last not in _KINDS else (last, "")
 

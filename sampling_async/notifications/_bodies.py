@@ -105,7 +105,7 @@ class _Element:
         self.text: list[str] = []
 
     def value(self) -> Any:
-        """Return the text of a leaf; otherwise a dict, with a list for each name that stands more than once."""
+        """Return the text of a leaf; otherwise a dict, with a list for each repeated name."""
         text = "".join(self.text).strip()
         if not self.elements and (text or not self.attributes):
             return text
@@ -152,7 +152,6 @@ class _ElementBuilder:
 
 
 def _local(name: str) -> str:
-    """Return a name without its prefix."""
     return name.rpartition(":")[2]
 
 
@@ -207,7 +206,6 @@ def _is_document(value: Any) -> bool:
 
 
 def _document(text: str) -> Any:
-    """Return the value of a document in JSON or XML."""
     text = text.strip(BLANKS)
     value = read_xml(text) if text.startswith("<") else _json(text)
     if not _is_plain(value):
@@ -216,7 +214,7 @@ def _document(text: str) -> Any:
 
 
 def _opened(value: Any, depth: int = DEEPEST) -> list[Fields]:
-    """Return the notifications in a value: without envelopes, and with texts that are documents read."""
+    """Return the notifications in a value: unwrap envelopes, and parse texts that are documents."""
     if not depth:
         raise NotUnderstoodError("it is nested too deeply")
     match value:

@@ -117,7 +117,6 @@ def name_of(handler: object) -> str:
 
 
 def _annotated(handler: Handler) -> set[type[Any]]:
-    """Return the records that the annotation of a handler's argument names, if any."""
     try:
         first = next(iter(inspect.signature(handler, eval_str=True).parameters.values()))
     except Exception:  # noqa: BLE001  no signature, or names that are not there at run time: nothing is known

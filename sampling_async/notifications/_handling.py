@@ -401,7 +401,6 @@ def _description(running: _Running) -> str:
 
 
 def _is_cancelled() -> bool:
-    """Return whether a scope around the current task is cancelled."""
     return anyio.get_current_task().has_pending_cancellation()
 
 

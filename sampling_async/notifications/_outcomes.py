@@ -376,7 +376,7 @@ class _InviteAccount:
         self._paid: dict[int, Decimal] = {}
 
     def booked(self, row: Mapping[str, Any]) -> OutcomeRow:
-        """Return a row with what it adds to the revenue."""
+        """Return a row as an outcome whose revenue is the change, not the total."""
         outcome, key, survey = _row(row), row["key"], row["ended_in"]
         paid = self._paid.get(survey, Decimal(0))
         if outcome.ending is SurveyEnding.COMPLETED:

@@ -154,7 +154,7 @@ def verify_redirect(
 
 
 def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str]:
-    """Return the texts that a signature may have been made over: of a URL, what stands before its query."""
+    """Return the texts that may have been signed: the parts of a URL before its query."""
     if configured is None:
         return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]
     pages = [configured] if isinstance(configured, str) else list(configured)
@@ -163,7 +163,7 @@ def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str
 
 
 def _place(page: str) -> tuple[str, str] | None:
-    """Return host and path of a URL as a browser writes them; None if it is no URL of the web."""
+    """Return host and path of a URL as a browser writes them; None if it is not an http or https URL."""
     try:
         parts = urlsplit(page)
         if parts.scheme.lower() not in _PORTS:

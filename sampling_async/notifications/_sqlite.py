@@ -239,7 +239,6 @@ class SqliteStore:
         return "new"
 
     def _correct_terminate(self, key: str, receipt: int, at: float) -> None:
-        """Store a fact that notifies the handler of a terminate that a completion has overruled it."""
         self._open.execute(
             "INSERT INTO facts (at, receipt, receipts, kind, posted_as, key, identity, content, fields,"
             " verified, corrects, standing, due, since)"

@@ -70,7 +70,7 @@ class VirtualClock:
         heappush(self._sleepers, mine)
         try:
             while self._now < mine.due:
-                # Only the task that is due first may move time on. The others wait for their event.
+                # Only the task that is due first may move the time. The others wait for their event.
                 if self._sleepers[0] is not mine:
                     mine = self._renewed(mine) if mine.is_next.is_set() else mine
                     await mine.is_next.wait()

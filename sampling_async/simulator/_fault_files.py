@@ -97,7 +97,6 @@ def _fault(value: Any, path: str) -> Fault:
 def _called(
     make: Callable[..., Fault], given: Mapping[str, Any], path: str, *, others: tuple[str, ...] = ()
 ) -> Fault:
-    """Call a constructor with the arguments that the JSON gives."""
     parameters = inspect.signature(make).parameters
     names = {_folded(name): name for name in parameters}
     arguments: dict[str, Any] = {}

@@ -286,8 +286,6 @@ class Fault:
 
 @define
 class _Planned:
-    """A fault of the plan, with its counts."""
-
     fault: Fault
     random: Random
     seen: int = 0

@@ -124,7 +124,6 @@ class _SubQuotaTargets:
 
 
 def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
-    """Return the test of a member's answer against one condition."""
     if condition.question_id == AGE:
         return _age_test(condition)
     if condition.question_id == POSTAL_CODE:

@@ -71,7 +71,7 @@ class MemberState:
         self.fits: dict[int, tuple[Fit, ...]] = {}
 
     def unsettle(self) -> None:
-        """Forget the kept codes, because something they depend on has changed."""
+        """Discard the stored codes, because something they depend on has changed."""
         self.settled = bytearray(len(self.settled))
         self.fits.clear()
 
@@ -110,7 +110,7 @@ class PanelState:
         """Replace the recontact list of a quota. The codes need not belong to members."""
         self._wanted[quota_id] = frozenset(member_codes)
         self._codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
-        # Kept result codes may depend on the old list.
+        # Stored result codes may depend on the old list.
         for state in self._states.values():
             state.unsettle()
 
@@ -249,7 +249,7 @@ class Service:
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
-        """Respond to a call: check its key and panel, then do what it asks."""
+        """Respond to a call: check its key and panel, then process it."""
         holder = self._keys.get((call.api_key or "").lower())
         if holder is None:
             return ServiceResponse(b'{"Message":"Authorization has been denied for this request."}', 403)
@@ -380,7 +380,7 @@ class Service:
 
 
 def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
-    """Compute the result code that does not depend on the counts, and remember it."""
+    """Compute the result code that does not depend on the counts, and store it."""
     member, survey = state.member, quota.survey.survey
     fits = quota.targets.fit(member.profile)
     if member.device_type_id not in survey.device_type_ids:

@@ -149,7 +149,6 @@ class _Line:
             self.error = httpx.ReadTimeout("the simulator did not respond within the time limit")
 
     async def cut(self, *, reset: bool) -> None:
-        """Drop the connection."""
         if self.error is None:
             self.error = _cut_error(reset=reset, in_body=self.is_answered)
 

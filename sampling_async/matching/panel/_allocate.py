@@ -345,7 +345,7 @@ class _Collecting:
 
 
 def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches of one size, but for the last one: then the division of the panel does not matter."""
+    """Yield batches of one size, except the last one, so that the division of the panel does not matter."""
     waiting: list[Any] = []
     count = 0
     for batch in batches:
@@ -384,7 +384,6 @@ class _Allocation:
         self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
 
     def of(self, batch: Any) -> Any:
-        """Return the result for some members, given their candidates."""
         codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
         member, quota, is_certain = self._places.pairs(lists, certain)
         value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
@@ -403,7 +402,6 @@ class _Allocation:
         return pa.record_batch(columns, schema=self._output.schema)
 
     def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
-        """Return the list of each member's quotas, given the pairs member by member."""
         ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=members))])
         return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
 
@@ -414,7 +412,7 @@ class _Allocation:
         gains: NDArray[np.float64],
         taken: NDArray[np.intp],
     ) -> NDArray[np.intp]:
-        """Return the next best pairs of each member, member by member, of surveys that it has nothing of."""
+        """Return the next best pairs of each member, member by member, of surveys without a pair so far."""
         of_survey = member * np.int64(len(self._survey_rooms)) + self._market.surveys[quota]
         left = np.flatnonzero(~np.isin(of_survey, of_survey[taken]))
         left = left[np.lexsort((-gains[left], member[left]))]

@@ -413,5 +413,5 @@ def _looked_up(
 
 
 def _row(at: int, first: int, member: NDArray[np.intp] | None) -> int:
-    """Return the row in the panel of a value: of a member of the batch or, in lists, of the member it is of."""
+    """Return the panel's row of a value; `member` maps values of lists to members."""
     return first + (at if member is None else int(member[at]))

@@ -197,8 +197,6 @@ class _OnDevice:
 
 
 class _Listed:
-    """Fills rows of the members who are on a quota's recontact list."""
-
     def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
         self._quotas, self._places = quotas, places
 
@@ -359,7 +357,6 @@ class _Room:
         self._numbers = np.empty(0, dtype=kind)
 
     def rows(self, count: int, length: int) -> NDArray[Any]:
-        """Return so many uninitialized rows of a length."""
         if count * length > len(self._numbers):
             self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
         return self._numbers[: count * length].reshape(count, length)

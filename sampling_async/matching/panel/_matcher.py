@@ -123,7 +123,6 @@ class PanelMatcher:
         return tuple(id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
 
     def _for(self, output: Allocate | Candidates | PriceSample, source: CompactInventory) -> PanelMatcher:
-        """Return a matcher with another output or order of the same inventory."""
         matcher = PanelMatcher.__new__(PanelMatcher)
         matcher._set_up(output, source)  # noqa: SLF001  the same class
         return matcher
@@ -307,7 +306,7 @@ class PanelMatcher:
             yield from self.merged(parts).to_batches()
 
     def _planned(self, batch: Any) -> Kernel:
-        """Make the plan for a panel here, so that the other processes need not make it again."""
+        """Make the plan for a panel in this process, so that the others need not make it again."""
         return self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
@@ -386,7 +385,7 @@ class _OfSchema(Generic[T]):
         self._last: tuple[Any, T] | None = None
 
     def found(self, schema: Any, look: Callable[[Any], T]) -> T:
-        """Return what `look` finds out about a schema; call it only if the schema is not the last one."""
+        """Return the result of `look` for a schema, from the cache if it is the last schema again."""
         # One tuple, read once: another thread may replace it, but never separate the schema from its result.
         last = self._last
         if last is None or not schema.equals(last[0]):
@@ -395,7 +394,7 @@ class _OfSchema(Generic[T]):
 
 
 class _Kernels:
-    """A pool of kernels: planned once for panels with the same columns, and lent to one run at a time."""
+    """A pool of kernels: planned once for panels with the same columns; each is used by one run at a time."""
 
     def __init__(self, source: CompactInventory) -> None:
         self._source = source
@@ -406,7 +405,7 @@ class _Kernels:
         return vars(self) | {"_idle": []}
 
     def plan(self, columns: PanelColumns) -> Kernel:
-        """Return the kernel for some columns, from which others are copied; panels mostly have the same."""
+        """Return the kernel for some columns, copied for each run; most panels have the same columns."""
         planned = self._planned.get(columns)
         if planned is None:
             planned = Kernel(PanelPlan(self._source, columns))
@@ -432,7 +431,6 @@ class _Kernels:
 
 
 def _chunks(count: int) -> Iterator[slice]:
-    """Yield chunks of about the same size."""
     # 30,000 members: round(2.93) = 3 chunks of 10,000, rounded up to whole words: 10,048, 10,048 and 9,904.
     chunks = max(1, round(count / CHUNK))
     size = -(-count // chunks)

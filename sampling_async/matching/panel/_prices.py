@@ -244,7 +244,6 @@ class _SampleDraw:
         self._draw(both, members)
 
     def add_candidates(self, batch: Any, first: int) -> None:
-        """Add members whose quotas are known."""
         batch = self.begin(batch, first)
         member, place, is_certain = Places(self._source.quota_ids).pairs(batch.column(1), batch.column(2))
         both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)

@@ -77,7 +77,6 @@ class _File:
         return self._mapped is not None and not self.path.exists()
 
     def close(self) -> None:
-        """Unmap the file."""
         if self._mapped is not None:
             self._mapped.close()
 
@@ -98,7 +97,7 @@ class Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        with _interrupts_put_off():
+        with _interrupts_deferred():
             self._process.start()
         # Close this copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
         theirs.close()
@@ -219,7 +218,7 @@ class Worker:
 
 
 def _place(room: int) -> str | None:
-    """Return a folder in memory, or None if less than twice the room is free, as often in containers."""
+    """Return a folder in memory, or None if less than twice `room` bytes are free, as often in containers."""
     try:
         memory = os.statvfs(_IN_MEMORY)
     except (AttributeError, OSError):
@@ -228,7 +227,7 @@ def _place(room: int) -> str | None:
 
 
 @contextmanager
-def _interrupts_put_off() -> Generator[None]:
+def _interrupts_deferred() -> Generator[None]:
     """Block Ctrl-C while a process starts, so that it cannot be interrupted before it ignores the signal."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -295,7 +294,7 @@ def _sendable(exc: Exception) -> Exception:
 
 
 def _take_part(connection: Connection, held: list[Matches]) -> None:
-    """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
+    """Take part in a run with the matcher that the worker holds, or with a new one that it is sent."""
     made: list[Any] = []
 
     @lru_cache(maxsize=_PIECES)  # to map a file anew for each piece costs 2 % of matching it

@@ -146,7 +146,6 @@ class Workers:
             return keeps
 
     def _has_room(self) -> bool:
-        """Return whether one more idle process is kept."""
         return self._is_open and len(self._idle) < self.count - 1
 
 
@@ -222,7 +221,7 @@ class _Distribution:
         yield from ((True, batch) for batch in self._after_all)
 
     def _own(self) -> Iterator[Piece]:
-        """Yield pieces for this process while there are any; the workers are given theirs first."""
+        """Yield pieces for this process while there are any; the workers get theirs first."""
         while True:
             self._receive_messages(0)
             while self._is_far_ahead:
@@ -238,7 +237,6 @@ class _Distribution:
             self._mine = self._after_all
 
     def _note(self, number: int, made: list[Any]) -> None:
-        """Store the output of a finished piece."""
         self._done[number] = made
         while self._all_done in self._done:
             self._all_done += 1
