@@ -31,9 +31,7 @@ from sampling_async.campaign._campaign import with_ledger
 from sampling_async.campaign._files import check_partitions, must_be_ours
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate, LiveIndex
-from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._columns import OTHERS
-from sampling_async.matching.panel._prices import INVITES_LEFT
+from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
 from sampling_async.notifications import Inbox
 
 if TYPE_CHECKING:
@@ -187,7 +185,7 @@ class CampaignJob:
         settings, options = saved.settings, self.options
         assert saved.panel is not None
         match = settings.matching(options.workers)
-        is_query = files.is_query(saved.panel)
+        panel_is_query = is_query(saved.panel)
         campaign = partial(
             Campaign,
             panel=saved.panel,
@@ -196,7 +194,7 @@ class CampaignJob:
             limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
-            kinds=match.kinds(None if is_query else Path(saved.panel)),
+            kinds=match.kinds(None if panel_is_query else Path(saved.panel)),
             policy=match.policy,
             workers=match.processes,
         )
@@ -311,7 +309,7 @@ def _absolute(settings: Settings) -> Settings:
 
 
 def _absolute_panel(panel: str | None) -> str | None:
-    return panel if panel is None or files.is_query(panel) else str(Path(panel).absolute())
+    return panel if panel is None or is_query(panel) else str(Path(panel).absolute())
 
 
 # --- The run

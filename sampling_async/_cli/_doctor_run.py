@@ -16,12 +16,11 @@ import anyio
 import httpx
 from attrs import frozen
 
-from sampling_async import DecodeError, PartnerSettings, TransportError, from_json
+from sampling_async import DecodeError, PartnerSettings, TransportError, __version__, from_json
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._connection import first_in_pem, validity_of
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._protocol.requests import get_settings
-from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import LimitedBody, RequestBody
 from sampling_async._wire.connection import CONNECTING

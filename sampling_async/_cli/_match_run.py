@@ -14,10 +14,9 @@ from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
+from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
-from sampling_async.matching.panel._prices import INVITES_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match import MatchOptions
-    from sampling_async.matching.panel._files import PanelFile
+    from sampling_async.matching.panel import PanelFile
 
 SHOWN: Final = 40
 _QUOTAS: Final = 5

@@ -33,7 +33,6 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
-from sampling_async.notifications._records import SETTINGS
 from sampling_async.notifications._store import run_once
 from sampling_async.simulator._transport import listening
 
@@ -192,7 +191,7 @@ def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         show.emit_json({str(kind): url for kind, url in urls.items()})
         return
-    show.print_pairs((SETTINGS[kind], Text(url, style="cyan")) for kind, url in urls.items())
+    show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
     show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
 
 
@@ -312,10 +311,10 @@ def settings(
         ended_by_failure(lambda: _emit([urls]))
         for kind, verdict in verdicts.items():
             if verdict is not None:
-                typer.echo(f"{SETTINGS[kind]}: {verdict}", err=True)
+                typer.echo(f"{kind.setting}: {verdict}", err=True)
     else:
         show.print_pairs(
-            (f"{SETTINGS[kind]} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
+            (f"{kind.setting} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
         )
     raise typer.Exit(INCOMPLETE if set(verdicts.values()) - {None, "same"} else DONE)
 
@@ -333,7 +332,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     """Return what the operator has for a kind: the same, another one, or nothing; None if that is not known."""
     if found is None:
         return None
-    value = found.value(SETTINGS[kind])
+    value = found.value(str(kind.setting))
     if value is None:
         return "not set"
     if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 from attrs import field, frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attrs import Attribute
 
-    from sampling_async._contract.records import QuestionAndAnswers
+    from sampling_async import QuestionAndAnswers
 
 
 class Truth(IntEnum):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from attrs import evolve, field, frozen
 
+from sampling_async import InvalidRequestError, InviteRequest, Quotas, Survey
 from sampling_async._contract.checks import is_whole, require_functions, require_instance, whole_id
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import Participation, Quotas, Survey, hidden
-from sampling_async._protocol.requests import InviteRequest
+from sampling_async._contract.records import Participation, hidden
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
 from sampling_async.matching._evaluate import Reason, evaluate, mask_reasons, recontact_reasons

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
-    from sampling_async import WatchStatus
-    from sampling_async._contract.records import Participation, Quotas
+    from sampling_async import Quotas, WatchStatus
+    from sampling_async._contract.records import Participation
     from sampling_async._watch.changes import Key
     from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds
     from sampling_async.matching._evaluate import Reason

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import shown
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._records import Kind
 

@@ -22,8 +22,8 @@ import anyio
 import anyio.to_thread
 from attrs import define, field, frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 from attrs import frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 from sampling_async.notifications._app import AccessControl

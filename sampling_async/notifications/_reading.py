@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 import anyio
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import facts_table
 from sampling_async.notifications._records import Notification

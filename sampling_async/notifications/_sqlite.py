@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import INT64_MAX, safe_repr
 from sampling_async._journal.database import (
     connected,

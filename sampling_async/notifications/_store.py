@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from attrs import Factory, field, frozen
 
-from sampling_async._contract.errors import SamplingError
+from sampling_async import SamplingError
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._records import Fields, Kind, Notification, UnknownNotification
 

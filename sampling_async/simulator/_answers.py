@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from sampling_async._contract.records import Invite, RecontactMembers, ResultCode, Setting
+from sampling_async import Invite, RecontactMembers, ResultCode, Setting
 from sampling_async._contract.structs import replace
 from sampling_async._json.codec import unstructure
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from sampling_async._contract.errors import Endpoint
+    from sampling_async import Endpoint
     from sampling_async.simulator._faults import Fault, FaultKind, FaultPlan
     from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger

@@ -8,7 +8,7 @@ import math
 from ast import literal_eval
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sampling_async._contract.errors import DecodeError
+from sampling_async import DecodeError
 from sampling_async.simulator._faults import Fault
 
 if TYPE_CHECKING:

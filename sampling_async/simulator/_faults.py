@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import ResultCode
+from sampling_async import Endpoint, ResultCode
 from sampling_async.simulator._answers import HTML, JSON, error_body, html_page
 
 if TYPE_CHECKING:

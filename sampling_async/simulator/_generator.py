@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from sampling_async._contract.records import (
+from sampling_async import (
     Layer,
     Price,
     QuestionAndAnswers,

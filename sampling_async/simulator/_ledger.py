@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, get_args, overload
 
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Endpoint
+from sampling_async import Endpoint
 
 if TYPE_CHECKING:
     from sampling_async.simulator._live import LiveQuota

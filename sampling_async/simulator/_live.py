@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from sampling_async._contract.records import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async import Layer, Quota, Quotas, SubQuota, Survey
 from sampling_async._json.codec import unstructure
 from sampling_async.simulator._members import QuotaTargets, first_open
 

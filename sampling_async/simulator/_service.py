@@ -30,13 +30,13 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from attrs import field, frozen
 
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import REFERENCE_DATA_KEY, Invite, RecontactMembers, ResultCode, Setting
+from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode, Setting
+from sampling_async._contract.records import REFERENCE_DATA_KEY
 from sampling_async.simulator._answers import JSON, PLAINTEXT, BulkItem, ServiceResponse, refusal
 from sampling_async.simulator._members import SimulatedMember
 
 if TYPE_CHECKING:
-    from sampling_async._contract.records import Survey
+    from sampling_async import Survey
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._live import LiveInventory, LiveQuota
     from sampling_async.simulator._members import Fit

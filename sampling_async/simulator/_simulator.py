@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from sampling_async import Quotas
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
-from sampling_async._contract.records import Quotas, safe_repr
+from sampling_async._contract.records import safe_repr
 from sampling_async.simulator._app import ServiceApp
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory

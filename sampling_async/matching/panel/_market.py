@@ -11,12 +11,12 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sampling_async._contract.records import Quota, Survey
+    from sampling_async import Quota, Survey
     from sampling_async.matching._program import Target
 
 Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
+from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._contract.checks import require_instance
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._index import QuotaIndex
 from sampling_async.matching.panel._allocate import Allocate, Candidates
 from sampling_async.matching.panel._arrow import is_settled, pa, settled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import field, frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import Places, places_within, split
 from sampling_async.matching.panel._columns import member_codes, numbers

@@ -16,8 +16,8 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakMethod, ref
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._worker import Matches, Piece, Worker
 
 if TYPE_CHECKING:
