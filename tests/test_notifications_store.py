@@ -341,7 +341,7 @@ def test_a_status_of_another_year_does_not_silence_its_quota(store):
     later = {**status(9, is_live=True), "UpdateDateTimeUTC": "2026-11-22T11:01:01Z"}
     assert put(store, "quota_status", later, at=DAY + 3_601) == ["new"]
     assert [fact.validity for fact in facts(store)] == [Validity.STALE, Validity.STALE, Validity.STANDS]
-    assert facts(store)[0].notification.at.year == 2062  # told as it came
+    assert facts(store)[0].notification.at.year == 2062  # as it came
 
 
 def test_other_kinds_are_facts_once(store):

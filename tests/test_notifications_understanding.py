@@ -187,7 +187,7 @@ def test_every_form_of_the_inventory_is_a_time(between, fraction, zone):
 
 
 @pytest.mark.parametrize("moment", ["soon", 5, "26/11/2026 19:58"])
-def test_a_time_that_cannot_be_read_is_told(moment):
+def test_a_time_that_cannot_be_read_is_an_anomaly(moment):
     for kind, fields, name in (
         ("completion", COMPLETION, "DateTime"),
         ("survey_closed", CLOSED, "DateTime"),

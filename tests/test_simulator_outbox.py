@@ -32,7 +32,7 @@ async def invite_all(sim: Simulator) -> int:
         return sum([outcome.invite is not None async for outcome in stream])
 
 
-def told(sim: Simulator) -> Counter[str]:
+def kinds_of(sim: Simulator) -> Counter[str]:
     return Counter(posting.kind for posting in sim.notifications.told)
 
 
@@ -53,9 +53,9 @@ async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):
         facts = await facts_of(inbox)
         ended = await facts_of(inbox, Completion, Terminate)
         pairs = {(fact.notification.member_code, fact.notification.quota_id) for fact in ended}
-    assert told(sim)["invite"] == invites
-    assert told(sim)["completion"] + told(sim)["terminate"] == invites
-    assert 0.3 < told(sim)["completion"] / invites < 0.7
+    assert kinds_of(sim)["invite"] == invites
+    assert kinds_of(sim)["completion"] + kinds_of(sim)["terminate"] == invites
+    assert 0.3 < kinds_of(sim)["completion"] / invites < 0.7
     assert pairs == set(sim.ledger.by_pair())
     assert all(fact.kind for fact in facts)
     prices = {survey.survey_id: survey.price.amount for survey in sim.inventory.surveys}

@@ -284,7 +284,7 @@ class _OneQuestion(NamedTuple):
 
 
 class _Crossed(NamedTuple):
-    """A layer with several questions: for each sub-quota, its classes by question, and whether it is full."""
+    """Any other layer: for each sub-quota, its classes by question, and whether it is full."""
 
     sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]
 
